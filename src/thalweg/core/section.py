@@ -80,11 +80,11 @@ def unwatched(functions: Sequence[Call]) -> Call:
     # such as that of a traceback and its frames.
     kinds: tuple[Any, ...] = (DisableTorchFunction, _DisableTorchDispatch)
     guards: list[Any] = []
+    call: Callable[..., Any] = operator.call
     nothing = (None,) * len(kinds)
     make = partial(guards.extend, calls(kinds))
-    enter = partial(consume, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
+    enter = partial(consume, map(call, map(getattr, guards, ("__enter__",) * len(kinds))))
     leaving = map(getattr, guards, ("__exit__",) * len(kinds))
-    call: Any = operator.call
     leave = partial(consume, map(call, leaving, nothing, nothing, nothing))
     return partial(consume, calls([make, enter, *functions, leave, guards.clear]))
 
@@ -100,7 +100,7 @@ class _Entering:
         return _entered if block is None else block.opening()
 
 
-def _entered(block: Within) -> None:
+def _entered(block: Within) -> None:  # as `contextlib.ExitStack` calls it
     block.opening()()
 
 

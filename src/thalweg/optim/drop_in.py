@@ -84,6 +84,8 @@ class DropIn(OneSweep):
         if any(map(self._is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         shares = self._shares() if only is None else self._share_of(only)
+        if not shares:
+            return None
         hooks: dict[Rule, TorchHooks] = {}
         for rule, share in shares.items():
             if rule not in parts:

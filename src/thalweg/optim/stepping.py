@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from thalweg.core.hyperparameters import shown
-from thalweg.core.outcome import not_taken, raise_first, says_taken
+from thalweg.core.outcome import not_taken, raise_first, say, says_taken
 from thalweg.core.processing import NOTHING
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
@@ -53,6 +53,7 @@ _NOT_IN_GRAPHS = (
     " accumulate=, in_backward= or differentiable=, or if tensors are sparse, not on the CPU, or of"
     " a class of their own"
 )
+_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 
 
 class Kept:
@@ -229,7 +230,7 @@ class OneSweep(Scaled):
             own.taken = self._found_finite()
             if (own.taken is not None or not self._is_left_out()) and self._is_due():
                 if not self._is_repeated():
-                    with self._keeping_sums():
+                    with self._saying():
                         self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
@@ -403,12 +404,15 @@ class OneSweep(Scaled):
         return grad.to(param.dtype)
 
     @contextlib.contextmanager
-    def _keeping_sums(self) -> Generator[None]:
-        """Say of a step that fails that sums of gradients stay."""
+    def _saying(self) -> Generator[None]:
+        """Say of a step that fails what was done before it, and stays."""
+        own = self._own
         try:
             yield
         except BaseException as error:
-            if self._own.sums is not None and not says_taken(error):
+            if own.applied:
+                say(error, [_APPLIED])
+            elif own.sums is not None and not says_taken(error):
                 error.add_note("The sums of gradients stay: the next call of step takes them.")
             raise
 
