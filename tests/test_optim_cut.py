@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg import LayoutError, optim
+from thalweg import InvalidArgumentError, LayoutError, optim
 
 SIZE = 33
 
@@ -126,3 +126,16 @@ def test_a_sum_that_was_refused_is_as_it_was() -> None:
     optimizer.step()
     assert optimizer.last_step.taken
     assert torch.allclose(param, torch.full((SIZE,), 0.8))
+
+
+@pytest.mark.parametrize("bad", [-1, 40, 2**31])
+def test_rows_beyond_a_sum_are_refused(bad: int) -> None:
+    param = torch.nn.Parameter(torch.ones(40, 3))
+    optimizer = optim.SGD([param], lr=0.1, accumulate=2)
+    param.grad = torch.ones(40, 3)
+    optimizer.step()
+    indices, values = torch.tensor([[1, bad]]), torch.ones(2, 3)
+    param.grad = torch.sparse_coo_tensor(indices, values, (40, 3), check_invariants=False)
+    with pytest.raises(InvalidArgumentError, match=r"indices\[1\] = .* is not in it"):
+        optimizer.step()
+    assert optimizer.state[param]["gradient_sum"].tolist() == torch.ones(40, 3).tolist()
