@@ -63,7 +63,7 @@ class SGD(DropIn, torch.optim.SGD):
 
     _torch = torch.optim.SGD
     _counts = False
-    _optional = ("momentum_buffer",)
+    _optional = _rowwise = ("momentum_buffer",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
