@@ -129,7 +129,9 @@ def of_shapes(
 
 def _of_rows(value: Tensor, what: str) -> list[str]:
     parts = {"values": value._values(), "indices": value._indices()}
-    found = [f"the {name} of {what} are {why}" for name, each in parts.items() if (why := flaw(each))]
+    found = [
+        f"the {name} of {what} are {why}" for name, each in parts.items() if (why := flaw(each))
+    ]
     if not found:
         try:
             check_inside(value, what)
