@@ -237,7 +237,7 @@ class DropIn(OneSweep):
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """The same of one parameter."""
-        place = place_of(self, param)
+        place = cast("int", place_of(self, param))
         rule = self._around.rule(self._rule(self.param_groups[place]))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
