@@ -543,4 +543,5 @@ def test_what_torch_is_not_given_is_loaded_with_its_own_type() -> None:
         optimizer.step()
     own, other = (next(iter(optimizer.state.values())) for optimizer in made)
     assert own.keys() == other.keys()
-    assert_same(list(own.values()), list(other.values()))
+    for value, wanted in zip(own.values(), other.values(), strict=True):
+        torch.testing.assert_close(value, wanted, rtol=0, atol=0)

@@ -24,6 +24,7 @@ from thalweg.optim.groups import HOW, Group, titles_in
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
+from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.rows import check_inside, is_sparse
 from thalweg.optim.scaled import Homes
@@ -210,7 +211,9 @@ class DropIn(OneSweep):
             if around.keeps_as_torch and not self._has_kind(group, param):
                 return False
         wide, away = around.masters and self._own.sums is not None, around.state_device is not None
-        return fits(share.pairs, self.state, wide, away)
+        rule = around.rule(self._rule(self.param_groups[share.places[0]]))
+        names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
+        return fits(share.pairs, self.state, names, wide, away)
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
