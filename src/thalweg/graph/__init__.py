@@ -56,6 +56,7 @@ from thalweg.graph.initializers import (
 )
 from thalweg.graph.loops import foldl, foldr, map_fn, scan, while_loop
 from thalweg.graph.nodes import Operation, SymbolicTensor
+from thalweg.graph.one_update import after_writes, as_one_update, updates_since
 from thalweg.graph.operation import operation
 from thalweg.graph.ops import (
     assign,

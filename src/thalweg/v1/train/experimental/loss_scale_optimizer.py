@@ -150,6 +150,9 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _captured(self) -> list[Any]:
         return self._opt._captured()
 
+    def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
+        return [*super()._kept_in_graph(variables), *self._loss_scale._weights.values()]
+
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         return dict(self._tracked)
 
