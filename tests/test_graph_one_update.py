@@ -106,6 +106,9 @@ V1: dict[str, Callable[[Any], Any]] = {
         train.experimental.MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.1), "dynamic"),
         fails,
     ),
+    "in a loss scale": lambda fails: train.experimental.MixedPrecisionLossScaleOptimizer(
+        Assigning(fails), "dynamic"
+    ),
     "around averages": lambda fails: Around(
         contrib.opt.MovingAverageOptimizer(train.AdamOptimizer(0.1)), fails
     ),
