@@ -22,6 +22,9 @@ def outcome(
 
     Returns:
         The interruption as it arrived, None if there are fewer; how many there are beyond it.
+
+    Raises:
+        Whatever else the work raises.
     """
     left = number
 
@@ -43,7 +46,7 @@ def outcome(
         try:
             work()
             found.append(None)
-        except KeyboardInterrupt as error:
+        except BaseException as error:
             found.append(error)
         finally:
             sys.settrace(None)
@@ -56,4 +59,7 @@ def outcome(
     for lock in list(locks._locks):  # likewise: a signal leaves none behind
         if lock.is_abandoned():
             lock._at_fork_reinit()
-    return found[0], left
+    error = found[0]
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        raise error
+    return error, left

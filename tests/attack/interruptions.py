@@ -18,6 +18,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -396,14 +397,15 @@ def told(
     Args:
         names, kinds: Of `TRAININGS` and as in `interrupt`, with commas between them.
         count, seed: As in `interrupt`, for each of the trainings.
-        timeout: Seconds after which the process has hung.
+        timeout: Seconds after which the process has hung, and is told to say where.
         planted: A defect of `attack.planted` that the library is to have.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: It failed or hung; tells all that it said, and which file keeps that.
     """
     command = [
         sys.executable,
+        "-Xfaulthandler",
         "-m",
         "attack.interruptions",
         names,
@@ -413,14 +415,23 @@ def told(
         planted,
     ]
     folders = [str(Path(__file__).parents[1]), *sys.path]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, check=False,
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-    )  # fmt: skip
-    said = f"{command}\n{done.stdout}\n{done.stderr}"
-    if done.returncode:
-        raise RuntimeError(said)
-    return json.loads(done.stdout), said
+    ) as child:  # fmt: skip
+        try:
+            out, err = child.communicate(timeout=timeout)
+            end = f"ended with status {child.returncode}"
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGABRT)  # which has it tell where its threads are
+            out, err = child.communicate()
+            end = f"had not ended after {timeout} s"
+    said = f"{command} {end}.\n{out}\n{err}"
+    if child.returncode:
+        with tempfile.NamedTemporaryFile("w", prefix="interruptions-", delete=False) as kept:
+            kept.write(said)
+        raise RuntimeError(f"{said}\nThis is kept in {kept.name}.")
+    return json.loads(out), said
 
 
 def attack(long: bool, seed: int) -> Figures:
@@ -436,7 +447,7 @@ def _round(figures: Figures, count: int, seed: int) -> None:
     def each(name: str) -> tuple[dict[str, int], str]:
         try:
             return told(name, ",".join(KINDS), count, seed, 60 + 0.5 * count * len(KINDS))
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+        except RuntimeError as error:
             return {"failed": count * len(KINDS)}, str(error)
 
     with ThreadPoolExecutor(2) as pool:
@@ -507,9 +518,12 @@ def _interrupted(
     if how == "opcode":
         found = outcome(int(delay), partial(training.step, number), by_opcode=True)[0]
         return found or KeyboardInterrupt(), found is None
-    main = threading.get_ident()
+    main, arrived = threading.get_ident(), list[bool]()
+    begins = threading.Lock()
+    begins.acquire()
 
     def send() -> None:
+        begins.acquire()
         end = time.perf_counter() + delay
         while time.perf_counter() < end:
             time.sleep(0)
@@ -518,15 +532,25 @@ def _interrupted(
         else:
             kind = ctypes.py_object(KeyboardInterrupt)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), kind)
+            arrived.append(True)  # at the next instruction
 
+    def arrive(*_: Any) -> None:
+        arrived.append(True)
+        raise KeyboardInterrupt
+
+    # The step alone is interrupted, however late the signal comes: `threading` is Python code, and
+    # an interruption of `start` or `join` may leave its locks taken.
+    signal.signal(signal.SIGINT, arrive)
     thread = threading.Thread(target=send)
+    thread.start()
     error, has_ended = None, False
     try:
-        thread.start()
+        begins.release()
         training.step(number)
         has_ended = True
-        thread.join()
-        time.sleep(0.01)
+        while not arrived:
+            time.sleep(0.001)
+        time.sleep(0)
     except KeyboardInterrupt as caught:
         error = caught
     thread.join()
@@ -564,7 +588,6 @@ def main(names: str, how: str, count: str, seed: str = "0", planted: str = "") -
     if planted:
         DEFECTS[planted]()
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     torch.set_num_threads(2)
     found = Counter[str]()
     for name, kind in itertools.product(names.split(","), how.split(",")):
