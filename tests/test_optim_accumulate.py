@@ -217,3 +217,12 @@ def test_a_step_that_fails_keeps_the_sums() -> None:
 def test_a_count_is_whole() -> None:
     with pytest.raises(ValueError, match="accumulate must be a whole number from 1 on, not 0"):
         optim.Adam(params_of(torch.float32), accumulate=0)
+
+
+@pytest.mark.parametrize("made", [optim.SGD, tensorflow.Adam])
+def test_without_groups_there_is_nothing_to_add_up(made: Any) -> None:
+    optimizer = made([torch.nn.Parameter(torch.ones(3))], lr=0.1, accumulate=2)
+    optimizer.param_groups.clear()
+    optimizer.step()
+    assert optimizer.last_step is not None
+    assert not optimizer.last_step.taken
