@@ -175,3 +175,11 @@ def test_elements_that_torchs_step_would_add_elsewhere_are_refused() -> None:
     with pytest.raises(LayoutError, match="'w' does not begin where its storage does"):
         optimizer.step()
     assert not memory.any()
+    indices = torch.tensor([[1, 1]])
+    param.grad = torch.sparse_coo_tensor(indices, torch.ones(2), (6,), check_invariants=True)
+    optimizer.step()
+    param.grad = single(5, (6,))
+    optimizer.step()
+    wanted = torch.zeros(20)
+    wanted[[4, 8]] = -0.1 * torch.tensor([2 + 0.9 * 2, 1])
+    torch.testing.assert_close(memory, wanted)
