@@ -11,6 +11,7 @@ import torch
 import thalweg
 from rulebook import assert_same, slow_unless
 from thalweg import optim
+from thalweg.optim import tensorflow
 from torch_inputs import INPUTS, ROWS, Input, give, params_of
 
 STEPS = 8
@@ -199,10 +200,24 @@ def test_options_may_be_tensors(name: str, option: str, value: Any) -> None:
         torch.testing.assert_close(got, wanted)
 
 
-def test_an_option_of_several_elements_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("eps", torch.ones(2), r"eps must be a (number|scalar), not"),
+        ("lr", 10**400, "lr is too large: an integer of 1329 bits"),
+        ("betas", 0.9, "betas must be a pair of numbers, not 0.9"),
+        ("betas", (0.9, 0.9, 0.9), r"betas must be a pair of numbers, not \(0.9"),
+    ],
+)
+@pytest.mark.parametrize("home", [optim, tensorflow])
+def test_an_option_that_is_no_number_is_refused_by_name(
+    home: Any, option: str, value: Any, text: str
+) -> None:
     params = params_of(torch.float32)
-    optimizer = optim.Adam(params)
-    optimizer.param_groups[0]["eps"] = torch.ones(2)
+    optimizer = home.Adam(params)
+    before = [param.detach().clone() for param in params]
+    optimizer.param_groups[0][option] = value
     give(params, 0)
-    with pytest.raises(TypeError, match="eps must be a number, not tensor"):
+    with pytest.raises((TypeError, ValueError), match=text):
         optimizer.step()
+    assert_same([param.detach() for param in params], before)

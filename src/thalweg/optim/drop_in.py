@@ -26,7 +26,7 @@ from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
-from thalweg.optim.rows import check_inside, is_sparse
+from thalweg.optim.rows import check_inside, is_misplaced, is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
 
@@ -336,8 +336,8 @@ class DropIn(OneSweep):
                     check_parts(each.detach(), f"{what}'{name}'")
                     if each.is_sparse:
                         check_inside(each, f"{what}'{name}'")
-            # Torch adds single elements, if they are coalesced, at twice the offset.
-            if param.grad.is_sparse and not param.grad.dense_dim() and param.storage_offset():
+            rows = [each for each in held.values() if isinstance(each, Tensor) and each.is_sparse]
+            if param.grad.is_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
                 raise LayoutError(
                     f"'{name}' does not begin where its storage does: torch would add its sparse"
                     " gradient elsewhere. Give the optimizer a tensor that is no view."

@@ -56,7 +56,7 @@ def fold(
         for grad, kept, title in zip(given, sums_before, titles, strict=True):
             _check(grad, kept, title)
     del given  # one more holder of each gradient
-    count = max(group.get(COUNT, 0) for group in groups) + 1
+    count = max((group.get(COUNT, 0) for group in groups), default=0) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []

@@ -72,6 +72,13 @@ def check_inside(tensor: Tensor, what: str) -> None:
         )
 
 
+def is_misplaced(tensor: Tensor) -> bool:
+    """Whether torch adds a sparse tensor elsewhere than asked, where that does not begin with its
+    storage: it adds single elements, if they are coalesced, at twice the offset.
+    """
+    return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
+
+
 def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
     """A sparse gradient that names each row once, and rows ascend; itself if it does so.
 

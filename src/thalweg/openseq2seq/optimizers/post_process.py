@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.hyperparameters import is_number
+from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Known, Processing
 from thalweg.core.section import no_grad
@@ -72,6 +72,7 @@ class PostProcessing(NamedTuple):
             )
         if not (clip_gradients is None or is_number(clip_gradients)):
             raise InvalidTypeError(f"clip_gradients must be a number, not {clip_gradients!r}.")
+        check_size("clip_gradients", clip_gradients)
         if not as_shipped:
             check_limit("clip_gradients", clip_gradients)
         larc = None if larc_params is None else Larc.of(larc_params)
