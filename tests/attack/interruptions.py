@@ -38,7 +38,7 @@ from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from fuse import NOT_TAKEN
-from interrupting import outcome
+from interrupting import outcome, switched
 from thalweg import IndexedSlices, Variable, graph, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -483,7 +483,7 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
     for number in range(3, 13):
         ours.take(number), twin.take(number)
     length = (time.perf_counter() - begin) / 20
-    number = 13
+    number, switches = 13, switched()
     while found.total() < count:
         ours.ready(number), twin.ready(number)
         before = ours.bits()
@@ -493,8 +493,10 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
             twin.step(number)
         error, has_ended = _interrupted(ours, number, rng.uniform(0, 1.2 * length), how)
         verdict = _judged(ours.bits(), before, twin.bits(), error, has_ended)
-        if not torch.is_grad_enabled():
-            verdict = "torn"  # nothing would be trained after that
+        if switched() != switches:
+            _tell(f"{name}: {switched()} is switched, not {switches}", error)
+            verdict = "torn"  # a step that follows would be another one
+            switches = switched()
             torch.set_grad_enabled(True)
         found[verdict] += 1
         if verdict in WRONG:

@@ -8,14 +8,14 @@ from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
-from thalweg.core.section import Call, calls, consume, no_grad, while_whole
+from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError
+from thalweg.switches import no_grad, writable
 from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
@@ -237,7 +237,7 @@ def _constrained(var: Tensor, title: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
-    with EnableTorchFunction(), torch.inference_mode(False), no_grad():
+    with EnableTorchFunction(), writable():
         check_memory(var, f"'{title}'")
         value = constraint(var)
         check_memory(var, f"'{title}'")

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
@@ -34,13 +33,14 @@ from thalweg.core.outcome import (
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
-from thalweg.core.section import Call, calls, consume, no_grad, while_whole
+from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
 from thalweg.engines import Tensors, check_scalars, saturated
 from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
+from thalweg.switches import writable
 
 
 def take(
@@ -74,7 +74,7 @@ def take(
     if again is not None:
         return again
     # Slots made in inference mode could not be updated outside it.
-    with not_taken(hooks.begun), torch.inference_mode(False), no_grad():
+    with not_taken(hooks.begun), writable():
         return _anew(hooks, kept, given, how, copies, is_last)
 
 

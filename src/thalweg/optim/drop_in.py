@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.outcome import Gathered, not_taken, raise_first
-from thalweg.core.section import no_grad, run
+from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.engines.layout import check_parts
 from thalweg.formula import Rule
@@ -27,6 +27,7 @@ from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.rows import is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
+from thalweg.switches import no_grad, writable
 from thalweg.variable import name_of
 
 
@@ -127,7 +128,7 @@ class DropIn(OneSweep):
                     outcome = take(own, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
-                with not_taken(gathered.begun), torch.inference_mode(False), no_grad():
+                with not_taken(gathered.begun), writable():
                     errors += gathered.written()
         finally:
             if gathered is not None:

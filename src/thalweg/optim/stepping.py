@@ -10,14 +10,13 @@ from itertools import repeat as again
 from operator import is_
 from typing import Any, Self, cast
 
-import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from thalweg.core.hyperparameters import shown
 from thalweg.core.outcome import not_taken, raise_first, say, says_taken
 from thalweg.core.processing import NOTHING
-from thalweg.core.section import Call, no_grad, run
+from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
@@ -45,6 +44,7 @@ from thalweg.optim.rows import is_sparse, summed
 from thalweg.optim.scaled import Scaled, said_once
 from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
+from thalweg.switches import enable_grad, no_grad
 from thalweg.tracing import untraced
 from thalweg.variable import titles_of
 
@@ -219,7 +219,7 @@ class OneSweep(Scaled):
         self._check_alone()
         loss = None
         if closure is not None:
-            with torch.enable_grad():
+            with enable_grad():
                 loss = closure()
         own = self._own
         with own._lock:
