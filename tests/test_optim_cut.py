@@ -139,3 +139,39 @@ def test_rows_beyond_a_sum_are_refused(bad: int) -> None:
     with pytest.raises(InvalidArgumentError, match=r"indices\[1\] = .* is not in it"):
         optimizer.step()
     assert optimizer.state[param]["gradient_sum"].tolist() == torch.ones(40, 3).tolist()
+
+
+def single(row: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    values = torch.ones(1, *shape[1:], dtype=dtype)
+    return torch.sparse_coo_tensor(torch.tensor([[row]]), values, shape, check_invariants=False)
+
+
+@pytest.mark.parametrize("bad", [-(10**9), -1, 5, 10**9])
+@pytest.mark.parametrize("kind", ["momentum", "complex", "elements", "a buffer"])
+def test_rows_that_torchs_step_would_add_elsewhere_are_refused(kind: str, bad: int) -> None:
+    dtype = torch.complex64 if kind == "complex" else torch.float32
+    param = torch.nn.Parameter(torch.ones(5, 2, dtype=dtype))
+    optimizer = optim.SGD([("w", param)], lr=0.1, momentum=0.0 if kind == "complex" else 0.9)
+    if kind == "elements":
+        indices = torch.tensor([[1, bad], [1, 1]])
+        param.grad = torch.sparse_coo_tensor(indices, torch.ones(2), (5, 2), check_invariants=False)
+    elif kind == "a buffer":
+        param.grad = single(1, (5, 2))
+        optimizer.step()
+        optimizer.state[param]["momentum_buffer"]._indices().fill_(bad)
+    else:
+        param.grad = single(bad, (5, 2), dtype)
+    before = param.detach().clone()
+    with pytest.raises(InvalidArgumentError, match=r"of 'w' has shape .* is not in it"):
+        optimizer.step()
+    assert torch.equal(param, before)
+
+
+def test_elements_that_torchs_step_would_add_elsewhere_are_refused() -> None:
+    memory = torch.zeros(20)
+    param = torch.nn.Parameter(memory[3:9])
+    optimizer = optim.SGD([("w", param)], lr=0.1, momentum=0.9)
+    param.grad = single(1, (6,))
+    with pytest.raises(LayoutError, match="'w' does not begin where its storage does"):
+        optimizer.step()
+    assert not memory.any()

@@ -175,3 +175,34 @@ def test_what_is_not_finite_spreads_as_far_as_in_torch(name: str) -> None:
         for (key, got), (_, wanted) in zip(_flat(made[0]), _flat(made[1]), strict=True):
             assert torch.equal(got.isnan(), wanted.isnan()), key
             assert torch.equal(got.isinf(), wanted.isinf()), key
+
+
+TENSORS: list[tuple[str, str, Any]] = [
+    ("RMSprop", "momentum", torch.tensor(0.5)),
+    ("NAdam", "betas", (torch.tensor(0.5), torch.tensor(0.75))),
+    ("NAdam", "momentum_decay", torch.tensor(0.25)),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), TENSORS)
+def test_options_may_be_tensors(name: str, option: str, value: Any) -> None:
+    found: list[list[torch.Tensor]] = []
+    for module in (torch.optim, optim):
+        params = params_of(torch.float32)
+        optimizer = getattr(module, name)(params, lr=0.125)
+        optimizer.param_groups[0][option] = value
+        for step in range(4):
+            give(params, step)
+            optimizer.step()
+        found.append([param.detach() for param in params])
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_an_option_of_several_elements_is_refused_by_name() -> None:
+    params = params_of(torch.float32)
+    optimizer = optim.Adam(params)
+    optimizer.param_groups[0]["eps"] = torch.ones(2)
+    give(params, 0)
+    with pytest.raises(TypeError, match="eps must be a number, not tensor"):
+        optimizer.step()

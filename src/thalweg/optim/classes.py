@@ -63,7 +63,7 @@ class SGD(DropIn, torch.optim.SGD):
 
     _torch = torch.optim.SGD
     _counts = False
-    _optional = ("momentum_buffer",)
+    _optional = _rowwise = ("momentum_buffer",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -87,7 +87,7 @@ class RMSprop(DropIn, torch.optim.RMSprop):
 
     @staticmethod
     def _rule(group: Group) -> Rule:
-        return _RMSPROP[bool(group["centered"]), group["momentum"] > 0]
+        return _RMSPROP[bool(group["centered"]), bool(group["momentum"] > 0)]
 
 
 class Adagrad(DropIn, torch.optim.Adagrad):

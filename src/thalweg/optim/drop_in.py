@@ -13,22 +13,23 @@ from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.engines.layout import check_parts
+from thalweg.errors import LayoutError
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import of_options, of_shapes, of_sum, of_tensors
 from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
 from thalweg.optim.folding import SUM
-from thalweg.optim.groups import HOW, Group
+from thalweg.optim.groups import HOW, Group, titles_in
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
+from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
-from thalweg.optim.rows import is_sparse
+from thalweg.optim.rows import check_inside, is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
 from thalweg.switches import no_grad, writable
-from thalweg.variable import name_of
 
 
 class _Share(NamedTuple):
@@ -54,6 +55,7 @@ class DropIn(OneSweep):
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
+    _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those of these that are true or false
@@ -210,7 +212,9 @@ class DropIn(OneSweep):
             if around.keeps_as_torch and not self._has_kind(group, param):
                 return False
         wide, away = around.masters and self._own.sums is not None, around.state_device is not None
-        return fits(share.pairs, self.state, wide, away)
+        rule = around.rule(self._rule(self.param_groups[share.places[0]]))
+        names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
+        return fits(share.pairs, self.state, names, wide, away)
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
@@ -237,7 +241,7 @@ class DropIn(OneSweep):
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """The same of one parameter."""
-        place = place_of(self, param)
+        place = cast("int", place_of(self, param))
         rule = self._around.rule(self._rule(self.param_groups[place]))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
@@ -284,7 +288,7 @@ class DropIn(OneSweep):
         if isinstance(own, Mapping):
             further = [*self._optional, *self._around.keys(param), SUM]
             some = [name for name in further if own.get(name) is not None]
-            found += of_shapes(own, param, some, title)
+            found += of_shapes(own, param, some, title, self._rowwise)
             if own.get(SUM) is not None and (problem := of_sum(own[SUM], title)):
                 found.append(problem)
         return found
@@ -318,14 +322,24 @@ class DropIn(OneSweep):
 
         Raises:
             LayoutError: Names it.
+            InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
-        for param in (param for group in self.param_groups for param in group["params"]):
+        params = [param for group in self.param_groups for param in group["params"]]
+        for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
             if param.grad is None or param.is_meta:
                 continue
             own = self.state.get(param) or {}
             held = {"": param, "The gradient of ": param.grad}
-            held |= {f"'{name}' of ": each for name, each in own.items()}
+            held |= {f"'{key}' of ": each for key, each in own.items()}
             for what, each in held.items():
                 # A class with a dispatch of its own keeps its elements elsewhere.
                 if isinstance(each, Tensor) and has_plain_dispatch(each):
-                    check_parts(each.detach(), f"{what}'{name_of(param)}'")
+                    check_parts(each.detach(), f"{what}'{name}'")
+                    if each.is_sparse:
+                        check_inside(each, f"{what}'{name}'")
+            # Torch adds single elements, if they are coalesced, at twice the offset.
+            if param.grad.is_sparse and not param.grad.dense_dim() and param.storage_offset():
+                raise LayoutError(
+                    f"'{name}' does not begin where its storage does: torch would add its sparse"
+                    " gradient elsewhere. Give the optimizer a tensor that is no view."
+                )

@@ -118,7 +118,7 @@ def title_of(name: str) -> str:
 def _checked(name: str, value: Any) -> float:
     try:
         return number(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
         raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.") from None
 
 

@@ -162,11 +162,12 @@ def _give_back_dtypes(
         for name, value in given["state"].get(key, {}).items():
             own = staged.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
-            if (keeps_as_torch and name != SUM) or not both or not value.is_floating_point():
+            if (keeps_as_torch and name != SUM) or not both:
                 continue
             there = kinds.home(name, param)
             is_moved = kinds.device is not None and own.device != there
-            if is_moved or own.dtype != value.dtype or own.shape != value.shape:
+            is_other = is_moved or own.shape != value.shape  # what torch was not given, say
+            if is_other or (value.is_floating_point() and own.dtype != value.dtype):
                 staged.state[param][name] = value.detach().to(there, copy=True)
 
 

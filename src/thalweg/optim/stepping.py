@@ -227,6 +227,8 @@ class OneSweep(Scaled):
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
                 )
+            if self._around.in_backward:
+                listen(self)
             own.taken = self._found_finite()
             if (own.taken is not None or not self._is_left_out()) and self._is_due():
                 if not self._is_repeated():
@@ -244,10 +246,16 @@ class OneSweep(Scaled):
         elif flat is None:
             super().zero_grad(set_to_none)  # pyright: ignore
         else:
-            flat.clear()
+            self._clear(flat)
+
+    @untraced
+    def _clear(self, flat: FlatGradients) -> None:
+        if not flat.stands():
+            self._flatten()
+        cast("FlatGradients", self._own.flat).clear()
 
     def _flatten(self) -> None:
-        """Have the gradients of all parameters lie in a few buffers."""
+        """Have the gradients of all parameters that are not frozen lie in a few buffers."""
         params = [param for group in self.param_groups for param in group["params"]]
         self._own.flat = FlatGradients(params)
         self._own.steady = None
@@ -432,6 +440,9 @@ class OneSweep(Scaled):
         if own.sums is not None:
             told["sums"] = None
             calls += forgetting(self.param_groups, self.state)
+        if self._around.in_backward:  # of parameters that nobody listened to yet
+            params = [param for group in self.param_groups for param in group["params"]]
+            calls += [partial(setattr, p, "grad", None) for p in params if p.grad is not None]
         return [*calls, partial(vars(own).update, told)]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:
