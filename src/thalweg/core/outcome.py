@@ -19,8 +19,8 @@ from thalweg.switches import no_grad, writable
 from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
-_TAKEN = "The step was taken"
-LEFT = f"{_TAKEN}, unless the device found a gradient that is infinite or NaN."
+TAKEN = "The step was taken"
+LEFT = f"{TAKEN}, unless the device found a gradient that is infinite or NaN."
 
 
 class Outcome(NamedTuple):
@@ -80,17 +80,17 @@ def says_not_taken(error: BaseException) -> bool:
 
 def says_taken(error: BaseException) -> bool:
     """Whether an exception says that it came after the step."""
-    return any(note.startswith(_TAKEN) for note in _notes(error))
+    return any(note.startswith(TAKEN) for note in _notes(error))
 
 
 def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-def add_taken(error: BaseException, missing: str = "", said: str = f"{_TAKEN}.") -> None:
+def add_taken(error: BaseException, missing: str = "", said: str = f"{TAKEN}.") -> None:
     """Say of an exception that it came after the step, unless it says so."""
     if not says_taken(error):
-        error.add_note(f"{_TAKEN}, but {missing}." if missing else said)
+        error.add_note(f"{TAKEN}, but {missing}." if missing else said)
 
 
 def written(
@@ -98,7 +98,7 @@ def written(
     then: Sequence[After] = (),
     counts: Sequence[Call] = (),
     begun: list[str] | None = None,
-    said: str = f"{_TAKEN}.",
+    said: str = f"{TAKEN}.",
 ) -> list[BaseException]:
     """Write a step in one section, and do what follows to its end.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.core.columns import check_names
 from thalweg.core.hyperparameters import hint, shown
-from thalweg.core.outcome import not_taken, raise_first
+from thalweg.core.outcome import raise_first
 from thalweg.core.section import run
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
@@ -207,7 +207,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             kept = part.kept.alone(only)
         seen = Seen()
         how = processing(self._around, self._unscaling(), len(pairs), seen, self._is_torchs)
-        with not_taken(), no_grad():
+        with no_grad():
             pairs, copies = hooks.aim(pairs)
         is_last = only is None
         hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
