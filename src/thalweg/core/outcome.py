@@ -20,6 +20,7 @@ from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 TAKEN = "The step was taken"
+SKIPPED = "The step was skipped"
 LEFT = f"{TAKEN}, unless the device found a gradient that is infinite or NaN."
 
 

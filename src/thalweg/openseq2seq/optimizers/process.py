@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.outcome import LEFT, Outcome, not_taken
+from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
 from thalweg.core.section import Call, run
 from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
@@ -19,7 +19,7 @@ from thalweg.openseq2seq.optimizers.gradients import Gradient, processed
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
-from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, update, watching
+from thalweg.openseq2seq.optimizers.update import update, watching
 from thalweg.switches import writable
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
