@@ -7,7 +7,28 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from thalweg import locks
+import torch
+
+import thalweg
+from thalweg import autodiff, locks
+from thalweg.core.state import entries
+from thalweg.engines.denormals import flushing
+from thalweg.running import thread as running
+
+
+def switched() -> tuple[Any, ...]:
+    """What blocks of the library switch in a thread; the next step must find it as it was."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        flushing(),
+        thalweg.engines.current(),
+        running.eager_blocks,
+        [*running.frames],
+        [*running.strategies],
+        entries._uncopied.get(),
+        autodiff._recording.begin,
+    )
 
 
 def interrupted_at(number: int, work: Callable[[], Any]) -> bool:

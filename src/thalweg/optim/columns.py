@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.section import Call, no_grad, run
+from thalweg.core.section import Call, run
+from thalweg.switches import writable
 
 CPU = torch.device("cpu")
 STEP = "step"
@@ -302,7 +303,7 @@ class Blocks:
                 if isinstance(value, Tensor) and _is_plain(value) and not self.have(value):
                     found.setdefault((value.dtype, value.device), []).append(own)
             for owners in found.values():
-                with torch.inference_mode(False), no_grad():
+                with writable():
                     block = torch.stack([own[name].detach() for own in owners])
                     views = self.views(block)
                 run([partial(o.__setitem__, name, v) for o, v in zip(owners, views, strict=True)])

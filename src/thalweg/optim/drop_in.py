@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.outcome import Gathered, not_taken, raise_first
-from thalweg.core.section import no_grad, run
+from thalweg.core.outcome import Gathered, raise_first
+from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.engines.layout import check_parts
 from thalweg.errors import LayoutError
@@ -29,6 +29,9 @@ from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.rows import check_inside, is_misplaced, is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
+from thalweg.switches import no_grad, writable
+
+_OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 class _Share(NamedTuple):
@@ -97,7 +100,7 @@ class DropIn(OneSweep):
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
             return self._step_of_torch()
-        with not_taken(), no_grad():
+        with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
         seen, scale = Seen(), None
         # In one section with the last of them.
@@ -109,7 +112,7 @@ class DropIn(OneSweep):
                 return self._step_of_torch()
             count = sum(len(share.pairs) for share in shares.values())
             how = processing(around, unscaling, count, seen, is_torchs=True)
-            with not_taken(), no_grad():
+            with no_grad():
                 scale = norm.clip_scale(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
@@ -129,7 +132,7 @@ class DropIn(OneSweep):
                     outcome = take(own, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
-                with not_taken(gathered.begun), torch.inference_mode(False), no_grad():
+                with writable():
                     errors += gathered.written()
         finally:
             if gathered is not None:
@@ -204,8 +207,7 @@ class DropIn(OneSweep):
         for (grad, param), place in zip(*share, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             if refusal := self._sparse if has_rows else self._dense:
-                with not_taken():
-                    raise RuntimeError(refusal)
+                raise RuntimeError(refusal)
             if has_rows and not self._takes_rows(group):
                 return False
             if around.keeps_as_torch and not self._has_kind(group, param):
@@ -308,11 +310,11 @@ class DropIn(OneSweep):
             )
         if self._is_left_out():
             return
-        with not_taken():
-            self._check_memories()
+        self._check_memories()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        self._own.begun = (_OF_TORCH,)
         step(self)
         run(self._ending(Seen()))
 

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.blocks import laid_out
-from thalweg.core.section import no_grad, run
+from thalweg.core.section import run
 from thalweg.engines.layout import check_memory, check_parts, holds
 from thalweg.optim.sharded import check_whole
+from thalweg.switches import no_grad
 from thalweg.variable import name_of
 
 _grad: Any = Tensor.grad.__get__  # pyright: ignore

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.section import Call, no_grad, run
+from thalweg.core.section import Call, run
 from thalweg.core.state import flaw, mismatch
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import differing
@@ -22,6 +22,7 @@ from thalweg.optim.folding import COUNT, SUM
 from thalweg.optim.groups import Group, hypers_of
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.sharded import cut, is_on_mesh, local
+from thalweg.switches import writable
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
@@ -252,7 +253,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
         warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
     gone = {id(optimizer.state[param][name]) for param, name in gained}
     calls += optimizer._own.operands.reading(optimizer, gone)
-    with torch.inference_mode(False), no_grad():
+    with writable():
         run(calls)
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)

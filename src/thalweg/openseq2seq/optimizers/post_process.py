@@ -12,7 +12,6 @@ from torch import Tensor
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Known, Processing
-from thalweg.core.section import no_grad
 from thalweg.core.vectors import number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
@@ -31,6 +30,7 @@ from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected, collect
 from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
+from thalweg.switches import no_grad
 
 
 class PostProcessing(NamedTuple):
