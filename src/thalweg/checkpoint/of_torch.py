@@ -138,7 +138,7 @@ class OfTorch:
             for param, name in zip(group["params"], names, strict=True):
                 if self._has_rule:
                     own = self.optimizer.state[param]
-                    calls += setting(own, given.get(name, {}), name, found, param.device)
+                    calls += setting(own, given.get(name, {}), name, found, param)
                 elif name in given:
                     made[param] = self._state(param, group, given[name], name, found)
             options = self._options(group, other)
