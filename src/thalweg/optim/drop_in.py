@@ -18,7 +18,7 @@ from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
-from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
+from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import HOW, Group, titles_in
 from thalweg.optim.hooks import TorchHooks
@@ -99,6 +99,8 @@ class DropIn(OneSweep):
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
+            return self._step_of_torch()
+        if not all(each.repeats for each in hooks.values()) and self._counts_in_common(shares):
             return self._step_of_torch()
         with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
@@ -216,6 +218,24 @@ class DropIn(OneSweep):
         rule = around.rule(self._rule(self.param_groups[share.places[0]]))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         return fits(share.pairs, self.state, names, wide, away)
+
+    def _counts_in_common(self, shares: dict[Rule, _Share]) -> bool:
+        """Whether parameters have a number in one tensor, which torch counts in turn.
+
+        Raises:
+            NotImplementedError: They have, and options ask for what torch does not do.
+        """
+        scalars = {slot.name for rule in shares for slot in rule.scalar_slots}
+        params = [param for share in shares.values() for _, param in share.pairs]
+        found = in_common(params, self.state, {STEP, *scalars})
+        if found is not None and self._around:
+            one, other = titles_in(self.param_groups, found[1])
+            raise NotImplementedError(
+                f"{found[0]!r} of '{one}' and of '{other}' is one tensor, which"
+                f" {type(self).__name__} with {self._around.named()} would count for both at once:"
+                " give each one of its own."
+            )
+        return found is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
