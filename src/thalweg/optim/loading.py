@@ -52,7 +52,7 @@ def load_as_torch(
     """
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
-    given, left = _without_sums(optimizer, given)
+    given, left = without_sums(optimizer, given)
     found: list[str] = []
     kinds, lacking = optimizer._around.kinds, list[tuple[Tensor, str]]()
     if differing.sizes(given["param_groups"]) == differing.sizes(optimizer.param_groups):
@@ -79,7 +79,7 @@ def load_as_torch(
     if lacking:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
     if left:
-        warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
+        warn_of_sums(optimizer)
     run(_handing_over(staged, optimizer))
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
@@ -96,7 +96,7 @@ def _after_hooks(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     return given
 
 
-def _without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """A state as an optimizer takes it, and whether sums of gradients are left behind.
 
     Without `accumulate` no step takes them, and they would still be there when a later state is
@@ -112,6 +112,11 @@ def _without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any]
             del states[key]
     groups = [{n: x for n, x in group.items() if n != COUNT} for group in given["param_groups"]]
     return {**given, "state": states, "param_groups": groups}, bool(begun)
+
+
+def warn_of_sums(optimizer: Any) -> None:
+    """Say that sums of gradients are left behind."""
+    warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
 
 
 def _keys(given: Mapping[str, Any]) -> set[Any]:
@@ -232,7 +237,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     given = _after_hooks(optimizer, state_dict)
     what = type(optimizer).__name__
     differing.check_form(given, what)
-    given, left = _without_sums(optimizer, given)
+    given, left = without_sums(optimizer, given)
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
     if ours != theirs:
@@ -262,7 +267,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     if gained and not all(differing.is_before_steps(own) for _, own in _of_params(given)):
         warn(differing.begun_anew(_title(optimizer), [n for _, n in gained]), CheckpointWarning)
     if left:
-        warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
+        warn_of_sums(optimizer)
     gone = {id(optimizer.state[param][name]) for param, name in gained}
     calls += optimizer._own.operands.reading(optimizer, gone)
     with writable():
