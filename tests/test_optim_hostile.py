@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rulebook import assert_same
-from test_optim_loading import assert_refused, of_one, step
+from test_optim_loading import assert_refused, of_one, step, taken_by
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
@@ -103,6 +103,29 @@ def test_a_fraction_of_steps_has_torchs_numbers(steps: float) -> None:
     for each in both:
         each.load_state_dict(damaged(each, state("step", torch.tensor(steps))))
     assert_same(*([step(each).param_groups[0]["params"][0].detach()] for each in both))
+
+
+BETAS = [(2.0, 2.0), (1.0, 1.0), (-1.0, -1.0), (NAN, 0.9)]
+
+
+@pytest.mark.parametrize("betas", BETAS, ids=str)
+@pytest.mark.parametrize("name", ["Adam", "RAdam", "NAdam", "Adamax"])
+def test_options_of_any_size_are_followed_where_torch_follows_them(name: str, betas: Any) -> None:
+    """Else the step names them, whoever set them."""
+    ours, torchs = (step(of_one(module, name), 2) for module in (optim, torch.optim))
+    for each in (ours, torchs):
+        each.load_state_dict(damaged(each, option("betas", betas)))
+    wanted = taken_by(torchs, torchs.state_dict())
+    if wanted is not None:
+        torch.testing.assert_close(
+            step(ours).param_groups[0]["params"][0].detach(), wanted, equal_nan=True
+        )
+        return
+    with pytest.raises(
+        ValueError, match=rf"Group 0 takes no step with .*betas=\({betas[0]}"
+    ) as error:
+        step(ours)
+    assert "The step was not taken" in "".join(error.value.__notes__)
 
 
 @pytest.mark.parametrize("passes", ["x", NAN, -1])
