@@ -16,7 +16,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
 from thalweg.optim.folding import COUNT, SUM, is_count
-from thalweg.optim.groups import PAIRS, Group
+from thalweg.optim.groups import HOW, PAIRS, Group
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import is_on_mesh
@@ -112,13 +112,18 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
         what = f"'{name}' of group {place}"
         if name not in group:
             found.append(f"{what} is missing")
-        elif name in flags:
+        elif name == "rule":  # is no number, and is compared apart
             continue
+        elif name in flags:
+            found += _of_flag(group[name], what)
         elif name in PAIRS:
             if not _is_pair(group[name]):
                 found.append(f"{what} is {_named(group[name])}, no pair of numbers")
         elif not is_number(group[name]):
             found.append(f"{what} is {_named(group[name])}, no number")
+    for name in HOW:
+        if group.get(name) is not None:
+            found += _of_flag(group[name], f"'{name}' of group {place}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
         found.append(
@@ -127,6 +132,12 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
     if COUNT in group and not is_count(count := group[COUNT]):
         found.append(f"'{COUNT}' of group {place} is {_named(count)}, no number of gradients")
     return found
+
+
+def _of_flag(value: Any, what: str) -> list[str]:
+    if isinstance(value, np.bool_) or is_number(value):
+        return []
+    return [f"{what} is {_named(value)}, neither true nor false"]
 
 
 def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str]:
