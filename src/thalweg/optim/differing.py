@@ -104,7 +104,7 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
     Args:
         group: The group.
         wanted: Those that a step reads.
-        flags: Of these, those that are looked at as true or false.
+        flags: Those that are looked at as true or false.
         place: The number of the group.
     """
     found: list[str] = []
@@ -112,17 +112,15 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
         what = f"'{name}' of group {place}"
         if name not in group:
             found.append(f"{what} is missing")
-        elif name == "rule":  # is no number, and is compared apart
+        elif name in flags or name == "rule":  # which is compared apart
             continue
-        elif name in flags:
-            found += _of_flag(group[name], what)
         elif name in PAIRS:
             if not _is_pair(group[name]):
                 found.append(f"{what} is {_named(group[name])}, no pair of numbers")
         elif not is_number(group[name]):
             found.append(f"{what} is {_named(group[name])}, no number")
-    for name in HOW:
-        if group.get(name) is not None:
+    for name in dict.fromkeys((*flags, *HOW)):
+        if name in group and (group[name] is not None or name not in HOW):
             found += _of_flag(group[name], f"'{name}' of group {place}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
