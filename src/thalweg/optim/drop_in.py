@@ -105,7 +105,7 @@ class DropIn(OneSweep):
         with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
         seen, scale = Seen(), None
-        # In one section with the last of them.
+        # In one section with the last of them: `rule` is that at which the loop above ended.
         hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:

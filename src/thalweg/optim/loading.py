@@ -152,6 +152,8 @@ def _twin(optimizer: Any) -> Any:
 def _handing_over(staged: Any, optimizer: Any) -> list[Call]:
     """What makes all that was loaded into a twin the optimizer's, as functions in C."""
     own = vars(optimizer)
+    # `_own` has the lock that is held, and what was listened to: its plans are made anew by
+    # whoever finds another state.
     apart = ("_own", "_around", "defaults", *_HOOKS)
     made = {
         name: value

@@ -139,9 +139,8 @@ class OneSweep(Scaled):
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
             self._check_options(param_group, len(self.param_groups), complete=False)
-        apart = [name for name in KEYWORDS if name not in param_group]
         super().add_param_group(param_group)  # pyright: ignore
-        for name in apart:
+        for name in KEYWORDS:
             self.param_groups[-1].pop(name, None)
         self._begin()
 
