@@ -17,7 +17,7 @@ from thalweg.optim import tensorflow
 
 FACES = {"torch": optim, "tensorflow": tensorflow}
 NAN = float("nan")
-Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # is given a group, and the states
+Change = Callable[[dict[str, Any], dict[Any, Any]], Any]  # is given a group, and the states
 
 
 def state(name: str, value: Any) -> Change:
