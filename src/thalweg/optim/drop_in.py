@@ -12,12 +12,11 @@ from torch import Tensor
 from thalweg.core.outcome import Gathered, not_taken, raise_first
 from thalweg.core.section import no_grad, run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import check_parts
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import of_options, of_shapes, of_sum, of_tensors
-from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
+from thalweg.optim.fitting import device_of, fits, is_host
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import HOW, Group
 from thalweg.optim.hooks import TorchHooks
@@ -27,7 +26,7 @@ from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.rows import is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
-from thalweg.variable import name_of
+from thalweg.optim.torchs_step import whole
 
 
 class _Share(NamedTuple):
@@ -304,27 +303,9 @@ class DropIn(OneSweep):
             )
         if self._is_left_out():
             return
-        with not_taken():
-            self._check_memories()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
-        step(self)
+        with whole(self):
+            step(self)
         run(self._ending(Seen()))
-
-    def _check_memories(self) -> None:
-        """Refuse what torch's step would read or write beyond its memory, which ends the process.
-
-        Raises:
-            LayoutError: Names it.
-        """
-        for param in (param for group in self.param_groups for param in group["params"]):
-            if param.grad is None or param.is_meta:
-                continue
-            own = self.state.get(param) or {}
-            held = {"": param, "The gradient of ": param.grad}
-            held |= {f"'{name}' of ": each for name, each in own.items()}
-            for what, each in held.items():
-                # A class with a dispatch of its own keeps its elements elsewhere.
-                if isinstance(each, Tensor) and has_plain_dispatch(each):
-                    check_parts(each.detach(), f"{what}'{name_of(param)}'")

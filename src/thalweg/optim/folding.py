@@ -15,6 +15,7 @@ from thalweg.core.section import Call, run
 from thalweg.engines.layout import check_parts, dense, holds
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.optim.groups import Group, titles_in
+from thalweg.optim.rows import check_rows
 from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED, dtype_name
 
@@ -99,12 +100,14 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
     if grad is not None:
         check_parts(grad, f"The gradient of '{title}'")
         if grad.is_sparse:
-            _check_rows(grad, title)
+            check_rows(grad, f"The gradient of '{title}'")
     if kept is None:
         return
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
     check_parts(kept, f"The sum of gradients of '{title}'")
+    if kept.is_sparse:
+        check_rows(kept, f"The sum of gradients of '{title}'")
     if grad is None:
         return
     if grad.shape != kept.shape or grad.device != kept.device:
@@ -116,19 +119,6 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
         raise InvalidTypeError(
             f"The gradient of '{title}' is {dtype_name(grad.dtype)} but the sum of those before is"
             f" {dtype_name(kept.dtype)}."
-        )
-
-
-def _check_rows(grad: Tensor, title: str) -> None:
-    """Refuse indices that torch would add at, beyond the memory of a sum."""
-    sizes = torch.tensor(grad.shape[: grad.sparse_dim()], device=grad.device)[:, None]
-    indices = grad._indices()
-    beyond = ((indices < 0) | (indices >= sizes)).any(0).nonzero()
-    if len(beyond):
-        at = int(beyond[0])
-        raise InvalidArgumentError(
-            f"The gradient of '{title}' has shape {tuple(grad.shape)}, and indices[{at}] ="
-            f" {indices[:, at].tolist()} is not in it."
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thalweg.core.checks import check_readable
 from thalweg.engines.layout import check_memory
+from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import REDUCED
 
@@ -48,6 +49,23 @@ def rows_of(grad: Tensor, title: str) -> IndexedSlices:
     """
     check_memory(grad._indices(), f"The indices of the gradient of '{title}'")
     return IndexedSlices.from_sparse(grad)
+
+
+def check_rows(tensor: Tensor, what: str) -> None:
+    """Refuse indices of a sparse tensor at which torch would write beyond the memory of another.
+
+    Raises:
+        InvalidArgumentError: One is none of its shape; names it.
+    """
+    sizes = torch.tensor(tensor.shape[: tensor.sparse_dim()], device=tensor.device)[:, None]
+    indices = tensor._indices()
+    beyond = ((indices < 0) | (indices >= sizes)).any(0).nonzero()
+    if len(beyond):
+        at = int(beyond[0])
+        raise InvalidArgumentError(
+            f"{what} has shape {tuple(tensor.shape)}, and indices[{at}] ="
+            f" {indices[:, at].tolist()} is not in it."
+        )
 
 
 def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:

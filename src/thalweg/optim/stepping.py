@@ -78,6 +78,7 @@ class Kept:
         self.applied = False  # whether gradients were applied since the last step
         self.flat: FlatGradients | None = None
         self.norm = CommonNorm()  # of the gradients of several rules
+        self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[Part, list[int]] | None = None
 
