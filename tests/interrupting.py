@@ -7,7 +7,28 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from thalweg import locks
+import torch
+
+import thalweg
+from thalweg import autodiff, locks
+from thalweg.core.state import entries
+from thalweg.engines.denormals import flushing
+from thalweg.running import thread as running
+
+
+def switched() -> tuple[Any, ...]:
+    """What blocks of the library switch in a thread; the next step must find it as it was."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        flushing(),
+        thalweg.engines.current(),
+        running.eager_blocks,
+        [*running.frames],
+        [*running.strategies],
+        entries._uncopied.get(),
+        autodiff._recording.begin,
+    )
 
 
 def interrupted_at(number: int, work: Callable[[], Any]) -> bool:
@@ -22,6 +43,9 @@ def outcome(
 
     Returns:
         The interruption as it arrived, None if there are fewer; how many there are beyond it.
+
+    Raises:
+        Whatever else the work raises.
     """
     left = number
 
@@ -43,7 +67,7 @@ def outcome(
         try:
             work()
             found.append(None)
-        except KeyboardInterrupt as error:
+        except BaseException as error:
             found.append(error)
         finally:
             sys.settrace(None)
@@ -56,4 +80,7 @@ def outcome(
     for lock in list(locks._locks):  # likewise: a signal leaves none behind
         if lock.is_abandoned():
             lock._at_fork_reinit()
-    return found[0], left
+    error = found[0]
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        raise error
+    return error, left

@@ -29,6 +29,7 @@ LAYERS = (
         "tracing",
         "static_shape",
         "scattering",
+        "switches",
         "tensorflow_names",
     ),
     ("storage",),

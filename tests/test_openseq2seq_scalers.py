@@ -348,6 +348,7 @@ def test_a_graph_checks_its_gradients() -> None:
         ({"params": {"beta1": 0.9}}, "Unknown parameter: beta1"),
         ({"params": {"step_window": 2.0}}, "step_window has to be of type int, not 2.0"),
         ({"params": {"step_window": 0}}, "step_window"),
+        ({"params": [2000]}, "parameters of BackoffScaler must be a dict, not [2000]"),
     ],
 )
 def test_wrong_arguments(kwargs: dict[str, Any], text: str) -> None:

@@ -594,6 +594,7 @@ def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
         ({"optimizer": "AdamW"}, KeyError, "AdamW needs weight_decay in optimizer_params."),
         ({"learning_rate_decay_fn": None}, TypeError, "learning_rate_decay_fn must be callable"),
         ({"clip_gradients": "1"}, TypeError, "clip_gradients must be a number, not '1'"),
+        ({"clip_gradients": 10**400}, ValueError, "clip_gradients is too large: an integer"),
         ({"clip_gradients": -1}, ValueError, "clip_gradients is the largest norm, 0 or more, not"),
         ({"clip_gradients": NAN}, ValueError, "clip_gradients is the largest norm, 0 or more, not"),
         ({"dtype": "Mixed"}, ValueError, "not 'Mixed'. Did you mean 'mixed'?"),

@@ -12,6 +12,7 @@ import torch
 
 from rulebook import assert_same
 from thalweg import checkpoint, optim
+from thalweg.errors import CheckpointWarning
 from thalweg.optim import tensorflow
 from torch_inputs import CLASSES, ROWS, give, params_of
 
@@ -217,3 +218,31 @@ def test_a_step_that_fails_keeps_the_sums() -> None:
 def test_a_count_is_whole() -> None:
     with pytest.raises(ValueError, match="accumulate must be a whole number from 1 on, not 0"):
         optim.Adam(params_of(torch.float32), accumulate=0)
+
+
+@pytest.mark.parametrize("made", [optim.SGD, tensorflow.Adam])
+def test_without_groups_there_is_nothing_to_add_up(made: Any) -> None:
+    optimizer = made([torch.nn.Parameter(torch.ones(3))], lr=0.1, accumulate=2)
+    optimizer.param_groups.clear()
+    optimizer.step()
+    assert optimizer.last_step is not None
+    assert not optimizer.last_step.taken
+
+
+@pytest.mark.parametrize("calls", [1, 3, 4])
+@pytest.mark.parametrize("name", MAKERS)
+def test_sums_that_no_step_would_take_are_left_behind(name: str, calls: int) -> None:
+    """They would be added to the gradients of a training that goes on with sums later."""
+    saved = folded(MAKERS[name](params_of(torch.float32, ROWS), accumulate=2), calls).state_dict()
+    made = MAKERS[name](params_of(torch.float32, ROWS))
+    if calls % 2:
+        with pytest.warns(CheckpointWarning, match="sums of gradients .* are left behind"):
+            made.load_state_dict(saved)
+    else:
+        made.load_state_dict(saved)
+    assert not any("gradient_sum" in own for own in made.state.values())
+    assert not any(group.get("folded") for group in made.param_groups)
+    give(made.param_groups[0]["params"], 9)
+    made.step()
+    assert made.last_step is not None
+    assert made.last_step.count == 1

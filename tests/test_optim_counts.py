@@ -73,6 +73,26 @@ def test_numbers_that_are_handed_in_stay_where_they_are(name: str, which: str) -
         torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["NAdam", "ASGD"])
+@pytest.mark.parametrize("other", [torch.float32, torch.bfloat16])
+def test_numbers_that_were_loaded_have_types_of_their_own(name: str, other: Any) -> None:
+    """Torch makes what it loads the parameter's dtype, counts of steps excepted."""
+    made: list[Any] = []
+    for module in (optim, torch.optim):
+        params = [
+            torch.full((3,), 0.7, dtype=dtype).requires_grad_() for dtype in (torch.float64, other)
+        ]
+        cls = getattr(module, name)
+        first, again = (cls(params, lr=0.1, **OPTIONS.get(name, {})) for _ in range(2))
+        steps(first, 0, 2)
+        again.load_state_dict(copy.deepcopy(first.state_dict()))
+        made.append(steps(again, 2, 6))
+    close = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 0.02}
+    found, wanted = (numbers(each) + [param.detach() for param in each.state] for each in made)
+    for got, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, right, rtol=close[got.dtype], atol=0)
+
+
 def test_a_new_parameter_counts_beside_one_that_was_handed_in() -> None:
     params = params_of(torch.float32, ROWS)
     made = optim.Adam(params)

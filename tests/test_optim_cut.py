@@ -139,3 +139,77 @@ def test_rows_beyond_a_sum_are_refused(bad: int) -> None:
     with pytest.raises(InvalidArgumentError, match=r"indices\[1\] = .* is not in it"):
         optimizer.step()
     assert optimizer.state[param]["gradient_sum"].tolist() == torch.ones(40, 3).tolist()
+
+
+def single(row: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    values = torch.ones(1, *shape[1:], dtype=dtype)
+    return torch.sparse_coo_tensor(torch.tensor([[row]]), values, shape, check_invariants=False)
+
+
+@pytest.mark.parametrize("bad", [-(10**9), -1, 5, 10**9])
+@pytest.mark.parametrize("kind", ["momentum", "complex", "elements", "a buffer"])
+def test_rows_that_torchs_step_would_add_elsewhere_are_refused(kind: str, bad: int) -> None:
+    dtype = torch.complex64 if kind == "complex" else torch.float32
+    param = torch.nn.Parameter(torch.ones(5, 2, dtype=dtype))
+    optimizer = optim.SGD([("w", param)], lr=0.1, momentum=0.0 if kind == "complex" else 0.9)
+    if kind == "elements":
+        indices = torch.tensor([[1, bad], [1, 1]])
+        param.grad = torch.sparse_coo_tensor(indices, torch.ones(2), (5, 2), check_invariants=False)
+    elif kind == "a buffer":
+        param.grad = single(1, (5, 2))
+        optimizer.step()
+        optimizer.state[param]["momentum_buffer"]._indices().fill_(bad)
+    else:
+        param.grad = single(bad, (5, 2), dtype)
+    before = param.detach().clone()
+    with pytest.raises(InvalidArgumentError, match=r"of 'w' has shape .* is not in it"):
+        optimizer.step()
+    assert torch.equal(param, before)
+
+
+def test_elements_that_torchs_step_would_add_elsewhere_are_refused() -> None:
+    memory = torch.zeros(20)
+    param = torch.nn.Parameter(memory[3:9])
+    optimizer = optim.SGD([("w", param)], lr=0.1, momentum=0.9)
+    param.grad = single(1, (6,))
+    with pytest.raises(LayoutError, match="'w' does not begin where its storage does"):
+        optimizer.step()
+    assert not memory.any()
+    indices = torch.tensor([[1, 1]])
+    param.grad = torch.sparse_coo_tensor(indices, torch.ones(2), (6,), check_invariants=True)
+    optimizer.step()
+    param.grad = single(5, (6,))
+    optimizer.step()
+    wanted = torch.zeros(20)
+    wanted[[4, 8]] = -0.1 * torch.tensor([2 + 0.9 * 2, 1])
+    torch.testing.assert_close(memory, wanted)
+
+
+def test_momentum_in_a_block_is_beside_nothing_for_torchs_step() -> None:
+    found: list[list[torch.Tensor]] = []
+    for module in (torch.optim, optim):
+        params = [torch.nn.Parameter(torch.zeros(size)) for size in (5, 6)]
+        optimizer = module.SGD(params, lr=0.5, momentum=0.5)
+        for step in range(4):
+            for param in params:
+                is_single = step % 2 and len(param) == 6
+                param.grad = single(step, (6,)) if is_single else torch.ones(len(param))
+            optimizer.step()
+        found.append([param.detach() for param in params])
+    assert [each.tolist() for each in found[0]] == [each.tolist() for each in found[1]]
+
+
+def test_dense_gradients_beside_sparse_momentum_are_refused_whole() -> None:
+    params = [torch.nn.Parameter(torch.ones(5, 2)) for _ in range(2)]
+    optimizer = optim.SGD(zip("ab", params, strict=True), lr=0.1, momentum=0.9)
+    for param in params:
+        param.grad = single(1, (5, 2))
+    optimizer.step()
+    params[1].grad = torch.ones(5, 2)
+    kept = [optimizer.state[param]["momentum_buffer"].to_dense() for param in params]
+    before = [param.detach().clone() for param in params]
+    with pytest.raises(InvalidArgumentError, match="gradient of 'b' is dense, and its momentum sp"):
+        optimizer.step()
+    assert all(map(torch.equal, params, before))
+    now = [optimizer.state[param]["momentum_buffer"].to_dense() for param in params]
+    assert all(map(torch.equal, now, kept))

@@ -125,3 +125,21 @@ def test_new_groups_and_copies_are_flat() -> None:
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         optim.Adam(model().parameters(), **options)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_frozen_has_no_gradient(name: str) -> None:
+    """One of 0 would have it decay, and follow its momentum."""
+    modules = model(), model()
+    for module in modules:
+        module[0].requires_grad_(False)
+    made = MAKERS[name](modules[0].parameters(), gradients="flat")
+    other = MAKERS[name](modules[1].parameters())
+    assert [param.grad is None for param in modules[0].parameters()] == [True, True, False, False]
+    assert_same(trained(made, modules[0], 2), trained(other, modules[1], 2))
+    for place, is_on in ((0, True), (2, False)):
+        for module, optimizer in zip(modules, (made, other), strict=True):
+            module[place].requires_grad_(is_on)
+            optimizer.zero_grad()
+        assert_same(trained(made, modules[0], 3), trained(other, modules[1], 3))
+    assert [param.grad is None for param in modules[0].parameters()] == [False, False, True, True]

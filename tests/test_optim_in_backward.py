@@ -102,3 +102,40 @@ def test_a_copy_counts_its_steps() -> None:
             optimizer.step()
     steps = [[int(own["step"]) for own in each.state.values()] for _, each in both]
     assert steps == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_frozen_parameters_are_listened_to_when_they_no_longer_are(name: str) -> None:
+    modules = model(), model()
+    for module in modules:
+        module[0].requires_grad_(False)
+    made = MAKERS[name](modules[0].parameters(), in_backward=True)
+    other = MAKERS[name](modules[1].parameters())
+    assert_same(trained(made, modules[0], 2), trained(other, modules[1], 2))
+    modules = copy.deepcopy((modules[0], made)), copy.deepcopy((modules[1], other))
+    for module, optimizer in modules:
+        module[0].requires_grad_(True)
+        trained(optimizer, module, 1, 2)
+        assert [param.grad for param in module.parameters()] == [None] * 4
+        module[2].requires_grad_(False)
+        module(torch.ones(3, 4)).sum().backward()
+    found = [[param.grad is None for param in module.parameters()] for module, _ in modules]
+    assert found == [[True] * 4, [False] * 2 + [True] * 2]
+    (module, made), (theirs, other) = modules
+    for optimizer in (made, other):
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(trained(made, module, 2, 3), trained(other, theirs, 2, 3))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "momentum"])
+def test_a_parameter_that_left_its_group_is_left_alone(name: str) -> None:
+    module = model()
+    made = MAKERS[name](module.parameters(), in_backward=True)
+    trained(made, module, 2)
+    left = made.param_groups[0]["params"].pop(0)
+    before = left.detach().clone()
+    module(torch.ones(3, 4)).sum().backward()
+    made.step()
+    assert [param.grad is None for param in module.parameters()] == [False, True, True, True]
+    assert torch.equal(left, before)

@@ -56,8 +56,13 @@ def taken(module: Any, make: Any, course: str, options: Options = ()) -> list[An
 def assert_as_torch(make: Any, course: str, options: Options = ()) -> int:
     """Compare a course with that of torch; how many of its steps were refused."""
     ours, wanted = (taken(module, make, course, options) for module in (optim, torch.optim))
-    count = 0
+    count, before = 0, None
     for (refused, values, state), (expected, others, kept) in zip(ours, wanted, strict=True):
+        if "is dense, and its momentum sparse" in refused:
+            assert "add(sparse, dense)" in expected  # torch has shrunk the momentum by then
+            torch.testing.assert_close((values, state), before, rtol=0, atol=0)
+            return 1
+        before = values, state
         assert refused == expected
         if refused.endswith("not compatible with sparse gradients"):
             return 1  # torch's Adagrad has counted that step

@@ -8,6 +8,7 @@ import itertools
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -314,6 +315,41 @@ def test_a_class_of_the_users_completes_a_state() -> None:
     assert (made.seen, made.param_groups[0]["mine"]) == (1, 1)
     assert_refused(made, state_of("RMSprop"), "Mine: ")
     assert made.seen == 1
+
+
+def rows_with_momentum(module: Any, state: Any = None) -> Any:
+    """SGD of sparse gradients, two steps after a state, which has sparse momentum."""
+    made = of_one(module, "SGD", momentum=0.9)
+    if state is not None:
+        made.load_state_dict(copy.deepcopy(state))
+    (param,) = made.param_groups[0]["params"]
+    for row in (1, 2):
+        param.grad = torch.sparse_coo_tensor(
+            [[row, 0, row]], torch.ones(3, 2), SHAPE, check_invariants=True
+        )
+        made.step()
+    return made
+
+
+def test_sparse_momentum_is_loaded() -> None:
+    state = rows_with_momentum(torch.optim).state_dict()
+    ours, torchs = (rows_with_momentum(module, state) for module in (optim, torch.optim))
+    assert_same([p.detach() for p in ours.state], [p.detach() for p in torchs.state])
+    (own,) = copy.deepcopy(state["state"]).values()
+    own["momentum_buffer"]._indices()[0, 0] = 3
+    made = of_one(optim, "SGD", momentum=0.9)
+    assert_refused(made, {**state, "state": {0: own}}, r"indices\[0\] = \[3\] is not in it")
+    with_rows = {0: {"step": 1, "exp_avg": own["momentum_buffer"], "exp_avg_sq": torch.ones(SHAPE)}}
+    other = of_one(optim, "Adam")
+    assert_refused(other, {**other.state_dict(), "state": with_rows}, "sparse_coo")
+
+
+def test_a_rate_that_a_step_takes_is_loaded() -> None:
+    made = of_one(optim, "Adam")
+    made.param_groups[0]["lr"] = np.array(0.05)
+    step(made)
+    made.load_state_dict(copy.deepcopy(made.state_dict()))
+    step(made)
 
 
 def test_a_scheduler_follows_what_was_loaded() -> None:

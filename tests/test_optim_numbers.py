@@ -11,6 +11,7 @@ import torch
 import thalweg
 from rulebook import assert_same, slow_unless
 from thalweg import optim
+from thalweg.optim import tensorflow
 from torch_inputs import INPUTS, ROWS, Input, give, params_of
 
 STEPS = 8
@@ -175,3 +176,48 @@ def test_what_is_not_finite_spreads_as_far_as_in_torch(name: str) -> None:
         for (key, got), (_, wanted) in zip(_flat(made[0]), _flat(made[1]), strict=True):
             assert torch.equal(got.isnan(), wanted.isnan()), key
             assert torch.equal(got.isinf(), wanted.isinf()), key
+
+
+TENSORS: list[tuple[str, str, Any]] = [
+    ("RMSprop", "momentum", torch.tensor(0.5)),
+    ("NAdam", "betas", (torch.tensor(0.5), torch.tensor(0.75))),
+    ("NAdam", "momentum_decay", torch.tensor(0.25)),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), TENSORS)
+def test_options_may_be_tensors(name: str, option: str, value: Any) -> None:
+    found: list[list[torch.Tensor]] = []
+    for module in (torch.optim, optim):
+        params = params_of(torch.float32)
+        optimizer = getattr(module, name)(params, lr=0.125)
+        optimizer.param_groups[0][option] = value
+        for step in range(4):
+            give(params, step)
+            optimizer.step()
+        found.append([param.detach() for param in params])
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("eps", torch.ones(2), r"eps must be a (number|scalar), not"),
+        ("lr", 10**400, "lr is too large: an integer of 1329 bits"),
+        ("betas", 0.9, "betas must be a pair of numbers, not 0.9"),
+        ("betas", (0.9, 0.9, 0.9), r"betas must be a pair of numbers, not \(0.9"),
+    ],
+)
+@pytest.mark.parametrize("home", [optim, tensorflow])
+def test_an_option_that_is_no_number_is_refused_by_name(
+    home: Any, option: str, value: Any, text: str
+) -> None:
+    params = params_of(torch.float32)
+    optimizer = home.Adam(params)
+    before = [param.detach().clone() for param in params]
+    optimizer.param_groups[0][option] = value
+    give(params, 0)
+    with pytest.raises((TypeError, ValueError), match=text):
+        optimizer.step()
+    assert_same([param.detach() for param in params], before)

@@ -383,3 +383,16 @@ def test_a_training_is_saved_between_two_steps(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"is between backward\(\) and step\(\)"):
         checkpoint.save(tmp_path / "run", optimizer=early, module=module)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([1, 2]), torch.eye(3).to_sparse()], ids=["integers", "rows"]
+)
+def test_tensors_of_the_users_decide_on_nothing(value: torch.Tensor) -> None:
+    params = params_of(torch.float32, ROWS[:1])
+    optimizer = optim.Adam(params, lr=0.1, clip_grad_norm=1.0)
+    for step in range(3):
+        give(params, step)
+        optimizer.step()  # one of torch's would be refused beside the option
+        optimizer.state[params[0]]["mine"] = value
+    assert optimizer.state[params[0]]["mine"] is value

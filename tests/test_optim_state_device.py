@@ -527,3 +527,21 @@ def test_complex_parameters_of_the_cpu_are_as_without_it() -> None:
         param.grad = torch.full((3,), 1 + 2j)
         optim.Adam([param], **options).step()
     assert_same([torch.view_as_real(given[0].detach())], [torch.view_as_real(given[1].detach())])
+
+
+def test_what_torch_is_not_given_is_loaded_with_its_own_type() -> None:
+    """Slots of complex parameters, and tensors of the user's."""
+    made = [optim.Adam([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))], lr=0.1, **OFF)]
+    made.append(copy.deepcopy(made[0]))
+    for optimizer in made:
+        (param,) = optimizer.param_groups[0]["params"]
+        param.grad = torch.full((3,), 1 + 2j)
+        optimizer.step()
+        optimizer.state[param]["mask"] = torch.tensor([1, 0, 2])
+    made[1].load_state_dict(copy.deepcopy(made[0].state_dict()))
+    for optimizer in made:
+        optimizer.step()
+    own, other = (next(iter(optimizer.state.values())) for optimizer in made)
+    assert own.keys() == other.keys()
+    for value, wanted in zip(own.values(), other.values(), strict=True):
+        torch.testing.assert_close(value, wanted, rtol=0, atol=0)

@@ -385,17 +385,18 @@ def test_a_function_of_torch_that_fails_puts_everything_back(session: Any) -> No
 
 
 @pytest.mark.parametrize("scale", [8.0, "dynamic"])
-@pytest.mark.parametrize("optimizer", [written.ByStep, InTorch])
+@pytest.mark.parametrize("optimizer", [written.ByStep, InTorch, written.DecayedAdam])
 def test_hooks_inside_of_a_loss_scale(session: Any, scale: Any, optimizer: Any) -> None:
-    opt = optimizer(False, "Own") if optimizer is InTorch else optimizer(0.5)
-    w, given = v1.Variable([1.0], name="w"), v1.placeholder(tf.float32, [1])
+    given = {written.ByStep: (0.5,), InTorch: (False, "Own")}
+    opt = optimizer(*given.get(optimizer, ()))
+    w, fed = v1.Variable([1.0], name="w"), v1.placeholder(tf.float32, [1])
     outer = train.experimental.MixedPrecisionLossScaleOptimizer(opt, scale)
     step = v1.train.get_or_create_global_step()
-    op = outer.apply_gradients([(given, w)], step)
+    op = outer.apply_gradients([(fed, w)], step)
     session.run(v1.global_variables_initializer())
     values = []
     for grad in (1.0, 1.0, float("inf"), 1.0):
-        session.run(op, {given: [grad]})
+        session.run(op, {fed: [grad]})
         values.append(session.run(w).item())
     if scale == "dynamic":
         assert (values[2], session.run(step)) == (values[1], 3)

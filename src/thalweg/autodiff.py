@@ -11,6 +11,7 @@ import enum
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import Gradient, as_gradient, embedding_lookup
+from thalweg.switches import Within
 from thalweg.tracing import untraced
 from thalweg.variable import is_variable, tensor_of, to_tensor
 
@@ -342,19 +344,15 @@ def _differentiate(
     return [None if end is None else as_gradient(next(found)) for end in inputs]
 
 
-@contextlib.contextmanager
-def watching(begin: Begin) -> Iterator[None]:
+def watching(begin: Begin) -> Within:
     """Be told of gradients as they come, where there are other processes.
 
     Args:
         begin: Called before the first backward pass of the block, with the leaves that get a
             gradient. Returns None, or what is called with each leaf when its `grad` is complete.
     """
-    before, _recording.begin = _recording.begin, begin
-    try:
-        yield
-    finally:
-        _recording.begin = before
+    change = partial(setattr, _recording, "begin")
+    return Within(lambda: ([partial(change, begin)], [partial(change, _recording.begin)]))
 
 
 def _are_leaves(tensors: Iterable[torch.Tensor]) -> bool:

@@ -8,13 +8,14 @@ those here.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from thalweg.switches import Sections, Within
 from thalweg.variable import Variable
 
 
@@ -153,14 +154,15 @@ def executing_eagerly() -> bool:
     return process.eager
 
 
-@contextlib.contextmanager
-def eagerly() -> Iterator[None]:
+def eagerly() -> Within:
     """Have calls in the block compute at once, in this thread, also while a graph is built."""
-    thread.eager_blocks += 1
-    try:
-        yield
-    finally:
-        thread.eager_blocks -= 1
+    return Within(_eagerly)
+
+
+def _eagerly() -> Sections:
+    outside = thread.eager_blocks
+    change = partial(setattr, thread, "eager_blocks")
+    return [partial(change, outside + 1)], [partial(change, outside)]
 
 
 def replicas() -> int:

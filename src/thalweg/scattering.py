@@ -8,13 +8,14 @@ import torch
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.switches import no_grad
 from thalweg.variable import to_tensor
 
 UPDATES = ("add", "sub", "mul", "div", "min", "max", "update")
 _OPERATORS = {"mul": torch.mul, "div": torch.div, "min": torch.minimum, "max": torch.maximum}
 
 
-@torch.no_grad()
+@no_grad()
 def scatter(var: torch.Tensor, indices: Any, updates: Any, update: str) -> None:
     """Change the rows of `var` that `indices` names, one after the other.
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.switches import no_grad
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
 
@@ -277,7 +278,7 @@ class Variable(torch.nn.Parameter):
             InvalidTypeError: The dtypes differ, or the value is not numeric.
             LayoutError: The variable's storage was cut.
         """
-        with torch.no_grad():
+        with no_grad():
             self.copy_(self._operand(value))
         return self
 
@@ -285,7 +286,7 @@ class Variable(torch.nn.Parameter):
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> Variable:
         """Add to all elements in place; otherwise like `assign`."""
-        with torch.no_grad():
+        with no_grad():
             self.add_(self._operand(delta))
         return self
 
@@ -293,7 +294,7 @@ class Variable(torch.nn.Parameter):
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> Variable:
         """Subtract from all elements in place; otherwise like `assign`."""
-        with torch.no_grad():
+        with no_grad():
             self.sub_(self._operand(delta))
         return self
 

@@ -18,6 +18,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -37,7 +38,7 @@ from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from fuse import NOT_TAKEN
-from interrupting import outcome
+from interrupting import outcome, switched
 from thalweg import IndexedSlices, Variable, graph, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -47,7 +48,8 @@ class Training:
     """A step that can be taken again and again, and everything that it may change.
 
     `ready` is called before each, and not again where one that was not taken is; `end` after one
-    that was interrupted, to do what the state does not show that it is left.
+    that was interrupted, to do what the state does not show that it is left. `moves` of the state,
+    if any, change if a step is taken.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class Training:
         state: Callable[[], list[Tensor]],
         ready: Callable[[int], Any] = lambda _: None,
         end: Callable[[], Any] = lambda: None,
+        moves: int = 0,
     ) -> None:
         self.step = step
         self.state = state
         self.ready = ready
         self.end = end
+        self.moves = moves
 
     def take(self, number: int) -> None:
         self.ready(number)
@@ -295,7 +299,7 @@ class Hooked(keras.Optimizer):
         var.sub_(total * 0.1)
 
 
-def optimize(mixed: bool) -> Callable[[], Training]:
+def optimize(mixed: bool, skips: bool = False) -> Callable[[], Training]:
     def build() -> Training:
         dtype = torch.float16 if mixed else torch.float32
         own = variables([dtype])
@@ -303,6 +307,8 @@ def optimize(mixed: bool) -> Callable[[], Training]:
 
         def loss() -> Tensor:
             made = gradients(own, number[0])
+            if skips and number[0] % 3:
+                made[0][0, 0] = torch.inf
             return sum((var.float() * grad.float()).sum() for var, grad in zip(own, made))
 
         step = optimize_loss(
@@ -315,7 +321,7 @@ def optimize(mixed: bool) -> Callable[[], Training]:
             number[0] = count
             step()
 
-        return Training(once, lambda: [*own, *step.state_dict().values()])
+        return Training(once, lambda: [*own, *step.state_dict().values()], moves=len(own))
 
     return build
 
@@ -341,6 +347,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "v1 sparse": of_v1(lambda: thalweg.v1.train.FtrlOptimizer(0.01), sparse=True),
     "optimize_loss": optimize(False),
     "optimize_loss mixed": optimize(True),
+    "optimize_loss skipped": optimize(True, skips=True),
     "session": in_session,
     "optim": of_optim(lambda own: optim.AdamW(own, 0.01, clip_grad_norm=1.0)),
     "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
@@ -396,14 +403,15 @@ def told(
     Args:
         names, kinds: Of `TRAININGS` and as in `interrupt`, with commas between them.
         count, seed: As in `interrupt`, for each of the trainings.
-        timeout: Seconds after which the process has hung.
+        timeout: Seconds after which the process has hung, and is told to say where.
         planted: A defect of `attack.planted` that the library is to have.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: It failed or hung; tells all that it said, and which file keeps that.
     """
     command = [
         sys.executable,
+        "-Xfaulthandler",
         "-m",
         "attack.interruptions",
         names,
@@ -413,14 +421,23 @@ def told(
         planted,
     ]
     folders = [str(Path(__file__).parents[1]), *sys.path]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, check=False,
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-    )  # fmt: skip
-    said = f"{command}\n{done.stdout}\n{done.stderr}"
-    if done.returncode:
-        raise RuntimeError(said)
-    return json.loads(done.stdout), said
+    ) as child:  # fmt: skip
+        try:
+            out, err = child.communicate(timeout=timeout)
+            end = f"ended with status {child.returncode}"
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGABRT)  # which has it tell where its threads are
+            out, err = child.communicate()
+            end = f"had not ended after {timeout} s"
+    said = f"{command} {end}.\n{out}\n{err}"
+    if child.returncode:
+        with tempfile.NamedTemporaryFile("w", prefix="interruptions-", delete=False) as kept:
+            kept.write(said)
+        raise RuntimeError(f"{said}\nThis is kept in {kept.name}.")
+    return json.loads(out), said
 
 
 def attack(long: bool, seed: int) -> Figures:
@@ -436,7 +453,7 @@ def _round(figures: Figures, count: int, seed: int) -> None:
     def each(name: str) -> tuple[dict[str, int], str]:
         try:
             return told(name, ",".join(KINDS), count, seed, 60 + 0.5 * count * len(KINDS))
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+        except RuntimeError as error:
             return {"failed": count * len(KINDS)}, str(error)
 
     with ThreadPoolExecutor(2) as pool:
@@ -472,7 +489,7 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
     for number in range(3, 13):
         ours.take(number), twin.take(number)
     length = (time.perf_counter() - begin) / 20
-    number = 13
+    number, switches = 13, switched()
     while found.total() < count:
         ours.ready(number), twin.ready(number)
         before = ours.bits()
@@ -481,9 +498,11 @@ def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:
         else:
             twin.step(number)
         error, has_ended = _interrupted(ours, number, rng.uniform(0, 1.2 * length), how)
-        verdict = _judged(ours.bits(), before, twin.bits(), error, has_ended)
-        if not torch.is_grad_enabled():
-            verdict = "torn"  # nothing would be trained after that
+        verdict = _judged(ours.bits(), before, twin.bits(), error, has_ended, ours.moves)
+        if switched() != switches:
+            _tell(f"{name}: {switched()} is switched, not {switches}", error)
+            verdict = "torn"  # a step that follows would be another one
+            switches = switched()
             torch.set_grad_enabled(True)
         found[verdict] += 1
         if verdict in WRONG:
@@ -507,9 +526,12 @@ def _interrupted(
     if how == "opcode":
         found = outcome(int(delay), partial(training.step, number), by_opcode=True)[0]
         return found or KeyboardInterrupt(), found is None
-    main = threading.get_ident()
+    main, arrived = threading.get_ident(), list[bool]()
+    begins = threading.Lock()
+    begins.acquire()
 
     def send() -> None:
+        begins.acquire()
         end = time.perf_counter() + delay
         while time.perf_counter() < end:
             time.sleep(0)
@@ -518,15 +540,25 @@ def _interrupted(
         else:
             kind = ctypes.py_object(KeyboardInterrupt)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), kind)
+            arrived.append(True)  # at the next instruction
 
+    def arrive(*_: Any) -> None:
+        arrived.append(True)
+        raise KeyboardInterrupt
+
+    # The step alone is interrupted, however late the signal comes: `threading` is Python code, and
+    # an interruption of `start` or `join` may leave its locks taken.
+    signal.signal(signal.SIGINT, arrive)
     thread = threading.Thread(target=send)
+    thread.start()
     error, has_ended = None, False
     try:
-        thread.start()
+        begins.release()
         training.step(number)
         has_ended = True
-        thread.join()
-        time.sleep(0.01)
+        while not arrived:
+            time.sleep(0.001)
+        time.sleep(0)
     except KeyboardInterrupt as caught:
         error = caught
     thread.join()
@@ -546,11 +578,18 @@ def _anew(name: str) -> tuple[Training, Training]:
 
 
 def _judged(
-    now: list[bytes], old: list[bytes], new: list[bytes], error: BaseException | None, ended: bool
+    now: list[bytes],
+    old: list[bytes],
+    new: list[bytes],
+    error: BaseException | None,
+    ended: bool,
+    moves: int,
 ) -> str:
     notes = getattr(error, "__notes__", [])
     says_not = NOT_TAKEN in notes
     says_taken = any(note.startswith("The step was taken") for note in notes)
+    if says_taken and moves and now[:moves] == old[:moves]:
+        return "false note"
     if now == old:
         ended = ended and old != new  # a block of averages leaves everything as it was
         return "false note" if says_taken or ended else "old"
@@ -564,7 +603,6 @@ def main(names: str, how: str, count: str, seed: str = "0", planted: str = "") -
     if planted:
         DEFECTS[planted]()
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     torch.set_num_threads(2)
     found = Counter[str]()
     for name, kind in itertools.product(names.split(","), how.split(",")):

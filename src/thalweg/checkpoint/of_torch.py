@@ -23,6 +23,7 @@ from thalweg.optim.groups import HOW, Group, hypers_of
 from thalweg.optim.loading import setting
 from thalweg.optim.narrow import PLAIN
 from thalweg.optim.stepping import OneSweep
+from thalweg.switches import writable
 
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 
@@ -107,7 +108,7 @@ class OfTorch:
     def _loading(
         self, given: Mapping[str, Any], variables: Any = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
-        with self._locked(), torch.inference_mode(False), torch.no_grad():
+        with self._locked(), writable():
             found: list[str] = []
             calls = self._calls(given["state"], given["groups"], self._titles(names), found)
             if found:

@@ -42,6 +42,7 @@ from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import table
 from thalweg.storage.located import located
 from thalweg.storage.stored import Stored, of_tensor
+from thalweg.switches import no_grad
 from thalweg.tracing import untraced
 
 Path = str | os.PathLike[str]
@@ -221,7 +222,7 @@ def save(
     tensors = named(variables, module)
     optimizer = None if optimizer is None else known(optimizer)
     # The lock is held until all is written, so nothing need be copied, unless `progress` steps.
-    with torch.no_grad(), _held(optimizer), nullcontext() if progress else state.uncopied():
+    with no_grad(), _held(optimizer), nullcontext() if progress else state.uncopied():
         copies = progress is not None
         _taken(optimizer, tensors, module, extra, None, copies).write(path, progress)
 

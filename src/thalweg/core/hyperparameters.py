@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeGuard, cast
@@ -19,6 +18,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.running import SessionVariable, SymbolicVariable, is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
+from thalweg.switches import Within
 from thalweg.variable import Variable, dtype_name, numpy_value, to_tensor
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -331,27 +331,21 @@ class Hyperparameters(Mapping[str, Any]):
                     as_step_scalar(name, found[name], np.float64)
         return found
 
-    @contextlib.contextmanager
-    def knowing(self, known: dict[Any, Any]) -> Generator[None]:
+    def knowing(self, known: dict[Any, Any]) -> Within:
         """Let steps in the `with` block take what a run of a graph has found, and call nothing.
 
         Args:
             known: Values by name, and those of schedules by (name, dtype).
         """
-        before, self._known = self._known, known
-        try:
-            yield
-        finally:
-            self._known = before
+        return self._having("_known", known)
 
-    @contextlib.contextmanager
-    def uncalled(self) -> Generator[None]:
+    def uncalled(self) -> Within:
         """Let NaN stand for what callables would give in the `with` block, and call nothing."""
-        before, self._given = self._given, dict.fromkeys(self._values, math.nan)
-        try:
-            yield
-        finally:
-            self._given = before
+        return self._having("_given", dict.fromkeys(self._values, math.nan))
+
+    def _having(self, name: str, value: Any) -> Within:
+        change = partial(setattr, self, name)
+        return Within(lambda: ([partial(change, value)], [partial(change, getattr(self, name))]))
 
     def create(self, make: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Let variables that `make(name, number)` returns take the place of plain numbers.

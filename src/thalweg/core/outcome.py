@@ -8,19 +8,20 @@ from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
-from thalweg.core.section import Call, calls, consume, no_grad, while_whole
+from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError
+from thalweg.switches import no_grad, writable
 from thalweg.variable import variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
-_TAKEN = "The step was taken"
-LEFT = f"{_TAKEN}, unless the device found a gradient that is infinite or NaN."
+TAKEN = "The step was taken"
+SKIPPED = "The step was skipped"
+LEFT = f"{TAKEN}, unless the device found a gradient that is infinite or NaN."
 
 
 class Outcome(NamedTuple):
@@ -80,17 +81,17 @@ def says_not_taken(error: BaseException) -> bool:
 
 def says_taken(error: BaseException) -> bool:
     """Whether an exception says that it came after the step."""
-    return any(note.startswith(_TAKEN) for note in _notes(error))
+    return any(note.startswith(TAKEN) for note in _notes(error))
 
 
 def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-def add_taken(error: BaseException, missing: str = "", said: str = f"{_TAKEN}.") -> None:
+def add_taken(error: BaseException, missing: str = "", said: str = f"{TAKEN}.") -> None:
     """Say of an exception that it came after the step, unless it says so."""
     if not says_taken(error):
-        error.add_note(f"{_TAKEN}, but {missing}." if missing else said)
+        error.add_note(f"{TAKEN}, but {missing}." if missing else said)
 
 
 def written(
@@ -98,7 +99,7 @@ def written(
     then: Sequence[After] = (),
     counts: Sequence[Call] = (),
     begun: list[str] | None = None,
-    said: str = f"{_TAKEN}.",
+    said: str = f"{TAKEN}.",
 ) -> list[BaseException]:
     """Write a step in one section, and do what follows to its end.
 
@@ -237,7 +238,7 @@ def _constrained(var: Tensor, title: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
-    with EnableTorchFunction(), torch.inference_mode(False), no_grad():
+    with EnableTorchFunction(), writable():
         check_memory(var, f"'{title}'")
         value = constraint(var)
         check_memory(var, f"'{title}'")

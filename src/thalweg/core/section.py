@@ -14,7 +14,6 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from io import IOBase
 from itertools import compress
 from typing import Any, cast
 
@@ -25,8 +24,7 @@ from torch._C import (
 )
 
 from thalweg.engines.layout import span
-
-Call = Callable[[], Any]
+from thalweg.switches import Call
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
 consume: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
@@ -87,55 +85,3 @@ def unwatched(functions: Sequence[Call]) -> Call:
     call: Any = operator.call
     leave = partial(consume, map(call, leaving, nothing, nothing, nothing))
     return partial(consume, calls([make, enter, *functions, leave, guards.clear]))
-
-
-class _Entering:
-    """Finds `__enter__` of a `Within`: its section, where Python code has come to its end.
-
-    `with` finds it, and then calls it. A method of Python's would have instructions after the
-    section, where an interruption leaves the block open, but not entered.
-    """
-
-    def __get__(self, block: Within | None, owner: Any = None) -> Any:
-        return _entered if block is None else block.opening()
-
-
-def _entered(block: Within) -> None:  # as `contextlib.ExitStack` calls it
-    block.opening()()
-
-
-class Within(IOBase):
-    """A `with` block that one section opens and another closes, whatever interrupts it.
-
-    `IOBase` has its block end with a call of `close`, from C. A method of Python's would have
-    instructions before its section, where an interruption leaves the block, but not closed.
-
-    Args:
-        prepare: Called where a block begins. Returns what opens and what closes it, as functions
-            in C that cannot fail; the last one that closes may be any function.
-    """
-
-    def __init__(self, prepare: Callable[[], tuple[Sequence[Call], Sequence[Call]]]) -> None:
-        self._prepare = prepare
-
-    def opening(self) -> Call:
-        """The section that opens the block, made anew for each."""
-        first, last = self._prepare()
-        closes = partial(setattr, self, "close", _section(last))
-        return _section([closes, *first])
-
-    __enter__: Any = _Entering()
-
-
-def _section(functions: Sequence[Call]) -> Call:
-    return partial(deque[Any](maxlen=0).extend, calls(functions))
-
-
-def no_grad() -> Within:
-    """As `torch.no_grad()`, whose end an interruption may prevent: gradients stay off then."""
-    return Within(_without_gradients)
-
-
-def _without_gradients() -> tuple[list[Call], list[Call]]:
-    set_enabled: Any = torch._C._set_grad_enabled  # pyright: ignore[reportPrivateUsage]
-    return [partial(set_enabled, False)], [partial(set_enabled, torch.is_grad_enabled())]

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
@@ -23,6 +22,7 @@ from thalweg.core.kept import Kept, Planned
 from thalweg.core.moved import Memory
 from thalweg.core.outcome import (
     LEFT,
+    SKIPPED,
     After,
     Outcome,
     constrained,
@@ -34,13 +34,14 @@ from thalweg.core.outcome import (
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
-from thalweg.core.section import Call, calls, consume, no_grad, while_whole
+from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
 from thalweg.engines import Tensors, check_scalars, saturated
 from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
+from thalweg.switches import writable
 
 
 def take(
@@ -74,7 +75,7 @@ def take(
     if again is not None:
         return again
     # Slots made in inference mode could not be updated outside it.
-    with not_taken(hooks.begun), torch.inference_mode(False), no_grad():
+    with not_taken(hooks.begun), writable():
         return _anew(hooks, kept, given, how, copies, is_last)
 
 
@@ -187,7 +188,7 @@ def _anew(
             is_checked = False
         pairs, decision = materialised(pairs, how, hooks.selection.denormals == "flush")
         if not decision.taken:
-            return Outcome(False, written(decision.calls))
+            return _skipped(hooks, decision)
         how = Processing(calls=decision.calls)
     if rule.is_whole or how.trust is not None:
         pairs = all_dense(pairs)
@@ -248,7 +249,9 @@ def _carried_out(
                 hooks.taken = decision.taken
                 columns = columns._replace(taken=decision.taken)
             elif not decision.taken:
-                return Outcome(False, written(decision.calls, begun=hooks.begun))
+                return Outcome(
+                    False, written(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
+                )
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
         if is_new:
@@ -373,7 +376,7 @@ def _by_hooks(
     flush = hooks.selection.denormals == "flush"
     pairs, decision = materialised(pairs, how, flush)
     if not decision.taken:
-        return Outcome(False, written(decision.calls, begun=hooks.begun))
+        return _skipped(hooks, decision)
     variables = [var for _, var in pairs]
     titles = hooks.titles(variables)
     errors: list[BaseException] = []
@@ -398,6 +401,10 @@ def _by_hooks(
         if not hooks.begun:
             consume(undo)
         raise
+
+
+def _skipped(hooks: Hooks, decision: Decision) -> Outcome:
+    return Outcome(False, written(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
 
 
 def _has_rows(pairs: Sequence[Pair]) -> bool:

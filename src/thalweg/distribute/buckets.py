@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.distribute import tree
 from thalweg.distribute.ranks import Pending, Ranks
+from thalweg.switches import outside_inference
 
 SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
@@ -86,7 +87,7 @@ class Bucket:
     def __init__(self, places: Sequence[int], like: Sequence[Tensor]) -> None:
         self.places = list(places)
         plain = [_real(each) for each in like]
-        with torch.inference_mode(False):  # it may be filled again outside of it
+        with outside_inference():  # it may be filled again outside of it
             self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
         parts = self._flat.split([each.numel() for each in plain])
         views = [part.view(each.shape) for part, each in zip(parts, plain, strict=True)]
@@ -121,7 +122,7 @@ class Bucket:
             For each tensor what that leaves out; 0 where it is not finite.
         """
         if self._narrow is None:
-            with torch.inference_mode(False):
+            with outside_inference():
                 self._narrow = torch.empty_like(self._flat, dtype=dtype)
         self._divisor = count
         left = self._flat / count

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.ranks import Ranks
 from thalweg.running import thread
+from thalweg.switches import Sections, Within
 
 
 class Replicas(Protocol):
@@ -23,9 +23,6 @@ class Replicas(Protocol):
     ranks: Ranks
     sending: Sending
     is_default: bool
-
-
-Which = TypeVar("Which", bound=Replicas)
 
 
 class Replica(Protocol):
@@ -47,24 +44,21 @@ class Entered(NamedTuple):
     replica: Replica | None
 
 
-@contextlib.contextmanager
-def across(strategy: Which) -> Iterator[Which]:
-    """Be across the replicas of a strategy until the block ends."""
-    thread.strategies.append(Entered(strategy, None))
-    try:
-        yield strategy
-    finally:
-        thread.strategies.pop()
+def across(strategy: Replicas) -> Within:
+    """Be across the replicas of a strategy, which the block is given, until it ends."""
+    return _entering(Entered(strategy, None), strategy)
 
 
-@contextlib.contextmanager
-def within(replica: Replica) -> Iterator[None]:
+def within(replica: Replica) -> Within:
     """Be in a replica until the block ends."""
-    thread.strategies.append(Entered(replica.strategy, replica))
-    try:
-        yield
-    finally:
-        thread.strategies.pop()
+    return _entering(Entered(replica.strategy, replica))
+
+
+def _entering(entered: Entered, given: Any = None) -> Within:
+    def entering() -> Sections:
+        return [partial(thread.strategies.append, entered)], [thread.strategies.pop]
+
+    return Within(entering, given)
 
 
 def innermost() -> Entered | None:

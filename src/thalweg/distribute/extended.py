@@ -16,6 +16,7 @@ from thalweg.distribute.context import Replicas, across, within
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.graph.nest import leaves_of
+from thalweg.switches import no_grad
 
 
 class Extended:
@@ -123,7 +124,7 @@ class Extended:
         else:
             tensors = list(leaves_of(flatten(variables)))
         Agreement(ranks, values=False).check(tensors, Said(list))
-        with torch.no_grad():
+        with no_grad():
             copies = [
                 each.detach().clone(memory_format=torch.contiguous_format) for each in tensors
             ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, distributed
 
 from thalweg.errors import CheckpointWriteError, InvalidTypeError, ReplicaLostError
+from thalweg.switches import no_grad
 
 _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -160,7 +161,7 @@ class Ranks:
             sent = whole.view(-1).view(torch.uint8)  # which all backends know
             self._wait(distributed.broadcast, sent, group_src=source)
             if whole.data_ptr() != tensor.data_ptr():
-                with torch.no_grad():
+                with no_grad():
                     tensor.copy_(whole)
 
     def texts(self, own: str) -> list[str]:

@@ -21,6 +21,7 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.rows import gathered
 from thalweg.distribute.sender import Sender
 from thalweg.indexed_slices import Gradient, IndexedSlices
+from thalweg.switches import no_grad
 from thalweg.variable import titles_of
 
 MaybePair = tuple[Gradient, Any]
@@ -94,7 +95,7 @@ def summed(
     return sums_of(completed(pairs, ranks), Sender(ranks, sending or Sending()), {})
 
 
-@torch.no_grad()
+@no_grad()
 def sums_of(
     pairs: Sequence[MaybePair], sender: Sender, known: Mapping[int, Tensor]
 ) -> list[MaybePair]:

@@ -18,6 +18,7 @@ from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import GraphVariable, Output, by_reference, operation
 from thalweg.graph.arguments import whole
+from thalweg.switches import no_grad
 from thalweg.variable import (
     Variable,
     VariableAggregation,
@@ -73,7 +74,7 @@ def _in_replicas() -> Strategy | None:
     return None if strategy.ranks.is_alone or in_cross_replica_context() else strategy
 
 
-@torch.no_grad()
+@no_grad()
 def _of_all(
     strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: Any
 ) -> Tensor:

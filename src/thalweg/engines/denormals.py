@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
+from functools import partial
 
 import numpy as np
 import torch
+
+from thalweg.switches import Sections, Within
 
 _TINY = np.full(1, 1e-40, np.float32)
 _TWO = np.full(1, 2.0, np.float32)
@@ -17,15 +18,13 @@ def flushing() -> bool:
     return bool((_TINY * _TWO)[0] == 0)
 
 
-@contextlib.contextmanager
-def denormals(flush: bool) -> Generator[None]:
-    """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread."""
+def denormals(flush: bool) -> Within:
+    """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread, in a block."""
+    return Within(partial(_switched, flush))
+
+
+def _switched(flush: bool) -> Sections:
     found = flushing()
     if found == flush:
-        yield
-        return
-    torch.set_flush_denormal(flush)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(found)
+        return [], []
+    return [partial(torch.set_flush_denormal, flush)], [partial(torch.set_flush_denormal, found)]

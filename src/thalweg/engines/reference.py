@@ -34,6 +34,7 @@ from thalweg.engines.measuring import combined, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
 from thalweg.formula import Formula, Rule, gradient_squares, narrow, wide
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.switches import no_grad
 from thalweg.variable import numpy_copy
 
 _WIDE = (torch.float32, torch.float64)
@@ -345,7 +346,7 @@ class ReferencePart:
             return []
         scalars = columns.of(0, self._dtype)
         grad = self._gradient
-        with torch.no_grad(), denormals(self._flush):
+        with no_grad(), denormals(self._flush):
             if isinstance(grad, IndexedSlices):
                 return self._rows(grad, scalars)
             return self._whole(grad, scalars)

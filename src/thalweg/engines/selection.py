@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import InvalidTypeError
+from thalweg.switches import Sections, Within
 
 EngineName = Literal["auto", "cpu", "cuda", "reference"]
 Denormals = Literal["flush", "keep"]
@@ -53,7 +53,7 @@ def engine(
     denormals: Denormals | None = None,
     check_numerics: bool | None = None,
     math: Math | None = None,
-) -> contextlib.AbstractContextManager[None]:
+) -> Within:
     """Choose the engine for the steps taken inside a `with` block.
 
     Args:
@@ -96,13 +96,10 @@ def engine(
         "check_numerics": check_numerics,
         "math": math,
     }
-    return _choosing({key: value for key, value in given.items() if value is not None})
+    chosen = {key: value for key, value in given.items() if value is not None}
+    return Within(partial(_choosing, chosen))
 
 
-@contextlib.contextmanager
-def _choosing(changes: dict[str, Any]) -> Generator[None]:
-    token = _chosen.set({**_chosen.get(), **changes})
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
+def _choosing(changes: dict[str, Any]) -> Sections:
+    outside = _chosen.get()
+    return [partial(_chosen.set, {**outside, **changes})], [partial(_chosen.set, outside)]

@@ -56,6 +56,7 @@ from thalweg.graph.initializers import (
 )
 from thalweg.graph.loops import foldl, foldr, map_fn, scan, while_loop
 from thalweg.graph.nodes import Operation, SymbolicTensor
+from thalweg.graph.one_update import after_writes, as_one_update, updates_since
 from thalweg.graph.operation import operation
 from thalweg.graph.ops import (
     assign,
@@ -121,6 +122,8 @@ __all__ = [
     "Variable",
     "VariableScope",
     "add_to_collection",
+    "after_writes",
+    "as_one_update",
     "assign",
     "assign_add",
     "assign_sub",
@@ -197,6 +200,7 @@ __all__ = [
     "truncated_normal",
     "truncated_normal_initializer",
     "tuple_",
+    "updates_since",
     "variable_scope",
     "variables_initializer",
     "while_loop",

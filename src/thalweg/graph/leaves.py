@@ -15,6 +15,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.variables import GraphVariable
 from thalweg.indexed_slices import IndexedSlices, with_values
 from thalweg.running import SessionVariable
+from thalweg.switches import no_grad
 from thalweg.variable import to_tensor
 
 
@@ -86,7 +87,7 @@ class Leaves:
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
         """The calls, in C alone, that give variables again what they have now, if anything."""
         known = [leaf for leaf in map(self._leaves.get, variables) if leaf is not None]
-        with torch.no_grad():
+        with no_grad():
             values = putting_back(known)
         if len(known) == len(variables) and all(var.shape is not None for var in variables):
             return values

@@ -15,6 +15,7 @@ from thalweg.graph.names import cleaned
 from thalweg.graph.nest import mapped
 from thalweg.graph.nodes import Nodes
 from thalweg.graph.variables import GraphVariable, variable_of
+from thalweg.switches import no_grad
 
 
 def call_module(
@@ -70,7 +71,7 @@ def _call(
             module, tensors, tuple(args), dict(kwargs), tie_weights=False
         )
         calls.end()
-    with torch.no_grad():
+    with no_grad():
         for name, buffer in buffers.items():
             if tensors[name] is not buffer:  # the module put another tensor in its place
                 buffer.copy_(tensors[name])

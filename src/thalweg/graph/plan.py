@@ -189,21 +189,26 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
             members.setdefault(unit, []).append(place)
     before: dict[int, list[Step]] = {}
     after: dict[int, list[Step]] = {}
-    for unit, places in members.items():
-        updates = [place for place in places if steps[place].lock != SHARED]
-        if not updates:
-            continue
-        first, last = updates[0], updates[-1]
-        for step in steps[places[0] : last + 1]:
-            step.lock = step.lock and EXCLUSIVE
-        inside = chain.from_iterable(_within(steps[place].operation, fed) for place in updates)
-        written = tuple(dict.fromkeys(x for op in inside for x in op.written))
-        begin = partial(_begin, unit=unit, written=written)
-        if places[0] < first:  # what fails here has written nothing yet, and says so
-            start = partial(_begin, unit=unit, written=())
-            before.setdefault(places[0], []).append(_around(steps[places[0]], start))
-        before.setdefault(first, []).append(_around(steps[first], begin))
-        after.setdefault(last, []).append(_around(steps[last], partial(_end, unit=unit)))
+    waits = list(accumulate(int(step.lock is None) for step in steps))
+    for unit, all_places in members.items():
+        own = [place for place in all_places if steps[place].lock is not None]
+        # While it waits for other threads they may write: before that is one update, and after it.
+        for _, undivided in groupby(own, key=waits.__getitem__):
+            places = list(undivided)
+            updates = [place for place in places if steps[place].lock != SHARED]
+            if not updates:
+                continue
+            for step in steps[places[0] : places[-1] + 1]:
+                step.lock = EXCLUSIVE
+            inside = chain.from_iterable(_within(steps[place].operation, fed) for place in updates)
+            written = tuple(dict.fromkeys(x for op in inside for x in op.written))
+            begin = partial(_begin, unit=unit, written=written)
+            if places[0] < updates[0]:  # what fails here has written nothing yet, and says so
+                start = partial(_begin, unit=unit, written=())
+                before.setdefault(places[0], []).append(_around(steps[places[0]], start))
+            before.setdefault(updates[0], []).append(_around(steps[updates[0]], begin))
+            end = partial(_end, unit=unit)
+            after.setdefault(places[-1], []).append(_around(steps[places[-1]], end))
     found: list[Step] = []
     for place, step in enumerate(steps):
         found += [*before.get(place, ()), step, *after.get(place, ())]

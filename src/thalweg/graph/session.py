@@ -24,6 +24,7 @@ from thalweg.graph.plan import Plan, make_plan
 from thalweg.graph.variables import GraphVariable
 from thalweg.locks import Lock, excuse, on_fork
 from thalweg.running import SessionVariable, thread
+from thalweg.switches import Within, grad_kept, writable
 from thalweg.tracing import untraced
 
 
@@ -134,16 +135,14 @@ class Session:
         feeds: Mapping[SymbolicTensor, Any],
         export: Callable[[Any], Any] = exported,
     ) -> list[Any]:
-        frame, depth = Frame(self, feeds), len(thread.frames)
-        try:
-            thread.frames.append(frame)
-            return self.carry_out(plan, frame, export)
-        except Exception as error:
-            if frame.failed is not None:
-                plan.abandon(frame.failed, error)
-            raise
-        finally:
-            del thread.frames[depth:]  # also where an interruption came right after `append`
+        frame, frames = Frame(self, feeds), thread.frames
+        with Within(lambda: ([partial(frames.append, frame)], [frames.pop])):
+            try:
+                return self.carry_out(plan, frame, export)
+            except Exception as error:
+                if frame.failed is not None:
+                    plan.abandon(frame.failed, error)
+                raise
 
     def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
         """Run a plan, with what a run has been fed and has computed; the values of its fetches."""
@@ -161,15 +160,12 @@ class Session:
         for place, tensor in plan.given:
             results[place] = export(frame[tensor])
         is_nested = self._joins_outer_run(plan)
-        recorded = torch.is_grad_enabled()
-        try:
+        with grad_kept():
             for lock, steps in plan.segments:
                 if lock is None or is_nested:
                     frame.run(steps, results, export)
                     continue
                 self._under(lock, frame, partial(frame.run, steps, results, export))
-        finally:
-            torch.set_grad_enabled(recorded)
         return results
 
     def _joins_outer_run(self, plan: Plan) -> bool:
@@ -254,7 +250,7 @@ class Session:
                 )
 
         def load() -> None:
-            with torch.inference_mode(False), torch.no_grad():
+            with writable():
                 self._check_open()
                 section.run(self._leaves.loading(values))
 

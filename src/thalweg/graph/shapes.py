@@ -20,6 +20,7 @@ from thalweg.graph.mismatch import Failure, misfit
 from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.running import eagerly
+from thalweg.switches import enable_grad
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
 _SIZES = (840, 1320)
@@ -163,7 +164,7 @@ def _run(
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
     watched = contextlib.nullcontext() if watch is None else watch
-    with eagerly(), torch.device("meta"), torch.enable_grad(), watched:
+    with eagerly(), torch.device("meta"), enable_grad(), watched:
         result = function(*mapped(trial, arguments))
     symbols = {id(value): tensor for tensor, value in trials.items()}
     return mapped(lambda leaf: _described(leaf, symbols), result)

@@ -12,6 +12,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.running import eagerly
+from thalweg.switches import no_grad
 
 # Of arithmetic on sizes that are not known a few results tell whether it is known all the same.
 _TRIALS = (0, 1, 1000, 1361, 1_000_003)
@@ -49,7 +50,7 @@ def known_sizes(shape: Any) -> list[int | None] | None:
 
     Arithmetic on sizes of tensors is known where these are.
     """
-    with eagerly(), torch.no_grad():
+    with eagerly(), no_grad():
         try:
             trials = [_numbers(shape, _Trial(size)) for size in _TRIALS]
         except Exception:  # it does not suit all sizes, or needs more than sizes

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import (
     GraphVariable,
@@ -22,6 +20,7 @@ from thalweg.graph import (
 )
 from thalweg.graph.exchange import exported
 from thalweg.running import eagerly
+from thalweg.switches import no_grad
 from thalweg.variable import name_of, tensor_of, to_tensor
 
 _OWN = "keras_variables"  # a collection: what a session initializes by itself
@@ -110,7 +109,7 @@ def batch_set_value(tuples: Iterable[tuple[Any, Any]]) -> None:
     own = {x: value for x, value in pairs if is_symbolic(x)}
     if own:
         session_of(next(iter(own)), "set").load_all(own)
-    with eagerly(), torch.no_grad():  # in eager mode, and what is of it while a graph is built
+    with eagerly(), no_grad():  # in eager mode, and what is of it while a graph is built
         for x, value in pairs:
             if not is_symbolic(x):
                 x.copy_(value)

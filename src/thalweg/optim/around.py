@@ -64,7 +64,8 @@ class Around:
         in_backward: Whether each gradient is applied and freed as it arrives; `step` counts then.
             Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
         gradients: "flat" gives all parameters gradients in a few buffers, which stay where they are
-            and which `zero_grad` clears at once. A parameter that had no gradient has one of 0.
+            and which `zero_grad` clears at once. A parameter that had no gradient has one of 0, a
+            frozen one none.
         state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it there:
             gradients go there, values come back. None keeps it with the parameters. Not with
             `in_backward`. What others write in place by `.data` is not seen then.

@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.optim.drop_in import DropIn
-from thalweg.optim.groups import Group
+from thalweg.optim.groups import Group, titles_in
+from thalweg.optim.rows import is_misplaced
 from thalweg.rules import torch as rules
 
 _RMSPROP = {
@@ -63,7 +66,7 @@ class SGD(DropIn, torch.optim.SGD):
 
     _torch = torch.optim.SGD
     _counts = False
-    _optional = ("momentum_buffer",)
+    _optional = _rowwise = ("momentum_buffer",)
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -72,6 +75,25 @@ class SGD(DropIn, torch.optim.SGD):
     @staticmethod
     def _takes_rows(group: Group) -> bool:
         return not group["momentum"] and not group["weight_decay"]
+
+    def _check_memories(self) -> None:
+        super()._check_memories()
+        for group in self.param_groups:
+            given = [param for param in group["params"] if param.grad is not None]
+            for param, title in zip(given, titles_in(self.param_groups, given), strict=True):
+                own = self.state.get(param) or {}
+                kept = own.get("momentum_buffer")
+                if not group["momentum"] or not isinstance(kept, Tensor):
+                    continue
+                if kept.is_sparse and not param.grad.is_sparse:  # torch fails in the midst of it
+                    raise InvalidArgumentError(
+                        f"The gradient of '{title}' is dense, and its momentum sparse, to which"
+                        " torch adds none. Have all of its gradients dense, or all sparse."
+                    )
+                # Ours lies in a block, which is beside its place for what torch adds.
+                is_beside = not kept.is_sparse and kept.storage_offset()
+                if is_beside and param.grad.is_sparse and is_misplaced(param.grad):
+                    own["momentum_buffer"] = kept.clone()
 
 
 class RMSprop(DropIn, torch.optim.RMSprop):
@@ -87,7 +109,7 @@ class RMSprop(DropIn, torch.optim.RMSprop):
 
     @staticmethod
     def _rule(group: Group) -> Rule:
-        return _RMSPROP[bool(group["centered"]), group["momentum"] > 0]
+        return _RMSPROP[bool(group["centered"]), bool(group["momentum"] > 0)]
 
 
 class Adagrad(DropIn, torch.optim.Adagrad):

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.section import Call, no_grad, run
+from thalweg.core.section import Call, run
+from thalweg.switches import writable
 
 CPU = torch.device("cpu")
 STEP = "step"
@@ -109,6 +110,9 @@ class ForeignColumn:
     Args:
         name: Their key.
         views: The state's tensors, of one element each.
+
+    Attributes:
+        kinds: Their dtypes, where these differ: equal numbers go on as different ones then.
     """
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
@@ -119,7 +123,10 @@ class ForeignColumn:
         self._memory = list(map(Tensor.untyped_storage, views))
         self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
         self._own = views
-        self._scalar = _plainly if name == STEP else _SCALARS.get(self.dtype, float)
+        dtypes = [view.dtype for view in views]
+        self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
+        plainly = [_plainly] * len(views)
+        self._scalars = plainly if name == STEP else [_SCALARS.get(d, float) for d in dtypes]
         self.read()
 
     def stands(self) -> bool:
@@ -133,8 +140,8 @@ class ForeignColumn:
             found = list(map(Tensor.item, self._views))
         else:
             found = torch.stack(self._views).tolist()
-        self.values = list(map(self._scalar, found))
-        self.common = self.values[0] if len({*found}) == 1 else None
+        self.values = [scalar(each) for scalar, each in zip(self._scalars, found, strict=True)]
+        self.common = self.values[0] if len({*found}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
         """What writes a number for each parameter, or one for all, as functions in C."""
@@ -296,7 +303,7 @@ class Blocks:
                 if isinstance(value, Tensor) and _is_plain(value) and not self.have(value):
                     found.setdefault((value.dtype, value.device), []).append(own)
             for owners in found.values():
-                with torch.inference_mode(False), no_grad():
+                with writable():
                     block = torch.stack([own[name].detach() for own in owners])
                     views = self.views(block)
                 run([partial(o.__setitem__, name, v) for o, v in zip(owners, views, strict=True)])

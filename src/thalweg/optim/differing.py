@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.core.state import flaw, mismatch, shown
+from thalweg.errors import InvalidArgumentError
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import PAIRS, Group
 from thalweg.optim.narrow import MASTER
+from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import is_on_mesh
 from thalweg.variable import dtype_name
 
@@ -94,8 +97,18 @@ def of_tensors(
     return found + of_shapes(own, param, slots, title)
 
 
-def of_shapes(own: Mapping[str, Any], param: Tensor, names: Iterable[str], title: Any) -> list[str]:
-    """Which of the tensors that a state may have are none, or not of the parameter's shape."""
+def of_shapes(
+    own: Mapping[str, Any],
+    param: Tensor,
+    names: Iterable[str],
+    title: Any,
+    sparse: Container[str] = (),
+) -> list[str]:
+    """Which of the tensors that a state may have are none, or not of the parameter's shape.
+
+    Args:
+        sparse: Names of those that sparse gradients may have made sparse.
+    """
     found: list[str] = []
     for name in names:
         value = own.get(name)
@@ -103,12 +116,27 @@ def of_shapes(own: Mapping[str, Any], param: Tensor, names: Iterable[str], title
             continue
         what = f"'{title}/{name}'"
         if isinstance(value, Tensor) and value.shape == param.shape:
-            if not is_on_mesh(value) and (problem := flaw(value)):
+            if name in sparse and value.layout == torch.sparse_coo and not value.is_meta:
+                found += _of_rows(value, f"'{title}/{name}'")
+            elif not is_on_mesh(value) and (problem := flaw(value)):
                 found.append(f"{what} is {problem}")
         elif isinstance(value, Tensor):
             found.append(f"{what} is {kind_of(value)}, here {kind_of(param)}")
         else:
             found.append(f"{what} is {_named(value)} and no tensor")
+    return found
+
+
+def _of_rows(value: Tensor, what: str) -> list[str]:
+    parts = {"values": value._values(), "indices": value._indices()}
+    found = [
+        f"the {name} of {what} are {why}" for name, each in parts.items() if (why := flaw(each))
+    ]
+    if not found:
+        try:
+            check_inside(value, what)
+        except InvalidArgumentError as error:
+            found.append(str(error).rstrip("."))
     return found
 
 
@@ -157,6 +185,8 @@ def is_number(value: Any) -> bool:
         is_none = value.is_complex() or value.dtype == torch.bool
         is_plain = value.layout == torch.strided and not value.is_meta and not is_none
         return is_plain and value.numel() == 1
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value.item()
     if not isinstance(value, Real):
         return False
     try:

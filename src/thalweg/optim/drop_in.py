@@ -9,24 +9,28 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.outcome import Gathered, not_taken, raise_first
-from thalweg.core.section import no_grad, run
+from thalweg.core.outcome import Gathered, raise_first
+from thalweg.core.section import run
 from thalweg.core.step import repeat, take
+from thalweg.engines.layout import check_parts
+from thalweg.errors import LayoutError
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import of_options, of_shapes, of_sum, of_tensors
-from thalweg.optim.fitting import device_of, fits, is_host
+from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
 from thalweg.optim.folding import SUM
-from thalweg.optim.groups import HOW, Group
+from thalweg.optim.groups import HOW, Group, titles_in
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
+from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
-from thalweg.optim.rows import is_sparse
+from thalweg.optim.rows import check_inside, is_misplaced, is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.torchs_step import whole
+from thalweg.switches import no_grad, writable
 
 
 class _Share(NamedTuple):
@@ -52,6 +56,7 @@ class DropIn(OneSweep):
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
+    _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those of these that are true or false
@@ -94,7 +99,7 @@ class DropIn(OneSweep):
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
             return self._step_of_torch()
-        with not_taken(), no_grad():
+        with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
         seen, scale = Seen(), None
         # In one section with the last of them.
@@ -106,7 +111,7 @@ class DropIn(OneSweep):
                 return self._step_of_torch()
             count = sum(len(share.pairs) for share in shares.values())
             how = processing(around, unscaling, count, seen, is_torchs=True)
-            with not_taken(), no_grad():
+            with no_grad():
                 scale = norm.clip_scale(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
@@ -126,7 +131,7 @@ class DropIn(OneSweep):
                     outcome = take(own, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
-                with not_taken(gathered.begun), torch.inference_mode(False), no_grad():
+                with writable():
                     errors += gathered.written()
         finally:
             if gathered is not None:
@@ -201,14 +206,15 @@ class DropIn(OneSweep):
         for (grad, param), place in zip(*share, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
             if refusal := self._sparse if has_rows else self._dense:
-                with not_taken():
-                    raise RuntimeError(refusal)
+                raise RuntimeError(refusal)
             if has_rows and not self._takes_rows(group):
                 return False
             if around.keeps_as_torch and not self._has_kind(group, param):
                 return False
         wide, away = around.masters and self._own.sums is not None, around.state_device is not None
-        return fits(share.pairs, self.state, wide, away)
+        rule = around.rule(self._rule(self.param_groups[share.places[0]]))
+        names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
+        return fits(share.pairs, self.state, names, wide, away)
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
@@ -235,7 +241,7 @@ class DropIn(OneSweep):
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """The same of one parameter."""
-        place = place_of(self, param)
+        place = cast("int", place_of(self, param))
         rule = self._around.rule(self._rule(self.param_groups[place]))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
@@ -282,7 +288,7 @@ class DropIn(OneSweep):
         if isinstance(own, Mapping):
             further = [*self._optional, *self._around.keys(param), SUM]
             some = [name for name in further if own.get(name) is not None]
-            found += of_shapes(own, param, some, title)
+            found += of_shapes(own, param, some, title, self._rowwise)
             if own.get(SUM) is not None and (problem := of_sum(own[SUM], title)):
                 found.append(problem)
         return found
@@ -303,9 +309,37 @@ class DropIn(OneSweep):
             )
         if self._is_left_out():
             return
+        self._check_memories()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with whole(self):
             step(self)
         run(self._ending(Seen()))
+
+    def _check_memories(self) -> None:
+        """Refuse what torch's step would read or write beyond its memory, which ends the process.
+
+        Raises:
+            LayoutError: Names it.
+            InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
+        """
+        params = [param for group in self.param_groups for param in group["params"]]
+        for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
+            if param.grad is None or param.is_meta:
+                continue
+            own = self.state.get(param) or {}
+            held = {"": param, "The gradient of ": param.grad}
+            held |= {f"'{key}' of ": each for key, each in own.items()}
+            for what, each in held.items():
+                # A class with a dispatch of its own keeps its elements elsewhere.
+                if isinstance(each, Tensor) and has_plain_dispatch(each):
+                    check_parts(each.detach(), f"{what}'{name}'")
+                    if each.is_sparse:
+                        check_inside(each, f"{what}'{name}'")
+            rows = [each for each in held.values() if isinstance(each, Tensor) and each.is_sparse]
+            if param.grad.is_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
+                raise LayoutError(
+                    f"'{name}' does not begin where its storage does: torch would add its sparse"
+                    " gradient elsewhere. Give the optimizer a tensor that is no view."
+                )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from thalweg.core.vectors import is_host as is_on_host
 from thalweg.engines import current
 from thalweg.engines.cuda.available import computes
 from thalweg.formula import STORED
-from thalweg.optim.folding import SUM
 from thalweg.optim.sharded import is_on_mesh, local
 from thalweg.variable import REDUCED
 
@@ -22,6 +21,7 @@ _COMPUTED = (*STORED, torch.complex64, torch.complex128)
 def fits(
     pairs: Sequence[tuple[Tensor, Tensor]],
     state: Mapping[Tensor, Any],
+    names: Container[str],
     wide: bool = False,
     anywhere: bool = False,
 ) -> bool:
@@ -30,18 +30,26 @@ def fits(
     Args:
         pairs: Gradients and parameters.
         state: That of parameters.
+        names: What a step reads of it; all else is the user's.
         wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
         anywhere: Whether they may be on a device without an engine.
     """
     once = {id(param) for _, param in pairs}
-    return len(once) == len(pairs) and all(_fits(*pair, state, wide, anywhere) for pair in pairs)
+    return len(once) == len(pairs) and all(
+        _fits(*pair, state, names, wide, anywhere) for pair in pairs
+    )
 
 
 def _fits(
-    grad: Tensor, param: Tensor, state: Mapping[Tensor, Any], wide: bool, anywhere: bool
+    grad: Tensor,
+    param: Tensor,
+    state: Mapping[Tensor, Any],
+    names: Container[str],
+    wide: bool,
+    anywhere: bool,
 ) -> bool:
     own = state.get(param, {}).items()
-    kept = [value for name, value in own if name != SUM and isinstance(value, Tensor)]
+    kept = [value for name, value in own if name in names and isinstance(value, Tensor)]
     is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
         all(_is_ours(local(each), anywhere) for each in (param, *kept))

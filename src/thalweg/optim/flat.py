@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from operator import is_
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.core.blocks import laid_out
-from thalweg.core.section import no_grad, run
+from thalweg.core.section import run
 from thalweg.engines.layout import check_memory, check_parts, holds
 from thalweg.optim.sharded import check_whole
-from thalweg.tracing import untraced
+from thalweg.switches import no_grad
 from thalweg.variable import name_of
 
 _grad: Any = Tensor.grad.__get__  # pyright: ignore
@@ -23,12 +24,16 @@ class FlatGradients:
     """The gradients of parameters, in a buffer for each dtype.
 
     Args:
-        params: Dense parameters on the CPU; what gradients they have are kept.
+        params: Dense parameters on the CPU; what gradients they have are kept. Those that are
+            frozen have none here: one of 0 would have them decay.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         check_whole(params, "gradients='flat'")
-        self.params = list(params)
+        self._all = list(params)
+        self._flags = [param.requires_grad for param in params]
+        self.params = list(compress(self._all, self._flags))
+        self._left = [param for param in params if not param.requires_grad]
         self.views = laid_out(self.params, [param.dtype for param in self.params], 0.0)
         bases = {view.untyped_storage().data_ptr(): view._base for view in self.views}
         self._buffers = [base for base in bases.values() if base is not None]
@@ -47,7 +52,10 @@ class FlatGradients:
         """Whether all gradients are those that lie here."""
         return all(map(is_, map(_grad, self.params), self.views))
 
-    @untraced
+    def stands(self) -> bool:
+        """Whether the same parameters are frozen."""
+        return [param.requires_grad for param in self._all] == self._flags
+
     def clear(self) -> None:
         """Set all gradients to 0; those that others gave a parameter are replaced.
 
@@ -57,4 +65,6 @@ class FlatGradients:
         if not all(map(holds, self._buffers)):
             for param, view in zip(self.params, self.views, strict=True):
                 check_memory(view, f"The gradient of '{name_of(param)}'")
-        run([*(each.zero_ for each in self._buffers), *([] if self.lie() else self._attached)])
+        forgotten = [partial(setattr, p, "grad", None) for p in self._left if p.grad is not None]
+        attached = [] if self.lie() else self._attached
+        run([*(each.zero_ for each in self._buffers), *attached, *forgotten])

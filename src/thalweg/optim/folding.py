@@ -15,7 +15,7 @@ from thalweg.core.section import Call, run
 from thalweg.engines.layout import check_parts, dense, holds
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.optim.groups import Group, titles_in
-from thalweg.optim.rows import check_rows
+from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED, dtype_name
 
@@ -56,7 +56,7 @@ def fold(
         for grad, kept, title in zip(given, sums_before, titles, strict=True):
             _check(grad, kept, title)
     del given  # one more holder of each gradient
-    count = max(group.get(COUNT, 0) for group in groups) + 1
+    count = max((group.get(COUNT, 0) for group in groups), default=0) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []
@@ -100,14 +100,12 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
     if grad is not None:
         check_parts(grad, f"The gradient of '{title}'")
         if grad.is_sparse:
-            check_rows(grad, f"The gradient of '{title}'")
+            check_inside(grad, f"The gradient of '{title}'")
     if kept is None:
         return
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
     check_parts(kept, f"The sum of gradients of '{title}'")
-    if kept.is_sparse:
-        check_rows(kept, f"The sum of gradients of '{title}'")
     if grad is None:
         return
     if grad.shape != kept.shape or grad.device != kept.device:

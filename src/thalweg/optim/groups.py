@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.hyperparameters import check_scalar
+from thalweg.core.hyperparameters import check_scalar, check_size
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import titles_of
@@ -116,18 +116,26 @@ def title_of(name: str) -> str:
 
 
 def _checked(name: str, value: Any) -> float:
+    check_size(title_of(name), value)
     try:
         return number(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
         raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.") from None
 
 
 def named(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a group under the names that rules have for them."""
+    """Options of a group under the names that rules have for them.
+
+    Raises:
+        InvalidTypeError: What is to be a pair is none; names it.
+    """
     found: dict[str, Any] = {}
     for key, value in group.items():
         if key in PAIRS:
-            found.update(zip(PAIRS[key], value, strict=True))
+            try:
+                found.update(zip(PAIRS[key], value, strict=True))
+            except (TypeError, ValueError):
+                raise InvalidTypeError(f"{key} must be a pair of numbers, not {value!r}.") from None
         else:
             found[_NAMES.get(key, key)] = value
     return found

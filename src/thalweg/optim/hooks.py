@@ -159,6 +159,7 @@ class GroupHooks(Hooks):
             if column.common is None and not isinstance(column, DeviceColumn)
         ]
         differing += [flags for flags in part.lacked.values() if not all(flags)]
+        differing += [kinds for each in part.columns if (kinds := getattr(each, "kinds", None))]
         if differing:
             self._keys = list(zip(places, *differing, strict=True))
         elif places and places[0] != places[-1]:

@@ -12,12 +12,16 @@ from thalweg.optim.sharded import check_whole
 
 
 def listen(optimizer: Any) -> None:
-    """Have each parameter of an optimizer updated as soon as its gradient is complete."""
+    """Have each parameter of an optimizer updated as soon as its gradient is complete.
+
+    One that is frozen has none; it is listened to from the step after which it is no longer.
+    """
     heard = optimizer._own.heard
+    optimizer._own.places.clear()  # groups may have changed
     for group in optimizer.param_groups:
         check_whole(group["params"], "in_backward")
         for param in group["params"]:
-            if id(param) not in heard:
+            if id(param) not in heard and param.requires_grad:
                 hook = _applying(ref(optimizer))
                 heard[id(param)] = param.register_post_accumulate_grad_hook(hook)
 
@@ -27,19 +31,16 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     def apply(param: Tensor) -> None:
         own = optimizer()
         # A second hook of one parameter, after an interruption, finds no gradient.
-        if own is not None and param.grad is not None:
+        if own is not None and param.grad is not None and place_of(own, param) is not None:
             own._apply_alone(param)
 
     return apply
 
 
-def place_of(optimizer: Any, param: Tensor) -> int:
-    """The index of a parameter's group."""
+def place_of(optimizer: Any, param: Tensor) -> int | None:
+    """The index of a parameter's group; None if it is in none any more."""
     places = optimizer._own.places
-    place = places.get(id(param), -1)
-    groups = optimizer.param_groups
-    if place >= len(groups) or place < 0:
-        for index, group in enumerate(groups):
+    if not places:
+        for index, group in enumerate(optimizer.param_groups):
             places |= {id(each): index for each in group["params"]}
-        place = places[id(param)]
-    return place
+    return places.get(id(param))

@@ -12,19 +12,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.section import Call, no_grad, run
+from thalweg.core.section import Call, run
 from thalweg.core.state import flaw, mismatch
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import differing
 from thalweg.optim.averaging import EMA
 from thalweg.optim.differing import kind_of
-from thalweg.optim.folding import SUM
+from thalweg.optim.folding import COUNT, SUM
 from thalweg.optim.groups import Group, hypers_of
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.sharded import cut, is_on_mesh, local
+from thalweg.switches import writable
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
+_LEFT = (
+    "the state that was loaded has sums of gradients that have begun, which are left behind: no"
+    " step takes them without accumulate=."
+)
 _GAINED = (EMA, MASTER)  # what begins at the parameters where a state does not have it
 
 
@@ -48,6 +53,7 @@ def load_as_torch(
     """
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
+    given, left = _without_sums(optimizer, given)
     found: list[str] = []
     kinds, lacking = optimizer._around.kinds, list[tuple[Tensor, str]]()
     if differing.sizes(given["param_groups"]) == differing.sizes(optimizer.param_groups):
@@ -73,6 +79,8 @@ def load_as_torch(
     staged._own.blocks.gather(staged.state, staged._single)
     if lacking:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
+    if left:
+        warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
     run(_handing_over(staged, optimizer))
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
@@ -87,6 +95,25 @@ def _after_hooks(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         changed = hook(optimizer, given)
         given = given if changed is None else changed
     return given
+
+
+def _without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A state as an optimizer takes it, and whether sums of gradients are left behind.
+
+    Without `accumulate` no step takes them, and they would still be there when a later state is
+    loaded with it.
+    """
+    states: Mapping[Any, Any] = given["state"]
+    begun = [key for key, own in states.items() if isinstance(own, Mapping) and SUM in own]
+    if optimizer._around.accumulate > 1 or not begun:
+        return given, False
+    kept = {
+        key: {name: own[name] for name in own if name != SUM} if key in begun else own
+        for key, own in states.items()
+    }
+    groups = [{n: x for n, x in group.items() if n != COUNT} for group in given["param_groups"]]
+    state = {key: own for key, own in kept.items() if own or key not in begun}
+    return {**given, "state": state, "param_groups": groups}, True
 
 
 def _title(optimizer: Any) -> str:
@@ -161,11 +188,12 @@ def _give_back_dtypes(
         for name, value in given["state"].get(key, {}).items():
             own = staged.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
-            if (keeps_as_torch and name != SUM) or not both or not value.is_floating_point():
+            if (keeps_as_torch and name != SUM) or not both:
                 continue
             there = kinds.home(name, param)
             is_moved = kinds.device is not None and own.device != there
-            if is_moved or own.dtype != value.dtype or own.shape != value.shape:
+            is_other = is_moved or own.shape != value.shape  # what torch was not given, say
+            if is_other or (value.is_floating_point() and own.dtype != value.dtype):
                 staged.state[param][name] = value.detach().to(there, copy=True)
 
 
@@ -197,6 +225,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     given = _after_hooks(optimizer, state_dict)
     what = type(optimizer).__name__
     differing.check_form(given, what)
+    given, left = _without_sums(optimizer, given)
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
     if ours != theirs:
@@ -220,9 +249,11 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
         calls.append(partial(optimizer.state[param].pop, name))
     if gained and any(not differing.is_before_steps(own) for own in given["state"].values()):
         warn(differing.begun_anew(_title(optimizer), [n for _, n in gained]), CheckpointWarning)
-    left = {id(optimizer.state[param][name]) for param, name in gained}
-    calls += optimizer._own.operands.reading(optimizer, left)
-    with torch.inference_mode(False), no_grad():
+    if left:
+        warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
+    gone = {id(optimizer.state[param][name]) for param, name in gained}
+    calls += optimizer._own.operands.reading(optimizer, gone)
+    with writable():
         run(calls)
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)

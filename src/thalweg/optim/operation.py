@@ -19,8 +19,9 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
-from thalweg.core.section import Call, Within, no_grad, unwatched
+from thalweg.core.section import Call, unwatched
 from thalweg.optim.narrow import MASTER
+from thalweg.switches import Within, no_grad
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
 _dispatch: Any = torch._C

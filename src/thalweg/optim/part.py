@@ -211,7 +211,10 @@ class Part:
                 self._fresh[id(param)][name] = number
             return PlainColumn(name, self._owners, found)
         there, home = self.homes
-        foreign = [x for x in found if isinstance(x, Tensor) and not self._blocks.have(x)]
+        tensors = [each for each in found if isinstance(each, Tensor)]
+        # Such as those of a state of which torch made each its parameter's dtype.
+        are_mixed = len({each.dtype for each in tensors}) > 1
+        foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
         device = there or home
         if foreign and all(x.device == there or there is None for x in foreign):
             return self._column_apart(name, found, kind.dtype, device)
@@ -254,7 +257,7 @@ class Part:
     ) -> tuple[list[Tensor], Tensor]:
         """Numbers as views of a new block, which become those of the state."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
-        dtype = reduce(torch.promote_types, dtypes) if dtypes else dtype or scalar_dtype()
+        dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
         numbers = [each.item() if isinstance(each, Tensor) else each for each in found]
         block = torch.tensor(numbers, dtype=dtype, device=self.homes[1])
         views = self._blocks.views(block)

@@ -51,11 +51,15 @@ def rows_of(grad: Tensor, title: str) -> IndexedSlices:
     return IndexedSlices.from_sparse(grad)
 
 
-def check_rows(tensor: Tensor, what: str) -> None:
-    """Refuse indices of a sparse tensor at which torch would write beyond the memory of another.
+def check_inside(tensor: Tensor, what: str) -> None:
+    """Refuse indices of a sparse tensor at which torch would read and write beyond its shape.
+
+    Args:
+        tensor: The tensor.
+        what: What it is, as a message begins.
 
     Raises:
-        InvalidArgumentError: One is none of its shape; names it.
+        InvalidArgumentError: Names the first.
     """
     sizes = torch.tensor(tensor.shape[: tensor.sparse_dim()], device=tensor.device)[:, None]
     indices = tensor._indices()
@@ -66,6 +70,13 @@ def check_rows(tensor: Tensor, what: str) -> None:
             f"{what} has shape {tuple(tensor.shape)}, and indices[{at}] ="
             f" {indices[:, at].tolist()} is not in it."
         )
+
+
+def is_misplaced(tensor: Tensor) -> bool:
+    """Whether torch adds a sparse tensor elsewhere than asked, where that does not begin with its
+    storage: it adds single elements, if they are coalesced, at twice the offset.
+    """
+    return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
 
 
 def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:

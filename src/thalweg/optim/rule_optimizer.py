@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thalweg.core.columns import check_names
 from thalweg.core.hyperparameters import hint, shown
-from thalweg.core.outcome import not_taken, raise_first
-from thalweg.core.section import no_grad, run
+from thalweg.core.outcome import raise_first
+from thalweg.core.section import run
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.engines.layout import check_memory
@@ -28,6 +28,7 @@ from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
+from thalweg.switches import no_grad, writable
 
 # What users of torch.optim give groups, and what no rule may ignore.
 _OF_OTHERS = (
@@ -142,7 +143,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     def _make(self) -> None:
         """Make the state that parameters lack."""
-        with self._own._lock, torch.inference_mode(False), no_grad():
+        with self._own._lock, writable():
             part, params, places = self._whole()
             part.targets(self.state, params, False)
             part.make(self.state, params, self._starts(params, places), self._homes_of(params))
@@ -206,7 +207,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             kept = part.kept.alone(only)
         seen = Seen()
         how = processing(self._around, self._unscaling(), len(pairs), seen, self._is_torchs)
-        with not_taken(), no_grad():
+        with no_grad():
             pairs, copies = hooks.aim(pairs)
         is_last = only is None
         hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)

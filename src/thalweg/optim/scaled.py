@@ -91,7 +91,7 @@ class Scaled:
 
 
 def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that forgets what a scaler said of it, if it fails.
+    """A step that says what has become of it, and forgets what a scaler said of it, if it fails.
 
     `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
     that it finds by its own.
@@ -101,9 +101,10 @@ def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
     def taken(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
         try:
             return step(optimizer, closure)
-        except BaseException:
+        except BaseException as error:
             for name in ("grad_scale", "found_inf"):
                 vars(optimizer).pop(name, None)
+            optimizer._say(error)
             raise
 
     return taken

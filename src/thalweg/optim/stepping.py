@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
 from operator import is_
 from typing import Any, Self, cast
 
-import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from thalweg.core.hyperparameters import shown
-from thalweg.core.outcome import not_taken, raise_first, say, says_taken
+from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.processing import NOTHING
-from thalweg.core.section import Call, no_grad, run
+from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
@@ -45,6 +43,7 @@ from thalweg.optim.rows import is_sparse, summed
 from thalweg.optim.scaled import Scaled, said_once
 from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
+from thalweg.switches import enable_grad, no_grad
 from thalweg.tracing import untraced
 from thalweg.variable import titles_of
 
@@ -54,6 +53,8 @@ _NOT_IN_GRAPHS = (
     " a class of their own"
 )
 _APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
+_FOLDED = "The gradients were added to their sums: those of the next call of step follow."
+_WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
 class Kept:
@@ -76,6 +77,8 @@ class Kept:
         self.places: dict[int, int] = {}  # indices of groups, likewise
         self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
+        self.begun: Sequence[str] = ()  # what the step under way has done, in a sentence
+        self.is_folded = False  # whether it has added its gradients to their sums
         self.flat: FlatGradients | None = None
         self.norm = CommonNorm()  # of the gradients of several rules
         self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
@@ -217,10 +220,11 @@ class OneSweep(Scaled):
     @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
+        self._own.begun = ()
         self._check_alone()
         loss = None
         if closure is not None:
-            with torch.enable_grad():
+            with enable_grad():
                 loss = closure()
         own = self._own
         with own._lock:
@@ -228,11 +232,12 @@ class OneSweep(Scaled):
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
                 )
+            if self._around.in_backward:
+                listen(self)
             own.taken = self._found_finite()
             if (own.taken is not None or not self._is_left_out()) and self._is_due():
                 if not self._is_repeated():
-                    with self._saying():
-                        self._take_step(own.parts)
+                    self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
         return loss
@@ -245,10 +250,16 @@ class OneSweep(Scaled):
         elif flat is None:
             super().zero_grad(set_to_none)  # pyright: ignore
         else:
-            flat.clear()
+            self._clear(flat)
+
+    @untraced
+    def _clear(self, flat: FlatGradients) -> None:
+        if not flat.stands():
+            self._flatten()
+        cast("FlatGradients", self._own.flat).clear()
 
     def _flatten(self) -> None:
-        """Have the gradients of all parameters lie in a few buffers."""
+        """Have the gradients of all parameters that are not frozen lie in a few buffers."""
         params = [param for group in self.param_groups for param in group["params"]]
         self._own.flat = FlatGradients(params)
         self._own.steady = None
@@ -284,8 +295,7 @@ class OneSweep(Scaled):
             how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
         pairs = list(zip(gradients, params, strict=True))
         if self._around.clips and any(map(is_sparse, gradients)):
-            with not_taken():
-                pairs = hooks.seen(pairs)
+            pairs = hooks.seen(pairs)
         outcome = repeat(hooks, part.kept, pairs, how)
         if outcome is None:
             return False
@@ -323,10 +333,15 @@ class OneSweep(Scaled):
 
     def _apply_alone(self, param: Tensor) -> None:
         """Update a parameter in the course of the backward pass."""
-        self._check_alone()
         own = self._own
-        with own._lock:
-            self._take_step(own.alone.setdefault(id(param), {}), param)
+        own.begun = ()
+        try:
+            self._check_alone()
+            with own._lock:
+                self._take_step(own.alone.setdefault(id(param), {}), param)
+        except BaseException as error:
+            self._say(error)
+            raise
 
     def _end_step(self) -> None:
         """Count a step whose gradients were applied as they came."""
@@ -365,7 +380,7 @@ class OneSweep(Scaled):
         own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True
-        own.sums = None  # those of a step that was not taken are in the state still
+        own.sums, own.is_folded = None, False  # those of a step not taken are in the state still
         with no_grad():
             count = fold(
                 self.param_groups,
@@ -385,7 +400,7 @@ class OneSweep(Scaled):
         """What tells of so many gradients in the sums."""
         reason = f"{count} of {self._around.accumulate} gradients are summed up"
         last = LastStep(False, reason, self._own.count)
-        return partial(setattr, self._own, "last", last)
+        return partial(vars(self._own).update, {"last": last, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients of parameters; None for none."""
@@ -404,18 +419,19 @@ class OneSweep(Scaled):
             grad = summed(grad, grad.dtype, *titles_of([param]))  # before they are rounded
         return grad.to(param.dtype)
 
-    @contextlib.contextmanager
-    def _saying(self) -> Generator[None]:
-        """Say of a step that fails what was done before it, and stays."""
+    def _say(self, error: BaseException) -> None:
+        """Say of a step that fails what has become of it, and what stays."""
         own = self._own
-        try:
-            yield
-        except BaseException as error:
-            if own.applied:
-                say(error, [_APPLIED])
-            elif own.sums is not None and not says_taken(error):
-                error.add_note("The sums of gradients stay: the next call of step takes them.")
-            raise
+        if own.begun:
+            say(error, own.begun)
+        elif own.applied:
+            say(error, [_APPLIED])
+        elif not says_taken(error):
+            say(error, ())
+            if own.sums is not None:
+                error.add_note(_WAITING)
+            elif own.is_folded:
+                error.add_note(_FOLDED)
 
     def _ending(self, seen: Seen) -> list[Call]:
         """What is written with a step: that it was taken, or that a device has decided on it."""
@@ -430,9 +446,13 @@ class OneSweep(Scaled):
             told["counter"] = counter = own.counter.to(own.taken.device)
             calls.append(partial(counter.add_, own.taken))
         told["last"] = LastStep(True, "", told.get("count", own.count))
+        told["begun"] = (f"{TAKEN}." if own.taken is None else LEFT,)
         if own.sums is not None:
             told["sums"] = None
             calls += forgetting(self.param_groups, self.state)
+        if self._around.in_backward:  # of parameters that nobody listened to yet
+            params = [param for group in self.param_groups for param in group["params"]]
+            calls += [partial(setattr, p, "grad", None) for p in params if p.grad is not None]
         return [*calls, partial(vars(own).update, told)]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:

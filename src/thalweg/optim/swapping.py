@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from thalweg.core.outcome import raise_first
-from thalweg.core.section import Call, Within, no_grad, unwatched, when, while_whole
+from thalweg.core.section import Call, unwatched, when, while_whole
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.optim.averaging import EMA
 from thalweg.optim.groups import titles_in
 from thalweg.optim.sharded import local
+from thalweg.switches import Within, writable
 
 
 class _Swap(NamedTuple):
@@ -47,7 +48,7 @@ def swapped(optimizer: Any) -> Within:
 
 def _prepared(optimizer: Any) -> tuple[list[Call], list[Call]]:
     own = optimizer._own
-    with own._lock, torch.inference_mode(False), no_grad():
+    with own._lock, writable():
         if own.is_swapped:
             _refuse()
         swaps = _swaps(optimizer)
@@ -95,7 +96,7 @@ def _swaps(optimizer: Any) -> list[_Swap]:
 def _end(swaps: list[_Swap]) -> None:
     """Have parameters that were given other memory in the block have their values there."""
     errors: list[BaseException] = []
-    with torch.inference_mode(False), no_grad():
+    with writable():
         for title, param, plain, _, kept in swaps:
             now = local(param).detach()
             try:

@@ -1,4 +1,4 @@
-"""Steps that are left to torch: they write to memory that is there, and are taken, or not at all."""
+"""Steps that are left to torch, all of it or nothing where torch may refuse them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.outcome import not_taken
-from thalweg.core.section import Call, no_grad, run
-from thalweg.engines.layout import check_parts
+from thalweg.core.section import Call, run
 from thalweg.optim.fitting import has_plain_dispatch
-from thalweg.optim.groups import Group, titles_in
-from thalweg.optim.rows import check_rows
+from thalweg.optim.groups import Group
+from thalweg.switches import writable
+
+_OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 @contextmanager
@@ -28,9 +28,8 @@ def whole(optimizer: Any) -> Generator[None]:
     torch refuses depends on them, and not on numbers. Tensors with a dispatch of their own are left
     to their class.
 
-    Raises:
-        LayoutError: What the step would read or write has no memory, which ends the process.
-        InvalidArgumentError: An index of a sparse gradient is beyond its parameter.
+    Args:
+        optimizer: A `DropIn`. What it says of a step that failed is set in `begun`.
     """
     members = [
         (group, param)
@@ -38,40 +37,26 @@ def whole(optimizer: Any) -> Generator[None]:
         for param in group["params"]
         if param.grad is not None
     ]
-    with not_taken():
-        _check(optimizer, [param for _, param in members])
-    kinds = _kinds(optimizer, members)
-    if kinds is None or kinds == optimizer._own.kinds_of_torch:
+    own, kinds = optimizer._own, _kinds(optimizer, members)
+    if kinds is None or kinds == own.kinds_of_torch:
+        own.begun = (_OF_TORCH,)
         yield
         return
-    with not_taken():
-        with torch.inference_mode(False), no_grad():
-            new = [param for _, param in members if param not in optimizer.state]
-            back = [call for _, param in members for call in _putting_back(optimizer, param)]
-        try:
-            yield
-        except BaseException:
-            with torch.inference_mode(False), no_grad():
-                run(back)
-            for param in new:
-                optimizer.state.pop(param, None)
-            raise
-    optimizer._own.kinds_of_torch = kinds
-
-
-def _check(optimizer: Any, params: Sequence[Tensor]) -> None:
-    for param, title in zip(params, titles_in(optimizer.param_groups, params), strict=True):
-        if param.is_meta:
-            continue
-        own = optimizer.state.get(param) or {}
-        held = {"": param, "The gradient of ": param.grad}
-        held |= {f"'{name}' of ": each for name, each in own.items()}
-        for what, each in held.items():
-            # A class with a dispatch of its own keeps its elements elsewhere.
-            if isinstance(each, Tensor) and has_plain_dispatch(each):
-                check_parts(each.detach(), f"{what}'{title}'")
-                if each.is_sparse:
-                    check_rows(each.detach(), f"{what}'{title}'")
+    with writable():
+        new = [param for _, param in members if param not in optimizer.state]
+        back = [call for _, param in members for call in _putting_back(optimizer, param)]
+    try:
+        yield
+        own.begun = (_OF_TORCH,)
+    except BaseException:
+        own.begun = (_OF_TORCH,)
+        with writable():
+            run(back)
+        for param in new:
+            optimizer.state.pop(param, None)
+        own.begun = ()
+        raise
+    own.kinds_of_torch = kinds
 
 
 def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:

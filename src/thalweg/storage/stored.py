@@ -132,8 +132,10 @@ def of_tensor(tensor: Tensor) -> Stored:
     import torch
     from torch._C import DisableTorchFunctionSubclass
 
+    from thalweg.switches import no_grad
+
     _check_order()
-    with DisableTorchFunctionSubclass(), torch.no_grad():
+    with DisableTorchFunctionSubclass(), no_grad():
         plain = tensor.detach()
         if plain.is_meta:
             raise InvalidArgumentError("A tensor on the meta device has no values to save.")

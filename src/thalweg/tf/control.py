@@ -12,6 +12,7 @@ import torch
 from thalweg import graph
 from thalweg.graph import case, cond, foldl, foldr, map_fn, scan, while_loop
 from thalweg.graph.names import cleaned
+from thalweg.switches import enable_grad
 from thalweg.tf.convert import call, tensor
 
 __all__ = [
@@ -114,7 +115,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            with torch.enable_grad():
+            with enable_grad():
                 return ctx.backward_function(*gradients)
 
     @functools.wraps(f)

@@ -53,6 +53,7 @@ from thalweg.errors import (
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.storage.keras_files import KerasFile
+from thalweg.switches import writable
 from thalweg.v1.train import Optimizer as V1Optimizer
 from thalweg.v1.train.experimental.loss_scale import DynamicLossScale, LossScale
 from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLossScaleOptimizer
@@ -110,7 +111,7 @@ def restore(
         placed = Placed.of(file, targets, Rules.of(rules))
         scale = _scale(found, hyperparameters)
         opt = _made(file, found, optimizer, global_step, hyperparameters)
-        with torch.inference_mode(False), torch.no_grad(), ExitStack() as held:
+        with writable(), ExitStack() as held:
             loadings = [_values(placed, found, global_step), scale]
             if optimizer is False:
                 pass

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg.core.slots import Parts, SlotStore
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.switches import Within
 from thalweg.variable import check_held, dtype_name, name_of
 
 Call = Callable[[], Any]
@@ -24,14 +24,11 @@ _uncopied: ContextVar[bool] = ContextVar("uncopied", default=False)
 _SHOWN = (int, float, complex, str, bool, type(None))  # types whose repr is harmless
 
 
-@contextlib.contextmanager
-def uncopied() -> Generator[None]:
+def uncopied() -> Within:
     """Have states in this block hold the tensors themselves; to be read before a next step."""
-    before = _uncopied.set(True)
-    try:
-        yield
-    finally:
-        _uncopied.reset(before)
+    return Within(
+        lambda: ([partial(_uncopied.set, True)], [partial(_uncopied.set, _uncopied.get())])
+    )
 
 
 def taken(own: Tensor, what: str = "") -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from thalweg.core import section
-from thalweg.core.section import no_grad
 from thalweg.core.state.aliases import conflicts
 from thalweg.core.state.entries import Call, Entry, Item, has_storage, is_cut, shown
 from thalweg.engines.protected import check_writable
@@ -20,6 +19,7 @@ from thalweg.errors import (
     LayoutError,
     listed,
 )
+from thalweg.switches import writable
 
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
 
@@ -140,7 +140,7 @@ def restore(*loadings: Loading) -> None:
         CheckpointMismatchError: A value cannot be converted, memory may only be read, or entries
             over the same memory are given different values.
     """
-    with torch.inference_mode(False), no_grad():
+    with writable():
         for each in loadings:
             each.check_memory()
         calls = [call for each in loadings for call in each.calls()]

@@ -6,11 +6,10 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.formula import Slot
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.switches import writable
 
 
 def arrange(
@@ -39,6 +38,6 @@ def arrange(
         for var in cut:
             shards.keep_whole(var)
 
-    with torch.inference_mode(False), torch.no_grad():
+    with writable():
         made = copy.copy(store)
         owner._take_store(made, made.remake(variables, kinds, shards, keep_whole))

@@ -25,6 +25,7 @@ from thalweg.engines.engine import Columns, Ready, Request, Stages
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.switches import no_grad
 from thalweg.variable import name_of, variable_constraint
 
 
@@ -94,7 +95,7 @@ def local(tensor: Any) -> Tensor:
     """What lies in this process of a DTensor; any other tensor as it is."""
     if not is_on_mesh(tensor):
         return tensor
-    with torch.no_grad():
+    with no_grad():
         return tensor.to_local().detach()
 
 
@@ -213,7 +214,7 @@ def placed(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
                 f"The gradient of '{name_of(var)}' is a DTensor, and the variable is none."
             )
         if is_on_mesh(grad) and grad.placements != var.placements:
-            with torch.no_grad():
+            with no_grad():
                 grad = grad.redistribute(var.device_mesh, var.placements)
         found.append((grad, var))
     return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from thalweg.distribute.buckets import copied_to, holders_of
 from thalweg.distribute.ranks import Pending, Ranks
 from thalweg.distribute.sharding.shards import Shards, flat
 from thalweg.distribute.tree import in_pairs
+from thalweg.switches import outside_inference
 
 
 class Scatter:
@@ -41,7 +41,7 @@ class Scatter:
         ]
         pieces.sort(key=lambda each: each[0].rank)  # those of a rank stay in order
         self._sizes = [0] * shards.ranks.size
-        with torch.inference_mode(False):  # it may be filled again outside of it
+        with outside_inference():  # it may be filled again outside of it
             self._flat = like[0].new_empty(sum(piece.stop - piece.start for piece, _ in pieces))
         self._targets: dict[int, list[tuple[slice, Tensor]]] = {place: [] for place in places}
         begin = 0
@@ -53,7 +53,7 @@ class Scatter:
         self._parts = self._flat.split(self._sizes)
         rank, others = shards.ranks.rank, shards.ranks.size - 1
         own = self._parts[rank]
-        with torch.inference_mode(False):
+        with outside_inference():
             self._taken = own.new_empty(others, own.numel())
         self._found = [*self._taken.unbind()]
         self._found.insert(rank, own)

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.outcome import After
@@ -19,6 +18,7 @@ from thalweg.distribute.sharding.shards import Shards
 from thalweg.engines.engine import Ready, Request
 from thalweg.errors import InvalidArgumentError, ReplicaLostError, ReplicaMismatchError
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.switches import no_grad
 
 
 class SharedStep:
@@ -88,7 +88,7 @@ class SharedStep:
             tensors += [(var, each, grad if rows_alone else None) for each in updated]
 
         def joined() -> None:
-            with self.shards.tearing(self._number), torch.no_grad():
+            with self.shards.tearing(self._number), no_grad():
                 join(self.shards, tensors, self._size)
             self._is_joined = True
 

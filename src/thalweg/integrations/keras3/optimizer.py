@@ -19,6 +19,7 @@ from thalweg.integrations.keras3.registry import deserialize, serialize
 from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
 from thalweg.integrations.keras3.sharing import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
+from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.variable import named_variables
 
@@ -97,7 +98,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
             return
         own = [var for var in variables if not self._overwrite_variable_with_gradient(var)]
         tensors = named_variables([(var.path, var.value) for var in own])
-        with torch.inference_mode(False), torch.no_grad():
+        with writable():
             if tensors:
                 self.wrapped._create_all_weights(tensors)
         made = slot_variables(self, own, tensors)

@@ -14,7 +14,6 @@ from thalweg.core import state
 from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
-from thalweg.core.section import no_grad
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Item, Names, Number
 from thalweg.core.trackable import TrackableSlots
@@ -22,6 +21,7 @@ from thalweg.errors import NumericsWarning, listed, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.locks import Guard
+from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.variable import name_of
 
@@ -149,7 +149,7 @@ class StateDict(TrackableSlots, state.Copied):
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
-        with self._lock.to_load(), torch.inference_mode(False), no_grad():
+        with self._lock.to_load(), writable():
             yield self._fitting(state_dict, var_list, names)
             self._lock.loaded()
 

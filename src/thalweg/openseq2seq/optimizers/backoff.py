@@ -41,9 +41,9 @@ class BackoffScaler(LossScaler):
     }
 
     def __init__(self, params: Mapping[str, Any] | None = None, as_shipped: bool = False) -> None:
-        if (params or {}).get("step_window") == 0:
-            raise InvalidArgumentError("step_window has to be another number than 0.")
         super().__init__(params, as_shipped)
+        if not self._params["step_window"]:
+            raise InvalidArgumentError("step_window has to be another number than 0.")
 
     def _initial(self) -> State:
         return {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.core.hyperparameters import is_number
+from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.norms import clip_factor
 from thalweg.core.processing import Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -41,8 +41,9 @@ def check_limit(name: str, limit: Any) -> None:
     """Refuse a largest norm that means nothing; OpenSeq2Seq clips by none that is negative.
 
     Raises:
-        InvalidArgumentError: It is below 0, or NaN.
+        InvalidArgumentError: It is below 0, NaN, or an integer that no float can hold.
     """
+    check_size(name, limit)
     if is_number(limit) and not limit >= 0:
         raise InvalidArgumentError(f"{name} is the largest norm, 0 or more, not {limit!r}.")
 

@@ -13,6 +13,7 @@ from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
+from thalweg.switches import no_grad
 from thalweg.variable import name_of, to_tensor
 
 Gradient = Tensor | IndexedSlices | None
@@ -137,14 +138,14 @@ def each(
         dense: Whether the results are whole tensors even if the gradients are slices.
     """
     if not deferred([*gradients, *variables, *others]):
-        with torch.no_grad():
+        with no_grad():
             return list(function(concretes(gradients), variables, *others))
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     if not present:
         return list(gradients)
 
     def run(gradients: list[Any], *given: Any) -> list[Any]:
-        with torch.no_grad():
+        with no_grad():
             return list(function(concretes(gradients), *given))
 
     made = operation(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core import vectors
+from thalweg.core.hyperparameters import shown
 from thalweg.core.section import Call, run
 from thalweg.core.state import Entry, fitting, of_a_graph, restore, snapshot
 from thalweg.counters import at
@@ -48,6 +49,10 @@ class LossScaler:
     READS_AMAX = False
 
     def __init__(self, params: Mapping[str, Any] | None, as_shipped: bool = False) -> None:
+        if not isinstance(params or {}, Mapping):
+            raise InvalidTypeError(
+                f"The parameters of {type(self).__name__} must be a dict, not {shown(params)}."
+            )
         given = dict(params or {})
         kinds: dict[str, Kind] = {name: type(value) for name, value in self.DEFAULTS.items()}
         check_params(given, {}, kinds)

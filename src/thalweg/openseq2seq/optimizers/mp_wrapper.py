@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.core.processing import Processing
-from thalweg.core.section import no_grad
 from thalweg.core.state import Loading, Names, keys_of, of_a_graph, restore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import (
@@ -43,6 +41,7 @@ from thalweg.openseq2seq.optimizers.regularization import (
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import captured_by, update, watching
+from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer, check_any
 from thalweg.v1.train.wrapping import WrappingOptimizer
@@ -297,7 +296,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             raise_first(outcome.errors)
 
         if not deferred([*given, *targets]):
-            with torch.inference_mode(False), no_grad():
+            with writable():
                 run(given, originals, targets, global_step, None)
             return None
         check_inner(self._opt)

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.hyperparameters import is_number
+from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Known, Processing
-from thalweg.core.section import no_grad
 from thalweg.core.vectors import number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
@@ -31,6 +30,7 @@ from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected, collect
 from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
+from thalweg.switches import no_grad
 
 
 class PostProcessing(NamedTuple):
@@ -72,6 +72,7 @@ class PostProcessing(NamedTuple):
             )
         if not (clip_gradients is None or is_number(clip_gradients)):
             raise InvalidTypeError(f"clip_gradients must be a number, not {clip_gradients!r}.")
+        check_size("clip_gradients", clip_gradients)
         if not as_shipped:
             check_limit("clip_gradients", clip_gradients)
         larc = None if larc_params is None else Larc.of(larc_params)

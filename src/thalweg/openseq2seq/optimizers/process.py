@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.outcome import LEFT, Outcome, not_taken
-from thalweg.core.section import Call, no_grad, run
+from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
+from thalweg.core.section import Call, run
 from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -20,7 +19,8 @@ from thalweg.openseq2seq.optimizers.gradients import Gradient, processed
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
-from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, update, watching
+from thalweg.openseq2seq.optimizers.update import update, watching
+from thalweg.switches import writable
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 SCOPE = "Loss_Optimization/"
@@ -98,7 +98,7 @@ def apply_processed(
         Whether there was an update, see `Outcome`, and what was raised after it by constraints,
         the optimizer's `_finish` and the writer.
     """
-    with torch.inference_mode(False), no_grad(), not_taken(done):
+    with writable(), not_taken(done):
         check_replicas(how.reduces, how.iter_size)
         journal = _begun(how, given, loss_scale)
         step = 0 if journal is None else int(number_of(global_step))
@@ -153,7 +153,7 @@ def told_of(how: Treatment, given: Given, scope: str) -> Letter:
         scope: What tags begin with.
     """
     journal = Journal(how.post.summaries, scope)
-    with torch.inference_mode(False), no_grad():
+    with writable():
         backward = given.backward
         if how.iter_size > 1 and not given.skip:
             own = shares(unscaled(backward), how.iter_size)

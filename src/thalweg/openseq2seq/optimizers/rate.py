@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.hyperparameters import is_function
-from thalweg.core.section import no_grad
 from thalweg.core.vectors import is_host
 from thalweg.counters import number_of
 from thalweg.errors import NotFoundError
 from thalweg.graph import is_symbolic
+from thalweg.switches import no_grad
 from thalweg.v1.train.followed import Followed
 from thalweg.variable import Variable, name_of, to_tensor
 

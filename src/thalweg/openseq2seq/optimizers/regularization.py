@@ -23,6 +23,7 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
+from thalweg.switches import enable_grad
 from thalweg.variable import REDUCED, to_tensor
 
 Regularizer = Callable[[Any], Any]
@@ -131,7 +132,7 @@ def penalty_gradient(var: Any, master: Any) -> Any:
 
 def _gradient(regularizer: Regularizer, master: Tensor) -> Tensor | None:
     check_memories([master])
-    with torch.enable_grad():
+    with enable_grad():
         point = master.detach().requires_grad_()
         penalty = regularizer(point)
     if not (isinstance(penalty, Tensor) and penalty.requires_grad):

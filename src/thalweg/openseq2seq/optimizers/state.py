@@ -9,17 +9,16 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core import state
-from thalweg.core.section import no_grad
 from thalweg.core.state import Entry, Names
 from thalweg.engines import saturated
 from thalweg.graph import is_symbolic
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
+from thalweg.switches import writable
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.state_dict import tensors_of
 from thalweg.variable import dtype_name
@@ -101,7 +100,7 @@ class Training:
         """What `load_state_dict` sets; the optimizer's lock is held meanwhile."""
         self._refuse_symbols()
         tensors = tensors_of(given)
-        with self.optimizer._locked().to_load(), torch.inference_mode(False), no_grad():
+        with self.optimizer._locked().to_load(), writable():
             yield self._fitting(tensors, names)
             self.optimizer._loaded()
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
@@ -30,6 +29,7 @@ from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.state import Training
+from thalweg.switches import outside_inference
 from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
@@ -178,7 +178,7 @@ class TrainingStep:
         done: list[Any] = []
         try:
             # Outside of inference mode, as autograd needs it.
-            with torch.inference_mode(False), not_taken(done):
+            with outside_inference(), not_taken(done):
                 value, outcome = self._run(differentiate, done)
         finally:
             self._applied = done[1] if done else False

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.checks import check_memories
-from thalweg.core.outcome import LEFT, Outcome, add_taken, says_not_taken
+from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, add_taken, says_not_taken
 from thalweg.core.pairs import distinct
 from thalweg.core.processing import Decision, Processing, materialised
 from thalweg.core.section import Call, run, while_whole
@@ -22,9 +22,6 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
-
-SKIPPED = "The step was skipped"
-TAKEN = "The step was taken"
 
 
 def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:

@@ -35,7 +35,9 @@ def as_read(number):
 
 def multiplied(number, factor):
     """A number of the state times a factor, in the type in which it is kept."""
-    return number * (factor.to(number.dtype) if hasattr(factor, "to") else factor)
+    if hasattr(factor, "item"):  # a tensor
+        factor = factor.to(number.dtype) if hasattr(number, "to") else factor.item()
+    return number * factor
 
 
 def at_least_one(number):

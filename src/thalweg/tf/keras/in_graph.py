@@ -37,6 +37,7 @@ from thalweg.graph.names import cleaned
 from thalweg.graph.nest import leaves_of, mapped
 from thalweg.keras.backend import track
 from thalweg.running import eagerly
+from thalweg.switches import no_grad
 from thalweg.variable import as_dtype, dtype_name, tensor_of
 
 keras: Any = importlib.import_module("keras")
@@ -124,7 +125,7 @@ def _recorded(
         values = [*zip(trained, weights, strict=True), *zip(others, states, strict=True)]
         with keras.StatelessScope(values, initialize_variables=False) as scope:
             results = list(leaves_of(original(layer, *args, **kwargs)))
-        with torch.no_grad():
+        with no_grad():
             for variable, leaf in zip(others, states, strict=True):
                 value = scope.get_current_value(variable)
                 if value is not leaf:

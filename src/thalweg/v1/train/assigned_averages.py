@@ -26,6 +26,7 @@ from thalweg.graph import (
 )
 from thalweg.running import Symbolic
 from thalweg.scalars import as_scalar, power, scalar_type
+from thalweg.switches import no_grad
 from thalweg.v1.train.gradients import title_of
 from thalweg.variable import dtype_name, to_tensor
 
@@ -58,7 +59,7 @@ def assign_moving_average(
     """
     if executing_eagerly():
         given = _given(value, variable)
-        with torch.no_grad():
+        with no_grad():
             _move(variable, given, decay, torch.zeros_like(variable) if zero_debias else None, None)
         return variable
     variable = graph_variable_of(variable)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.autodiff import GradientTape, variables_of
+from thalweg.core.outcome import say
 from thalweg.core.pairs import Gradient, check_variables, distinct, flatten
 from thalweg.indexed_slices import as_gradient
 from thalweg.v1.train.gradients import none_given
@@ -75,7 +76,11 @@ def backward(
             torch.autograd.backward(value, weight, inputs=sources)
     except BaseException as error:
         names = [name_of(var) for var in updated]
-        error.add_note(f"With GATE_NONE these variables had been updated before: {names}.")
+        before = f"With GATE_NONE these variables had been updated before: {names}."
+        if names:
+            say(error, [before])  # not that no variable has changed
+        else:
+            error.add_note(before)
         raise
     finally:
         for handle in handles:

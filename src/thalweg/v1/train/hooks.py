@@ -22,6 +22,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session
 from thalweg.scalars import product, scalar_type
+from thalweg.switches import no_grad
 from thalweg.variable import Variable, titles_of
 
 
@@ -103,7 +104,7 @@ class V1Hooks(Hooks):
         return [After(self._finish, "`_finish` failed")]
 
     def _finish(self) -> None:
-        with EnableTorchFunction(), torch.no_grad():
+        with EnableTorchFunction(), no_grad():
             self.finished = self._optimizer._finish(self._results, self._name)
 
     def counts(self, shared: Shared) -> list[Call]:

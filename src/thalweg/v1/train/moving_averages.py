@@ -40,6 +40,7 @@ from thalweg.graph import (
 )
 from thalweg.locks import Guard
 from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
+from thalweg.switches import outside_inference
 from thalweg.tracing import untraced
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
 from thalweg.v1.train.assigned_averages import (
@@ -171,7 +172,7 @@ class ExponentialMovingAverage(TrackableSlots, StateDict):
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         """Make the averages that are lacking, with the values of their variables."""
         _check(var_list)
-        with torch.inference_mode(False):
+        with outside_inference():
             for var in self._lacking(var_list):
                 title = f"{base_name(var)}/{self._name}"
                 self._put(var, _AVERAGE, over(var.detach().clone(), title))

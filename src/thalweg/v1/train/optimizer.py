@@ -30,6 +30,7 @@ from thalweg.graph import (
     GraphKeys,
     SymbolicSlices,
     SymbolicTensor,
+    as_one_update,
     by_reference,
     check_updates,
     current_session,
@@ -115,6 +116,12 @@ class Optimizer(State, StateDict):
         self._plans = Plans()
         self._under_way: V1Hooks | None = None
         self._lock = Guard(self, Optimizer._forget_step)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("apply_gradients")
+        if inspect.isfunction(own):
+            cls.apply_gradients = as_one_update(own)
 
     def get_name(self) -> str:
         """The name given to the constructor."""
@@ -558,8 +565,15 @@ class Optimizer(State, StateDict):
             name or self._name,
             kind="update",
         )
+        op.written += tuple(self._kept_in_graph(variables))
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
+
+    def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
+        """The variables that a step of these variables of a graph writes to beside them."""
+        slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
+        graph = variables[0].graph
+        return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
 
     def _is_recorded(self) -> bool:
         """Whether hooks are called once, when a graph is built."""

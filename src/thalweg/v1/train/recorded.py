@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,13 @@ from thalweg.graph import (
     Operation,
     SymbolicSlices,
     SymbolicTensor,
+    after_writes,
     constant,
     graph_variable_of,
     group,
     is_symbolic,
     operation,
+    updates_since,
 )
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.running import is_ours
@@ -113,7 +114,8 @@ class _Recording:
             with self.explained(f"the update of '{var.op.name}'"):
                 made = self._optimizer._apply_one(grad, var)
             if made is None:
-                made = group(*self._updates_since(before)) if self._updates_since(before) else None
+                updates = updates_since(self._graph, before)
+                made = group(*updates) if updates else None
             if var.constraint is None:
                 return made
             with self.explained(f"the constraint of '{var.op.name}'"):
@@ -125,17 +127,8 @@ class _Recording:
         with self.explained("_finish"):
             made = self._optimizer._finish(updates, scope)
         if made is None:
-            return group(*updates, *self._updates_since(before), name=scope)
-        last = self._graph.unit.last
-        if not last or getattr(getattr(made, "op", made), "index", -1) > last[0].index:
-            return made  # what was written in place comes before it
-        return group(made)
-
-    def _updates_since(self, before: int) -> list[Operation]:
-        """The operations that update something and were made since there were `before` in all."""
-        made = islice(self._graph.operations.values(), before, None)
-        place = self._graph.unit, self._graph.block
-        return [op for op in made if op.kind == "update" and (op.unit, op.block) == place]
+            return group(*updates, *updates_since(self._graph, before), name=scope)
+        return after_writes(self._graph, made)
 
     @contextlib.contextmanager
     def explained(self, hook: str) -> Iterator[None]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core import state
@@ -15,6 +14,7 @@ from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Names
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.variable import name_of, to_tensor
 
@@ -86,7 +86,7 @@ class StateDict(state.Copied):
         """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
         self._check_has_state()
         given = tensors_of(state_dict)
-        with self._locked().to_load(), torch.inference_mode(False), torch.no_grad():
+        with self._locked().to_load(), writable():
             variables = self._chosen_for_state(var_list)
             if given or self._owners():
                 yield self._fitting(given, variables, names)

@@ -82,6 +82,9 @@ class WrappingOptimizer(Optimizer):
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         self._opt._create_slots(var_list)
 
+    def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
+        return self._opt._kept_in_graph(variables)
+
     def _owners(self) -> list[Tensor]:
         return self._opt._owners()
 

@@ -17,6 +17,7 @@ from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.storage.stored import Stored, of_tensor
+from thalweg.switches import no_grad
 from thalweg.v1.train import Optimizer as V1Optimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import to_tensor
@@ -63,7 +64,7 @@ def written(
     """
     _check(optimizer, kind)
     named = _names(targets, rules, "model/" if kind == "tf2" and rules is None else "")
-    with _locked(optimizer), torch.no_grad():
+    with _locked(optimizer), no_grad():
         own = {id(targets.tensors[target]): (name, axes) for target, (name, axes) in named.items()}
         variables = {
             name: _stored(targets.tensors[target], axes) for target, (name, axes) in named.items()
@@ -152,7 +153,7 @@ def _slots(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
 
 def _locked(optimizer: Any) -> Any:
     if optimizer is None:
-        return torch.no_grad()
+        return no_grad()
     return optimizer._locked()
 
 

@@ -22,6 +22,7 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.switches import no_grad
 from thalweg.tracing import untraced
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
@@ -101,7 +102,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         if step is None:
             try:
-                with self._turn(), self._locked(), torch.no_grad():
+                with self._turn(), self._locked(), no_grad():
                     section.run(
                         [
                             _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
@@ -122,7 +123,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
         def run(grad: Any, leaf: Tensor) -> None:
             if grad is not None:
-                with self._turn(), self._locked(), torch.no_grad():
+                with self._turn(), self._locked(), no_grad():
                     section.run([_clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)])
 
         inputs = [grad, by_reference(variable)]

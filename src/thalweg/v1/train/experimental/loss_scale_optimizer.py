@@ -126,12 +126,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         return executing_eagerly() and is_plain and is_known and is_there
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        if not self._opt.takes_processing():
-            raise NotImplementedError(
-                f"{type(self._opt).__name__} has an apply_gradients of its own, which a graph"
-                " cannot leave out: scale the loss around the optimizer inside it."
-            )
-        if not self._opt._is_recorded():
+        if self._opt.takes_processing() and not self._opt._is_recorded():
             return super()._apply_in_graph(given, global_step, name)
         graph = get_default_graph()
         collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
@@ -149,6 +144,9 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
     def _captured(self) -> list[Any]:
         return self._opt._captured()
+
+    def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
+        return [*super()._kept_in_graph(variables), *self._loss_scale._weights.values()]
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         return dict(self._tracked)

@@ -9,6 +9,7 @@ import torch
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
+from thalweg.switches import no_grad
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer
 from thalweg.tf.compat.v1.layers.dense import decided
@@ -143,7 +144,7 @@ class BatchNormalization(Layer):
         def measure(given: Any) -> Any:
             return batch_moments(given, self.axis, self._unbiased)
 
-        @torch.no_grad()
+        @no_grad()
         def move(average: Any, value: Any, active: Any) -> None:
             if bool(active):
                 average.sub_((average - value) * share)
