@@ -268,7 +268,9 @@ def expanded(params: list[torch.Tensor], sums: list[torch.Tensor]) -> str:
     return "its elements share memory"
 
 
-@pytest.mark.parametrize("change", [on_its_parameter, on_another_parameter, on_another_sum, expanded])
+@pytest.mark.parametrize(
+    "change", [on_its_parameter, on_another_parameter, on_another_sum, expanded]
+)
 @pytest.mark.parametrize("made", [optim.SGD, tensorflow.SGD])
 def test_sums_have_memory_of_their_own(made: Any, change: Any) -> None:
     params = [torch.nn.Parameter(torch.full((3,), 2.0)) for _ in range(2)]
