@@ -40,11 +40,15 @@ def same(one: Any, other: Any) -> bool:
     """Whether two values of a state are the same to the bit; NaN is NaN."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and type(one) is type(other):
+        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Tensor) and one.layout == torch.sparse_coo:
         return other.layout == one.layout and all(
             same(getattr(one, part)(), getattr(other, part)()) for part in ("_indices", "_values")
         )
     if isinstance(one, Tensor):
+        if not isinstance(other, Tensor):
+            return False
         one, other = (each.detach().resolve_neg().contiguous() for each in (one, other))
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False

@@ -36,7 +36,7 @@ class Options:
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, Any]) -> None:
         self._seen = list(group.values())
-        known = {**fixed, **named(group)}
+        known = {**fixed, **named(group, rule)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
         # A tensor keeps its place when a schedule writes to it.
         self._moving = [name for name, each in self._hypers.items() if isinstance(each, Tensor)]
@@ -88,7 +88,7 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
         InvalidTypeError: One is no number; names it.
         InvalidArgumentError: One is NaN, or a tensor with a shape.
     """
-    known = named(group)
+    known = named(group, rule)
     found = {hyper.name: known.get(hyper.name, hyper.default) for hyper in rule.hypers}
     for name, value in found.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
@@ -118,20 +118,27 @@ def title_of(name: str) -> str:
 def _checked(name: str, value: Any) -> float:
     check_size(title_of(name), value)
     try:
-        return number(value)
+        if not isinstance(value, str | bytes | bytearray):  # of which Python makes numbers
+            return number(value)
     except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
-        raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.") from None
+        pass
+    raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.")
 
 
-def named(group: Mapping[str, Any]) -> dict[str, Any]:
+def named(group: Mapping[str, Any], rule: Rule | None = None) -> dict[str, Any]:
     """Options of a group under the names that rules have for them.
+
+    Args:
+        group: The group.
+        rule: Optional. Pairs that it does not read are the user's, whatever they are.
 
     Raises:
         InvalidTypeError: What is to be a pair is none; names it.
     """
     found: dict[str, Any] = {}
+    read = None if rule is None else {hyper.name for hyper in rule.hypers}
     for key, value in group.items():
-        if key in PAIRS:
+        if key in PAIRS and (read is None or not read.isdisjoint(PAIRS[key])):
             try:
                 found.update(zip(PAIRS[key], value, strict=True))
             except (TypeError, ValueError):

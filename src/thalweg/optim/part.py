@@ -227,7 +227,10 @@ class Part:
         there, home = self.homes
         tensors = [each for each in found if isinstance(each, Tensor)]
         # Such as those of a state of which torch made each its parameter's dtype.
-        are_mixed = len({each.dtype for each in tensors}) > 1
+        kinds = {each.dtype for each in tensors}
+        if tensors and len(tensors) < len(found):
+            kinds.add(kind.dtype or scalar_dtype())
+        are_mixed = len(kinds) > 1
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
         device = there or home
         if foreign and all(x.device == there or there is None for x in foreign):

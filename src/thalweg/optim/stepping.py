@@ -133,8 +133,8 @@ class OneSweep(Scaled):
         """As torch's, all of it or nothing.
 
         Raises:
-            TypeError, ValueError: It is no group, or has an option that is no number, or one that is
-                for all groups; nothing was added.
+            TypeError, ValueError: It is no group, or an option is no number or is for all groups;
+                nothing was added.
         """
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it

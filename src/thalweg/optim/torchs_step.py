@@ -69,9 +69,11 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
         tensors = [each for each in own.values() if isinstance(each, Tensor) and each.dim()]
         if not all(map(has_plain_dispatch, (param, cast("Tensor", param.grad), *tensors))):
             return None
+        # It differentiates no step that writes to a leaf.
+        is_usual = is_usual and not group.get("differentiable")
         is_usual = is_usual and all(_kind(each) == kind for each in (param.grad, *tensors))
         options = [(name, _kind(each)) for name, each in group.items() if name != "params"]
-        found.append((kind, *others, *own, *options))
+        found.append((kind, param.is_leaf, *others, *own, *options))
     return None if is_usual else tuple(found)
 
 
