@@ -61,3 +61,19 @@ def test_pairs_that_a_class_does_not_read_are_the_users() -> None:
     judge, theirs = trained(torch.optim.RMSprop)
     step(judge, theirs)
     torch.testing.assert_close(params, theirs)
+
+
+@pytest.mark.parametrize(
+    "option", [{"betas": (torch.tensor(0.9), 0.99)}, {"betas": torch.ones(2) / 2}]
+)
+def test_tensors_that_torchs_foreach_refuses_are_refused(option: dict[str, Any]) -> None:
+    refused: list[Any] = []
+    for module in (optim, torch.optim):
+        opt, params = trained(module.Adam, foreach=True)
+        opt.param_groups[0].update(option)
+        try:
+            step(opt, params)
+            refused.append(None)
+        except (ValueError, RuntimeError) as error:
+            refused.append(type(error))
+    assert refused[0] is refused[1]

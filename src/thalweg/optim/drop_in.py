@@ -171,7 +171,9 @@ class DropIn(OneSweep):
             params = [param for each in self.param_groups for param in each["params"]]
             if self._around.state_device or device_of(params) is None:
                 return True
-        is_refused = bool(group.get("foreach")) and isinstance(group["lr"], Tensor)
+        betas = group.get("betas")
+        given = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
+        is_refused = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in given)
         return bool(group.get("differentiable")) or (is_refused and not group.get("capturable"))
 
     def _counts_there(self) -> bool:
