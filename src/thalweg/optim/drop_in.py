@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import check_parts
+from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
@@ -326,12 +327,16 @@ class DropIn(OneSweep):
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
         params = [param for group in self.param_groups for param in group["params"]]
+        params = [param for param in params if param.grad is not None and not param.is_meta]
+        of_each = [(param, param.grad, *(self.state.get(param) or {}).values()) for param in params]
+        tensors = [each for own in of_each for each in own if isinstance(each, Tensor)]
+        if all_have_memory([each for each in tensors if not each.is_sparse]):
+            is_strange = [any(isinstance(each, Tensor) and each.is_sparse for each in own)
+                          for own in of_each]  # fmt: skip
+            params = list(compress(params, is_strange))
         for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
-            if param.grad is None or param.is_meta:
-                continue
-            own = self.state.get(param) or {}
             held = {"": param, "The gradient of ": param.grad}
-            held |= {f"'{key}' of ": each for key, each in own.items()}
+            held |= {f"'{key}' of ": each for key, each in (self.state.get(param) or {}).items()}
             for what, each in held.items():
                 # A class with a dispatch of its own keeps its elements elsewhere.
                 if isinstance(each, Tensor) and has_plain_dispatch(each):

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import compress, repeat, starmap
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
-from thalweg.engines.layout import check_parts, dense, holds
+from thalweg.engines.layout import all_have_memory, check_parts, dense
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.optim.groups import Group, titles_in
 from thalweg.optim.rows import check_inside
@@ -21,6 +22,8 @@ from thalweg.variable import REDUCED, dtype_name
 
 SUM = "gradient_sum"  # in the state of a parameter
 COUNT = "folded"  # in groups: how many passes are in the sums
+
+_SHAPE, _DTYPE, _DEVICE = (getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device"))
 
 
 def fold(
@@ -51,10 +54,7 @@ def fold(
     check_whole(params, "accumulate")
     sums_before = [state[param].get(SUM) if param in state else None for param in params]
     given = [param.grad for param in params]
-    if not all(map(_is_usual, given, sums_before)):
-        titles = titles_in(groups, params)
-        for grad, kept, title in zip(given, sums_before, titles, strict=True):
-            _check(grad, kept, title)
+    _check_all(given, sums_before, partial(titles_in, groups, params))
     del given  # one more holder of each gradient
     count = max((group.get(COUNT, 0) for group in groups), default=0) + 1
     calls: list[Call] = []
@@ -87,13 +87,40 @@ def fold(
     return count
 
 
-def _is_usual(grad: Tensor | None, kept: Any) -> bool:
-    """Whether `_check` would certainly find nothing; asked of each gradient of each pass."""
-    return (grad is None or holds(grad)) and (
-        kept is None
-        or (grad is not None and type(kept) is Tensor and holds(kept) and kept.dtype == grad.dtype
-            and kept.shape == grad.shape and kept.device == grad.device)
-    )  # fmt: skip
+def _check_all(
+    given: Sequence[Tensor | None], sums: Sequence[Any], titles: Callable[[], list[str]]
+) -> None:
+    """Refuse what cannot be added up. What most are is found out of all of them at once."""
+    pairs = list(zip(given, sums, strict=True))
+    if _are_usual(pairs):
+        return
+    has_rows = [any(map(_is_of_rows, pair)) for pair in pairs]
+    others = [pair for pair, has in zip(pairs, has_rows, strict=True) if not has]
+    strange = has_rows if _are_usual(others) else repeat(True)
+    names = titles()
+    for (grad, kept), name in compress(zip(pairs, names, strict=True), strange):
+        _check(grad, kept, name)
+
+
+def _is_of_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_sparse
+
+
+def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
+    """Whether `_check` would certainly find nothing."""
+    gradients = [grad for grad, _ in pairs if grad is not None]
+    sums = [kept for _, kept in pairs if kept is not None]
+    if not (all_have_memory(gradients) and all_have_memory(sums)):
+        return False
+    if not len(gradients) == len(sums) == len(pairs):
+        gradients = [grad for grad, kept in pairs if grad is not None and kept is not None]
+        sums = [kept for grad, kept in pairs if grad is not None and kept is not None]
+    dtypes = {*zip(map(_DTYPE, gradients), map(_DTYPE, sums), strict=True)}
+    return (
+        list(map(_SHAPE, gradients)) == list(map(_SHAPE, sums))
+        and list(map(_DEVICE, gradients)) == list(map(_DEVICE, sums))
+        and all(starmap(torch.can_cast, dtypes))
+    )
 
 
 def _check(grad: Tensor | None, kept: Any, title: str) -> None:

@@ -35,7 +35,7 @@ class Options:
     """
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, Any]) -> None:
-        self._seen = list(group.values())
+        self._names, self._seen = list(group), list(group.values())
         known = {**fixed, **named(group)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
         # A tensor keeps its place when a schedule writes to it.
@@ -48,6 +48,14 @@ class Options:
         """Whether they are those of the group still."""
         seen = self._seen
         return len(group) == len(seen) and all(map(is_, group.values(), seen))
+
+    def hold_beside_rate(self, group: Group) -> bool:
+        """Whether all are those of the group still but `lr`, which a schedule sets."""
+        names, seen = self._names, self._seen
+        return list(group) == names and all(
+            now is was or name == "lr"
+            for name, now, was in zip(names, group.values(), seen, strict=True)
+        )
 
     def given(self) -> dict[str, Any]:
         """Hyperparameters by name."""
