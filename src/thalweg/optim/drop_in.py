@@ -30,9 +30,8 @@ from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.rows import check_inside, is_misplaced, is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
+from thalweg.optim.torchs_step import whole
 from thalweg.switches import no_grad, writable
-
-_OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 class _Share(NamedTuple):
@@ -315,8 +314,8 @@ class DropIn(OneSweep):
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
-        self._own.begun = (_OF_TORCH,)
-        step(self)
+        with whole(self):
+            step(self)
         run(self._ending(Seen()))
 
     def _check_memories(self) -> None:

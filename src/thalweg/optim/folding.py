@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import compress, repeat, starmap
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
-from thalweg.engines.layout import all_have_memory, check_parts, dense
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts, dense, overlapping
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.optim.groups import Group, titles_in
 from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import check_whole
@@ -47,7 +48,8 @@ def fold(
         How many passes the sums hold now.
 
     Raises:
-        LayoutError: A gradient or a sum has no memory that holds its elements.
+        LayoutError: A gradient or a sum has no memory that holds its elements, or a sum shares it
+            with another one or with a parameter.
         InvalidArgumentError: A gradient has another shape or device than the sum before it.
     """
     params = [param for group in groups for param in group["params"]]
@@ -79,6 +81,7 @@ def fold(
             gradients.append(grad)
         calls.append(partial(setattr, param, "grad", None))
     if sums:
+        gradients = _apart(params, sums_before, gradients, partial(titles_in, groups))
         alpha = 1 if unscaling is None else unscaling
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
@@ -133,6 +136,11 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
     check_parts(kept, f"The sum of gradients of '{title}'")
+    if kept.layout == torch.strided and overlapping(kept):
+        raise LayoutError(
+            f"cannot add to the sum of gradients of '{title}' in place: its elements share memory"
+            f" (shape {tuple(kept.shape)}, strides {kept.stride()})."
+        )
     if grad is None:
         return
     if grad.shape != kept.shape or grad.device != kept.device:
@@ -145,6 +153,38 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
             f"The gradient of '{title}' is {dtype_name(grad.dtype)} but the sum of those before is"
             f" {dtype_name(kept.dtype)}."
         )
+
+
+def _apart(
+    params: Sequence[Tensor],
+    sums: Sequence[Tensor | None],
+    gradients: list[Tensor],
+    titles_of: Callable[[Sequence[Tensor]], list[str]],
+) -> list[Tensor]:
+    """The gradients that are added to dense sums, of which none lies in what is written.
+
+    Args:
+        params, sums: All parameters and their sums.
+        gradients: Those that are added.
+        titles_of: Gives names of parameters, for messages.
+    """
+    written = [kept for kept in sums if kept is not None and not kept.is_sparse]
+    homes = set(_storages(written))
+    if len(homes) < len(written) or not homes.isdisjoint(_storages(params)):
+        titles = titles_of(params)
+        pairs = zip(sums, titles, strict=True)
+        named = [
+            f"{title}/{SUM}" for kept, title in pairs if kept is not None and not kept.is_sparse
+        ]
+        check_disjoint([*written, *params], [*named, *titles])
+    if homes.isdisjoint(_storages(gradients)):
+        return gradients
+    homes_of = zip(gradients, _storages(gradients), strict=True)
+    return [grad.clone() if home in homes else grad for grad, home in homes_of]
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterable[int]:
+    return map(attrgetter("_cdata"), map(Tensor.untyped_storage, tensors))
 
 
 def _begun(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) -> Tensor:

@@ -81,6 +81,7 @@ class Kept:
         self.is_folded = False  # whether it has added its gradients to their sums
         self.flat: FlatGradients | None = None
         self.norm = CommonNorm()  # of the gradients of several rules
+        self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[Part, list[int]] | None = None
 
@@ -129,19 +130,32 @@ class OneSweep(Scaled):
         self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's.
+        """As torch's, all of it or nothing.
 
         Raises:
-            ValueError: The group has an option that is one for all groups.
+            TypeError, ValueError: It is no group, or has an option that is no number, or one for
+                all groups; nothing was added.
         """
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
             self._check_options(param_group, len(self.param_groups), complete=False)
         apart = [name for name in KEYWORDS if name not in param_group]
-        super().add_param_group(param_group)  # pyright: ignore
-        for name in apart:
-            self.param_groups[-1].pop(name, None)
-        self._begin()
+        groups, known = list(self.param_groups), set(self.state)
+        try:
+            super().add_param_group(param_group)  # pyright: ignore
+            for name in apart:
+                self.param_groups[-1].pop(name, None)
+            self._complete()
+            self._begin()
+        except BaseException:
+            self.param_groups[:] = groups
+            for param in set(self.state) - known:
+                del self.state[param]
+            self._own.operands.read_again(self)
+            raise
+
+    def _complete(self) -> None:
+        """Make what a group that was added needs before its first step."""
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
         """Refuse a group whose options a step would not follow.
