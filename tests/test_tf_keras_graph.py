@@ -100,6 +100,22 @@ def test_a_model_on_an_array_is_a_tensor_of_the_graph(kind: Callable[..., Any]) 
     assert all((old != new).any() for old, new in zip(before, after, strict=False))
 
 
+@pytest.mark.parametrize("name", ["mean_squared_error", "MSE", "huber", "squared_hinge"])
+def test_losses_of_keras_take_tensors_of_the_graph(name: str) -> None:
+    model, labels = keras.Sequential([keras.layers.Dense(1)]), LABELS.astype(np.float64)
+    found = model(NUMBERS)
+    loss = getattr(keras.losses, name)(labels, found)
+    assert loss.dtype == torch.float32 and tuple(loss.shape) == (3,)
+    step = keras.optimizers.SGD(0.1).minimize(lambda: loss, lambda: model.trainable_weights)
+    session = initialized()
+    values = session.run([found, loss])
+    with eagerly():
+        expected = getattr(keras.losses, name)(torch.tensor(labels), torch.tensor(values[0]))
+    np.testing.assert_array_equal(values[1], expected)
+    session.run(step)
+    assert session.run(loss).sum() < values[1].sum()
+
+
 def test_shapes_are_left_to_keras() -> None:
     model = keras.Sequential([keras.layers.Dense(2)])
     model.build((None, 4))  # computes with tensors, which are not the graph's

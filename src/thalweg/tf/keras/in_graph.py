@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,6 +47,7 @@ keras: Any = importlib.import_module("keras")
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _COMPARISONS = ("lt", "le", "gt", "ge")
+_TENSORS = ("y_true", "y_pred")  # of a loss, also where they are arrays
 
 
 def lend() -> None:
@@ -58,6 +60,25 @@ def lend() -> None:
     for name in (*_OPERATORS, *_COMPARISONS):
         _widen(tensor, f"__{name}__", getattr(operator, name))
     layer.__call__ = _catching(layer.__call__)
+
+
+def recording(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Keras, such as a loss, that takes tensors of a graph, too."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((args, kwargs))):
+            return function(*args, **kwargs)
+        bound = inspect.signature(function).bind(*args, **kwargs).arguments
+        tensors = {name: x for name, x in bound.items() if name in _TENSORS or is_symbolic(x)}
+        rest = {name: x for name, x in bound.items() if name not in tensors}
+        return keras.layers.Lambda(
+            lambda given: function(**dict(zip(tensors, given, strict=True)), **rest),
+            name=function.__name__,
+            autocast=False,
+        )(list(tensors.values()))
+
+    return call
 
 
 def _symbol_of(tensor: Any) -> SymbolicTensor:
