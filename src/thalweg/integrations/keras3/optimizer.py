@@ -132,7 +132,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
                 "Keras has variables of the slots, which cannot be shared out over ranks. Make the"
                 " strategy without shard_slots."
             )
-        pairs = list(zip(_shares(grads), tensors, strict=True))
+        pairs = list(zip(replica_shares(grads), tensors, strict=True))
         if self.weight_decay is not None:
             hooks = wrapped._hooks(False)
             hooks.check(hooks.convert(pairs), False)
@@ -253,7 +253,7 @@ def from_thalweg(optimizer: Optimizer, **options: Unpack[Options]) -> FusedOptim
     return FusedOptimizer(optimizer, **options)
 
 
-def _shares(grads: Sequence[Any]) -> list[Any]:
+def replica_shares(grads: Sequence[Any]) -> list[Any]:
     """This replica's part of mean gradients: Keras' loss is the mean over its own examples."""
     count = get_strategy().num_replicas_in_sync
     return [grad if grad is None or count == 1 else grad / count for grad in grads]

@@ -6,12 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from thalweg.distribute import get_strategy
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import CheckpointWarning, InvalidArgumentError, warn
 from thalweg.integrations.keras3 import FusedOptimizer, from_thalweg
 from thalweg.keras import optimizers
 from thalweg.running import eagerly
 from thalweg.tf.keras.lookup import namespace
 from thalweg.tf.keras.reading import readable
+from thalweg.tf.keras.train_optimizer import TFOptimizer
+from thalweg.v1 import train
 
 import keras  # isort: skip
 
@@ -24,14 +26,14 @@ _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleopti
 
 
 def as_optimizer(optimizer: Any) -> Any:
-    """What `compile` of Keras takes: an optimizer of thalweg is wrapped, and so is the one that a
-    name such as "adam" stands for.
+    """What `compile` of Keras takes: an optimizer of thalweg or `tf.train` is wrapped, and so is the
+    one that a name such as "adam" stands for.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
         optimizer = optimizers.get(optimizer)
     if isinstance(optimizer, optimizers.Optimizer):
         return from_thalweg(optimizer)
-    return optimizer
+    return TFOptimizer(optimizer) if isinstance(optimizer, train.Optimizer) else optimizer
 
 
 def _columns(labels: Any) -> Any:
@@ -137,8 +139,21 @@ class Compiling(_Model):
         """As in Keras; for the labels see `compute_loss`."""
         return super().compute_metrics(x, _columns(y), *args, **options)
 
+    def get_compile_config(self) -> dict[str, Any]:
+        """How the model was compiled; {} and a warning with an optimizer of `tf.train`."""
+        if isinstance(vars(self).get("optimizer"), TFOptimizer):
+            warn(
+                "An optimizer of tf.train is neither saved nor copied with its model: compile the"
+                " other model, too.",
+                CheckpointWarning,
+            )
+            return {}
+        return super().get_compile_config()
+
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compile as a saved model was compiled."""
+        """Compile as a saved model was compiled, if it was."""
+        if not config:
+            return
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.__dict__["_unwraps"] = isinstance(vars(self).get("optimizer"), FusedOptimizer)
         if self.optimizer is not None and self.built:
