@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
+from thalweg.core.state import shown
 from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts, dense, overlapping
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
-from thalweg.optim.groups import Group, titles_in
+from thalweg.optim.groups import Group, states_of, titles_in
 from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED, dtype_name
@@ -29,7 +30,7 @@ _SHAPE, _DTYPE, _DEVICE = (getattr(Tensor, name).__get__ for name in ("shape", "
 
 def fold(
     groups: Sequence[Group],
-    state: Mapping[Tensor, dict[str, Any]],
+    state: Mapping[Any, Any],
     *,
     unscaling: float | None,
     wide: bool,
@@ -50,7 +51,8 @@ def fold(
     Raises:
         LayoutError: A gradient or a sum has no memory that holds its elements, or a sum shares it
             with another one or with a parameter.
-        InvalidArgumentError: A gradient has another shape or device than the sum before it.
+        InvalidArgumentError: A gradient has another shape or device than the sum before it, or a
+            group's count of them is none.
     """
     params = [param for group in groups for param in group["params"]]
     check_whole(params, "accumulate")
@@ -58,7 +60,7 @@ def fold(
     given = [param.grad for param in params]
     _check_all(given, sums_before, partial(titles_in, groups, params))
     del given  # one more holder of each gradient
-    count = max((group.get(COUNT, 0) for group in groups), default=0) + 1
+    count = _counted(groups) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []
@@ -88,6 +90,21 @@ def fold(
     calls += [partial(group.__setitem__, COUNT, count) for group in groups]
     run([*calls, told(count)])
     return count
+
+
+def is_count(value: Any) -> bool:
+    """Whether this many passes may be in sums."""
+    return type(value) is int and value >= 0
+
+
+def _counted(groups: Sequence[Group]) -> int:
+    counts = [group.get(COUNT, 0) for group in groups]
+    for place, each in enumerate(counts):
+        if not is_count(each):
+            raise InvalidArgumentError(
+                f"'{COUNT}' of group {place} is {shown(each)}, no number of gradients."
+            )
+    return max(counts, default=0)
 
 
 def _check_all(
@@ -219,9 +236,9 @@ def _of_one() -> tuple[int, ...]:
 
 
 @contextmanager
-def set_aside(state: Mapping[Tensor, dict[str, Any]]) -> Generator[None]:
+def set_aside(state: Mapping[Any, Any]) -> Generator[None]:
     """Have no state where sums are all of it, in a `with` block: torch expects `step`."""
-    begun = [(own, own.pop(SUM)) for own in state.values() if own.keys() == {SUM}]
+    begun = [(own, own.pop(SUM)) for _, own in states_of(state) if own.keys() == {SUM}]
     try:
         yield
     finally:
@@ -229,14 +246,14 @@ def set_aside(state: Mapping[Tensor, dict[str, Any]]) -> Generator[None]:
             own[SUM] = kept
 
 
-def sums_of(state: Mapping[Tensor, dict[str, Any]]) -> dict[int, Tensor]:
+def sums_of(state: Mapping[Any, Any]) -> dict[int, Tensor]:
     """The sums by `id` of their parameters."""
-    return {id(param): own[SUM] for param, own in state.items() if SUM in own}
+    return {id(param): own[SUM] for param, own in states_of(state) if SUM in own}
 
 
-def forgetting(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]) -> list[Call]:
+def forgetting(groups: Sequence[Group], state: Mapping[Any, Any]) -> list[Call]:
     """What begins anew, as functions in C."""
-    owners = [own for own in state.values() if SUM in own]
+    owners = [own for _, own in states_of(state) if SUM in own]
     counted = [group.__setitem__ for group in groups]
     return [
         *(partial(own.pop, SUM) for own in owners),

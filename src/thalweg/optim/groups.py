@@ -113,6 +113,11 @@ def titles_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     return [names.get(id(p), title) for p, title in zip(params, titles_of(params), strict=True)]
 
 
+def states_of(state: Mapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The states of parameters; what else is in the state of an optimizer is the user's."""
+    return [(k, own) for k, own in state.items() if isinstance(k, Tensor) and isinstance(own, dict)]
+
+
 def number(value: Any) -> float:
     """A number out of a tensor of one element, too."""
     return float(value.item() if isinstance(value, Tensor) else value)

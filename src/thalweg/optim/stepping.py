@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
 from operator import is_
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -32,6 +32,7 @@ from thalweg.optim.around import (
 )
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.common_norm import CommonNorm
+from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
@@ -100,6 +101,7 @@ class OneSweep(Scaled):
     _around: Around = NONE
     _own: Kept
     _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
+    _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -169,13 +171,19 @@ class OneSweep(Scaled):
             InvalidArgumentError: It has one that is one for all groups; names it.
             NotFoundError: It lacks one.
         """
-        found = self._strange_options(group)
+        found = of_strange(group, self._strange_options(group), place)
         if found:
-            name, why = next(iter(found.items()))
-            raise InvalidArgumentError(f"{name} of group {place} is {shown(group[name])}, {why}.")
+            raise InvalidArgumentError(f"{found[0]}.")
         lacking = [name for name in self._wanted_options() if name not in group]
         if complete and lacking:
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
+
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Why a step could not be taken with the options of a group."""
+        return [
+            *of_options(group, self._wanted_options(), self._flags, place),
+            *of_strange(group, self._strange_options(group), place),
+        ]
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Options of a group that a step would not follow, and why."""
