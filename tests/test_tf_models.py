@@ -93,6 +93,36 @@ def test_train_step_of_your_own(how: str, given: str) -> None:
     assert int(model.optimizer.iterations) == 1
 
 
+@pytest.mark.parametrize("how", ["alone", "in a model", "apply", "fit"])
+def test_constraints_of_keras_variables_are_applied_once(how: str) -> None:
+    class Less:
+        def __call__(self, w: Any) -> Any:
+            return w - 1.0
+
+    inputs, optimizer = tf.keras.Input((3,)), tf.keras.optimizers.SGD(0.01)
+    dense = tf.keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+    model = tf.keras.Model(inputs, dense(inputs))
+    (kernel,) = model.trainable_variables
+    kernel.constraint = Less()
+    if how != "alone":
+        model.compile(optimizer, loss="mse")
+    for step in (1, 2):
+        if how == "fit":
+            kernel.assign(np.zeros((3, 1)))
+            model.fit(ONES, ZEROS, verbose=0)
+            expected = -1.0
+        elif how == "apply":
+            optimizer.apply([torch.ones(3, 1)], [kernel])
+            expected = 1.0 - 1.01 * step
+        else:
+            optimizer.apply_gradients([(torch.ones(3, 1), kernel)])
+            expected = 1.0 - 1.01 * step
+        np.testing.assert_allclose(kernel.numpy(), np.full((3, 1), expected), rtol=1e-5)
+    if how == "in a model":
+        optimizer.apply([torch.ones(3, 1)], [kernel])
+        np.testing.assert_allclose(kernel.numpy(), np.full((3, 1), -2.03), rtol=1e-5)
+
+
 def test_optimizer_of_a_model_may_be_assigned(tmp_path: Path) -> None:
     model = compiled(tf.keras.optimizers.SGD(0.01))
     model.optimizer = model.optimizer

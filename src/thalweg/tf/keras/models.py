@@ -123,6 +123,8 @@ class Compiling(_Model):
                 return
             if isinstance(optimizer, optimizers.Optimizer):
                 optimizer = Lender(optimizer)
+            if isinstance(optimizer, Lender):
+                optimizer.shown()
             vars(self)["optimizer"] = optimizer
             if "_compile_config" in vars(self):
                 self._compile_config.config["optimizer"] = optimizer
