@@ -463,7 +463,11 @@ def branched(self: Any, grad: Any, var: Any) -> Any:
     ("hook", "what"),
     [
         (viewed, "'view:0' was made before '.*mul' wrote to the memory that it looks into"),
-        (added, r"'w:0' cannot be written by \+=, -= and the like in a hook"),
+        (added, r"by \+=, -= and the like in a hook\. These methods can write to .*: add_, sub_"),
+        (
+            lambda self, grad, var: torch.Tensor.add_(var, grad),
+            r"^torch\.Tensor\.add_ takes no tensor of a graph: call add_ as the tensor's own",
+        ),
         (branched, "outside of branches: add_, sub_, mul_, addcmul_, addcdiv_, copy_"),
         (lambda self, grad, var: torch.add(var, grad, out=var), "add with out= writes in place"),
         (

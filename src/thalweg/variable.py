@@ -496,8 +496,8 @@ def frozen_among(variables: Iterable[Any]) -> str:
 
 
 def tensor_of(x: Any) -> Any:
-    """The parameter that a variable of Keras on torch keeps as its `value`, named after it;
-    anything else as it is.
+    """The parameter that a variable of Keras on torch keeps as its `value`, named and constrained
+    as it is; anything else as it is.
     """
     if isinstance(x, torch.Tensor):
         return x
@@ -506,6 +506,9 @@ def tensor_of(x: Any) -> Any:
         return x
     if isinstance(path := getattr(x, "path", None), str):
         named_variables([(path, value)])
+    constraint = getattr(x, "constraint", None)
+    if constraint is not None or variable_constraint(value) is not None:
+        value.constraint = constraint  # pyright: ignore[reportAttributeAccessIssue]
     return value
 
 

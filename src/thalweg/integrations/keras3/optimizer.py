@@ -21,7 +21,7 @@ from thalweg.integrations.keras3.sharing import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
 from thalweg.switches import writable
 from thalweg.tracing import untraced
-from thalweg.variable import named_variables
+from thalweg.variable import named_variables, variable_constraint
 
 # Keras' own setter of the property that is overridden below.
 _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
@@ -127,6 +127,8 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
                     f"'{var.path}' holds another tensor than when the optimizer was built. Make a"
                     " new optimizer and compile the model again."
                 )
+            if variable_constraint(tensor) is not None:  # Keras constrains its variables itself
+                tensor.constraint = None
         if shards_of(wrapped) is not None:
             raise FailedPreconditionError(
                 "Keras has variables of the slots, which cannot be shared out over ranks. Make the"
