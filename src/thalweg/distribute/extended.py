@@ -13,9 +13,11 @@ from torch import Tensor
 from thalweg.core.pairs import flatten
 from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import Replicas, across, within
+from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.graph.nest import leaves_of
+from thalweg.variable import check_held
 
 
 class Extended:
@@ -122,6 +124,9 @@ class Extended:
             tensors = [*variables.parameters(), *variables.buffers()]
         else:
             tensors = list(leaves_of(flatten(variables)))
+        with telling(ranks, Doing.STEP):
+            for each in tensors:
+                check_held(each)
         Agreement(ranks, values=False).check(tensors, Said(list))
         with torch.no_grad():
             copies = [

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.state import flaw, mismatch, shown
+from thalweg.core.state.entries import is_cut
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
 from thalweg.optim.folding import SUM
@@ -119,7 +120,11 @@ def of_sum(value: Any, title: Any) -> str:
         return f"{what} is {_named(value)} and no tensor"
     is_added = value.layout in (torch.strided, torch.sparse_coo) and not value.is_meta
     is_added = is_added and (value.is_floating_point() or value.is_complex())
-    return "" if is_added else f"{what} is {kind_of(value)}, {value.layout} on {value.device}"
+    if not is_added:
+        return f"{what} is {kind_of(value)}, {value.layout} on {value.device}"
+    rows = value.layout == torch.sparse_coo
+    parts = [value._values(), value._indices()] if rows else [value]
+    return f"{what} is {kind_of(value)} without its storage" if any(map(is_cut, parts)) else ""
 
 
 def is_before_steps(own: Mapping[str, Any]) -> bool:
@@ -156,7 +161,7 @@ def is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         is_none = value.is_complex() or value.dtype == torch.bool
         is_plain = value.layout == torch.strided and not value.is_meta and not is_none
-        return is_plain and value.numel() == 1
+        return is_plain and value.numel() == 1 and not is_cut(value)
     if not isinstance(value, Real):
         return False
     try:
@@ -174,4 +179,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _named(value: Any) -> str:
-    return kind_of(value) if isinstance(value, Tensor) else shown(value)
+    if not isinstance(value, Tensor):
+        return shown(value)
+    is_gone = value.layout == torch.strided and is_cut(value)
+    return f"{kind_of(value)} without its storage" if is_gone else kind_of(value)
