@@ -31,7 +31,7 @@ def scatter(var: torch.Tensor, indices: Any, updates: Any, update: str) -> None:
     """
     check_held(var)
     places, given = to_tensor(indices), to_tensor(updates, var.dtype)
-    check_held(places, f"The indices into '{name_of(var)}'")
+    check_held(places, f"What indexes '{name_of(var)}'")
     check_held(given, f"What '{name_of(var)}' is updated with")
     places, given = places.to(var.device), given.to(var.device)
     rows = places.reshape(-1)

@@ -154,7 +154,7 @@ def _sparse_read(var: torch.Tensor, indices: Any, name: str | None = None) -> to
     """The rows that `indices` names."""
     rows = to_tensor(indices)
     check_held(var)
-    check_held(rows, f"The indices into '{name_of(var)}'")
+    check_held(rows, f"What indexes '{name_of(var)}'")
     rows = rows.to(var.device)
     return var[rows.long()]
 

@@ -12,11 +12,6 @@ import torch
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary.protos import message, tensorboard
-from thalweg.variable import check_held
-
-
-def _check_held(value: torch.Tensor, tag: str) -> None:
-    check_held(value, f"The value in the summary of {tag!r}")
 
 
 def scalar(value: torch.Tensor, tag: str) -> Any:
@@ -25,7 +20,6 @@ def scalar(value: torch.Tensor, tag: str) -> Any:
         raise InvalidArgumentError(
             f"The summary of {tag!r} is of a scalar, not of shape {tuple(value.shape)}."
         )
-    _check_held(value, tag)
     return message("Summary").Value(tag=tag, simple_value=value.item())
 
 
@@ -46,7 +40,6 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
     Raises:
         InvalidArgumentError: An element is not finite.
     """
-    _check_held(values, tag)
     given = values.detach().to("cpu", torch.float64, copy=True).reshape(-1).numpy()
     if not np.isfinite(given).all():
         raise InvalidArgumentError(f"An element is NaN or infinite in the summary of {tag!r}.")
@@ -78,7 +71,6 @@ def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
             f"The summary of {tag!r} is of images (batch, height, width, 1, 3 or 4), not of shape"
             f" {tuple(batch.shape)}."
         )
-    _check_held(batch, tag)
     summary = message("Summary")
     found = []
     for index, image in enumerate(batch[:count].detach().cpu()):
