@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.core.hyperparameters import check_scalar, check_size
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.variable import titles_of
+from thalweg.variable import check_number, titles_of
 
 Group = dict[str, Any]
 HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
@@ -56,6 +56,15 @@ class Options:
             now is was or name == "lr"
             for name, now, was in zip(names, group.values(), seen, strict=True)
         )
+
+    def check_memory(self) -> None:
+        """Refuse a hyperparameter that is a tensor whose storage was cut.
+
+        Raises:
+            LayoutError: Names it.
+        """
+        for name in self._moving:
+            check_number(self._hypers[name], title_of(name))
 
     def given(self) -> dict[str, Any]:
         """Hyperparameters by name."""
@@ -119,8 +128,15 @@ def states_of(state: Mapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
 
 
 def number(value: Any) -> float:
-    """A number out of a tensor of one element, too."""
-    return float(value.item() if isinstance(value, Tensor) else value)
+    """A number out of a tensor of one element, too.
+
+    Raises:
+        LayoutError: Its storage was cut.
+    """
+    if isinstance(value, Tensor):
+        check_number(value)
+        return float(value.item())
+    return float(value)
 
 
 def title_of(name: str) -> str:

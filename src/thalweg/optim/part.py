@@ -316,6 +316,7 @@ class Part:
             if known is None or not known.hold_beside_rate(group):
                 optimizer._check_options(group, place)
             known = self._options[place] = Options(group, self.rule, optimizer._fixed)
+        known.check_memory()
         return known
 
     def slots(self, param: Tensor) -> list[Tensor]:

@@ -46,7 +46,7 @@ from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.switches import enable_grad, no_grad
 from thalweg.tracing import untraced
-from thalweg.variable import titles_of
+from thalweg.variable import check_held, name_of, titles_of
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -214,6 +214,8 @@ class OneSweep(Scaled):
             self._flatten()
 
     def __getstate__(self) -> dict[str, Any]:
+        for param in self._params():  # `copy.deepcopy` copies them
+            check_held(param)
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
         return {**super().__getstate__(), **own}  # pyright: ignore
 
@@ -269,6 +271,9 @@ class OneSweep(Scaled):
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self._own.operands)
         elif flat is None:
+            for param in () if set_to_none else self._params():
+                if param.grad is not None:
+                    check_held(param.grad, f"The gradient of '{name_of(param)}'")
             super().zero_grad(set_to_none)  # pyright: ignore
         else:
             self._clear(flat)
@@ -279,10 +284,13 @@ class OneSweep(Scaled):
             self._flatten()
         cast("FlatGradients", self._own.flat).clear()
 
+    def _params(self) -> list[Tensor]:
+        """The parameters of all groups."""
+        return [param for group in self.param_groups for param in group["params"]]
+
     def _flatten(self) -> None:
         """Have the gradients of all parameters that are not frozen lie in a few buffers."""
-        params = [param for group in self.param_groups for param in group["params"]]
-        self._own.flat = FlatGradients(params)
+        self._own.flat = FlatGradients(self._params())
         self._own.steady = None
 
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> GroupHooks:
