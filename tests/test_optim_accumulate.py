@@ -231,15 +231,26 @@ def test_without_groups_there_is_nothing_to_add_up(made: Any) -> None:
 
 @pytest.mark.parametrize("calls", [1, 3, 4])
 @pytest.mark.parametrize("name", MAKERS)
-def test_sums_that_no_step_would_take_are_left_behind(name: str, calls: int) -> None:
+@pytest.mark.parametrize("by_file", [False, True])
+def test_sums_that_no_step_would_take_are_left_behind(
+    name: str, calls: int, by_file: bool, tmp_path: Path
+) -> None:
     """They would be added to the gradients of a training that goes on with sums later."""
-    saved = folded(MAKERS[name](params_of(torch.float32, ROWS), accumulate=2), calls).state_dict()
+    saved = folded(MAKERS[name](params_of(torch.float32, ROWS), accumulate=2), calls)
     made = MAKERS[name](params_of(torch.float32, ROWS))
+
+    def load() -> None:
+        if not by_file:
+            made.load_state_dict(saved.state_dict())
+            return
+        checkpoint.save(tmp_path / "run", optimizer=saved)
+        checkpoint.restore(tmp_path / "run", optimizer=made, check_arguments=False)
+
     if calls % 2:
         with pytest.warns(CheckpointWarning, match="sums of gradients .* are left behind"):
-            made.load_state_dict(saved)
+            load()
     else:
-        made.load_state_dict(saved)
+        load()
     assert not any("gradient_sum" in own for own in made.state.values())
     assert not any(group.get("folded") for group in made.param_groups)
     give(made.param_groups[0]["params"], 9)
@@ -298,3 +309,13 @@ def test_gradients_that_lie_in_sums_are_added_as_they_were() -> None:
     params[0].grad, params[1].grad, params[2].grad = sums[0], sums[0], sums[1]
     opt.step()
     assert [param.tolist() for param in params] == [[-2.0] * 3, [-3.0] * 3, [-5.0] * 3]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_passes_without_gradients_are_left_behind(name: str) -> None:
+    """Else a training that goes on with sums later would take its first step too early."""
+    saved = MAKERS[name](params_of(torch.float32, ROWS), accumulate=2)
+    saved.step()
+    made = MAKERS[name](params_of(torch.float32, ROWS))
+    made.load_state_dict(saved.state_dict())
+    assert not any(group.get("folded") for group in made.param_groups)

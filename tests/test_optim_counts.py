@@ -93,6 +93,60 @@ def test_numbers_that_were_loaded_have_types_of_their_own(name: str, other: Any)
         torch.testing.assert_close(got, right, rtol=close[got.dtype], atol=0)
 
 
+def in_common(optimizer: Any, how: str) -> Any:
+    """An optimizer of which all parameters count in one tensor."""
+    steps(optimizer, 0, 2)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for name in NUMBERS:
+        if name in optimizer.state[params[0]]:
+            one = optimizer.state[params[0]][name]
+            one = torch.as_tensor(one).clone() if how == "handed in" else one
+            for param in params:
+                is_memory = how == "by memory" and isinstance(one, torch.Tensor)
+                own = torch.from_numpy(one.numpy()) if is_memory else one
+                optimizer.state[param][name] = own
+    return steps(optimizer, 2, 5)
+
+
+@pytest.mark.parametrize("how", ["handed in", "by memory", "the first one's"])
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in ("SGD",)])
+def test_parameters_that_count_in_one_tensor_have_torchs_numbers(name: str, how: str) -> None:
+    """Which raises it for one parameter after the other."""
+    ours, torchs = (in_common(made_by(module, name), how) for module in (optim, torch.optim))
+    for got, wanted in zip(numbers(ours), numbers(torchs), strict=True):
+        torch.testing.assert_close(got, wanted)
+    for got, wanted in zip(ours.state, torchs.state, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_parameters_of_two_rules_may_count_in_one_tensor() -> None:
+    made: list[Any] = []
+    for module in (optim, torch.optim):
+        params = params_of(torch.float32, ROWS)
+        groups = [{"params": params[:1]}, {"params": params[1:], "amsgrad": True}]
+        made.append(in_common(module.Adam(groups, lr=0.1), "handed in"))
+    for got, wanted in zip(*(each.state for each in made), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"clip_grad_norm": 1.0}, {"ema_decay": 0.9}], ids=str)
+def test_one_count_beside_options_is_refused_by_name(options: dict[str, Any]) -> None:
+    made = made_by(optim, "Adam", **options)
+    with pytest.raises(
+        NotImplementedError, match=r"'step' of '.*' and of '.*' is one tensor"
+    ) as error:
+        in_common(made, "handed in")
+    assert "The step was not taken: no variable and no slot has changed." in error.value.__notes__
+
+
+def test_the_step_of_an_optimizer_is_counted_once() -> None:
+    params = params_of(torch.float32, ROWS)
+    made = in_common(tensorflow.Adam(params, lr=0.1), "handed in")
+    other = steps(tensorflow.Adam(params_of(torch.float32, ROWS), lr=0.1), 0, 5)
+    assert {int(own["step"]) for own in made.state.values()} == {5}
+    assert_same([p.detach() for p in made.state], [p.detach() for p in other.state])
+
+
 def test_a_new_parameter_counts_beside_one_that_was_handed_in() -> None:
     params = params_of(torch.float32, ROWS)
     made = optim.Adam(params)

@@ -100,7 +100,7 @@ def test_a_group_has_momentum_where_all_have(name: str) -> None:
 @pytest.mark.parametrize("option", ["weight_decay", "amsgrad", "momentum", "maximize"])
 def test_options_of_other_classes_are_refused(option: str) -> None:
     for make in (tensorflow.Ftrl, tensorflow.Adagrad):
-        message = f"{option} of group 0 is .*, which is no option of {make.__name__}"
+        message = f"'{option}' of group 0 is .*, which is no option of {make.__name__}"
         with pytest.raises(ValueError, match=message):
             make([{"params": [param_of()], option: 0.5}])
         made = make([{"params": [param_of()], option: 0, "name": "mine"}])
@@ -110,7 +110,7 @@ def test_options_of_other_classes_are_refused(option: str) -> None:
 
 def test_a_group_of_another_rule_is_refused() -> None:
     for key, value in (("rule", "Ftrl"), ("initial", {"m": 1.0})):
-        with pytest.raises(ValueError, match=f"{key} of group 0 is "):
+        with pytest.raises(ValueError, match=f"'{key}' of group 0 is "):
             tensorflow.Adam([{"params": [param_of()], key: value}])
 
 
@@ -122,7 +122,7 @@ def test_every_option_of_ours_is_tried() -> None:
 @pytest.mark.parametrize("face", FACES)
 def test_an_option_for_all_groups_is_none_of_one(face: str, option: str) -> None:
     make, value = FACES[face], OURS[option]
-    message = f"{option} of group {{}} is .*, but .* in the constructor"
+    message = f"'{option}' of group {{}} is .*, but .* in the constructor"
     with pytest.raises(ValueError, match=message.format(0)):
         make([{"params": [param_of()], option: value}], lr=0.1)
     made = make([param_of()], lr=0.1)

@@ -20,7 +20,7 @@ from thalweg.optim import RuleOptimizer
 from thalweg.optim.around import KEYWORDS, NONE
 from thalweg.optim.differing import is_before_steps
 from thalweg.optim.groups import HOW, Group, hypers_of
-from thalweg.optim.loading import setting
+from thalweg.optim.loading import setting, warn_of_sums, without_sums
 from thalweg.optim.narrow import PLAIN
 from thalweg.optim.stepping import OneSweep
 from thalweg.switches import writable
@@ -110,9 +110,14 @@ class OfTorch:
     ) -> Generator[state.Loading]:
         with self._locked(), writable():
             found: list[str] = []
-            calls = self._calls(given["state"], given["groups"], self._titles(names), found)
+            own, left = {"state": given["state"], "param_groups": given["groups"]}, False
+            if self._is_ours:
+                own, left = without_sums(self.optimizer, own)
+            calls = self._calls(own["state"], own["param_groups"], self._titles(names), found)
             if found:
                 raise state.mismatch(found, type(self.optimizer).__name__)
+            if left:
+                warn_of_sums(self.optimizer)
             yield state.Loading(then=calls)
 
     def _titles(self, names: Names) -> dict[Tensor, str]:
@@ -138,7 +143,7 @@ class OfTorch:
             for param, name in zip(group["params"], names, strict=True):
                 if self._has_rule:
                     own = self.optimizer.state[param]
-                    calls += setting(own, given.get(name, {}), name, found, param.device)
+                    calls += setting(own, given.get(name, {}), name, found, param)
                 elif name in given:
                     made[param] = self._state(param, group, given[name], name, found)
             options = self._options(group, other)

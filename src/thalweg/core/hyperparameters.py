@@ -19,7 +19,7 @@ from thalweg.running import SessionVariable, SymbolicVariable, is_symbolic, reso
 from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
 from thalweg.switches import Within
-from thalweg.variable import Variable, dtype_name, numpy_value, to_tensor
+from thalweg.variable import Variable, check_number, dtype_name, numpy_value, to_tensor
 
 _TINY = float(np.finfo(np.float32).tiny)
 _SHOWN_BITS = 256  # of an integer whose digits a message gives
@@ -401,6 +401,7 @@ class Hyperparameters(Mapping[str, Any]):
         if type(value) is float:
             return as_hyper(value, dtype)
         if type(value) in _PLAIN:
+            check_number(value, name)
             number = value.item()
             if -_TINY < number < _TINY and number:
                 return _flushed(number, scalar_type(value), dtype)

@@ -16,7 +16,7 @@ from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError
 from thalweg.switches import no_grad, writable
-from thalweg.variable import variable_constraint
+from thalweg.variable import check_held, variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 TAKEN = "The step was taken"
@@ -194,7 +194,12 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     """What sets tensors to the values that they have now, as functions in C.
 
     Those whose storage is cut by then have no place for them.
+
+    Raises:
+        LayoutError: The storage of one was cut already.
     """
+    for tensor in tensors:
+        check_held(tensor)
     plain = [tensor.detach() for tensor in tensors]
     return [while_whole(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 

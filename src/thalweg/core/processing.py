@@ -217,7 +217,10 @@ class Known:
     @lazy
     def _narrow(self) -> Array:
         """Of which variables gradients are computed in float32; bool of shape (n,)."""
-        return np.array([compute_dtype(var.dtype) is np.float32 for var in self._variables], bool)
+        dtypes = [var.dtype for var in self._variables]
+        if len({*dtypes}) == 1:
+            return np.full(len(dtypes), compute_dtype(dtypes[0]) is np.float32)
+        return np.array([compute_dtype(dtype) is np.float32 for dtype in dtypes], bool)
 
     @lazy
     def _dtype(self) -> Dtype:

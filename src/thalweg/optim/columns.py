@@ -150,8 +150,10 @@ class ForeignColumn:
             further = map(operator.sub, made, self.values)
             # Torch adds no float to an integer.
             kinds = [float if view.is_floating_point() else int for view in self._views]
-            each = zip(self._views, kinds, further, strict=True)
-            return [partial(view.add_, kind(by)) for view, kind, by in each]
+            each = zip(self._pointers, self._views, kinds, further, strict=True)
+            # One that several parameters have is counted once.
+            calls = {at: partial(view.add_, kind(by)) for at, view, kind, by in each}
+            return [*calls.values()]
         return [partial(view.fill_, value) for view, value in zip(self._views, made, strict=True)]
 
     def wrote(self, values: Sequence[Any]) -> None:
@@ -208,7 +210,8 @@ class ForeignThere(DeviceColumn):
 
     def counting(self, taken: Tensor | None) -> Call:
         add: Any = torch._foreach_add_  # pyright: ignore
-        return partial(add, self._own, 1 if taken is None else taken.to(self.dtype))
+        own = [*dict(zip(self._pointers, self._own, strict=True)).values()]
+        return partial(add, own, 1 if taken is None else taken.to(self.dtype))
 
     def moving(self, values: Tensor, taken: Tensor | None) -> Call:
         made = values.to(self.dtype)

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.core.state import flaw, mismatch, shown
+from thalweg.core.state.entries import is_cut
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
-from thalweg.optim.folding import SUM
+from thalweg.optim.folding import COUNT, SUM, is_count
 from thalweg.optim.groups import PAIRS, Group
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import is_on_mesh
 from thalweg.variable import dtype_name
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+
+
+class Want(NamedTuple):
+    """What is wanted of a value in the state of a parameter.
+
+    Attributes:
+        like: A tensor of the same shape; None wants a number, as a tensor or not.
+        dtypes: Optional. Those that it may have.
+        has_rows: Whether it may be sparse.
+        is_optional: Whether it may be missing, or None.
+    """
+
+    like: Tensor | None = None
+    dtypes: Collection[torch.dtype] = ()
+    has_rows: bool = False
+    is_optional: bool = False
 
 
 def check_form(given: Mapping[str, Any], what: str) -> None:
@@ -35,12 +56,42 @@ def check_form(given: Mapping[str, Any], what: str) -> None:
         found.append(f"'param_groups' is {_named(given['param_groups'])}, no list")
     if not found:
         for place, group in enumerate(cast("list[Any]", given["param_groups"])):
-            if not isinstance(group, Mapping):
-                found.append(f"group {place} is {_named(group)}, no dict")
-            elif not isinstance(group.get("params"), list | tuple):
-                found.append(f"'params' of group {place} is {_named(group.get('params'))}, no list")
+            found += _of_group(group, place)
     if found:
         raise mismatch(found, what)
+
+
+def _of_group(group: Any, place: int) -> list[str]:
+    """Why a group has no parameters that could be found."""
+    if not isinstance(group, Mapping):
+        return [f"group {place} is {_named(group)}, no dict"]
+    for name in ("params", "param_names"):
+        own = group.get(name)
+        what = f"'{name}' of group {place}"
+        if not isinstance(own, list | tuple):
+            if name in group or name == "params":
+                return [f"{what} is {_named(own)}, no list"]
+            continue
+        own = cast("list[Any]", own)
+        if strange := [each for each in own if not _is_key(each)]:
+            return [f"{what} has {_named(strange[0])}, which names no parameter"]
+    return []
+
+
+def _is_key(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def titles_of(group: Group, saved: Mapping[str, Any]) -> Sequence[Any]:
+    """What the parameters of a group are called, whose state is saved."""
+    for names in (group.get("param_names"), saved.get("param_names")):
+        if names and len(names) == len(saved["params"]):
+            return names
+    return saved["params"]
 
 
 def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -69,62 +120,65 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
                 found.append(f"{what} is {_named(group[name])}, no pair of numbers")
         elif not is_number(group[name]):
             found.append(f"{what} is {_named(group[name])}, no number")
+    names, count = group.get("param_names"), len(group["params"])
+    if names is not None and len(names) != count:
+        found.append(
+            f"'param_names' of group {place} has {len(names)} names for {count} parameters"
+        )
+    if COUNT in group and not is_count(count := group[COUNT]):
+        found.append(f"'{COUNT}' of group {place} is {_named(count)}, no number of gradients")
     return found
 
 
-def of_tensors(
-    own: Any, param: Tensor, slots: Sequence[str], numbers: Sequence[str], title: Any
-) -> list[str]:
+def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str]:
+    """The same of options that are none of a group's, each with the reason."""
+    return [f"'{n}' of group {place} is {_named(group[n])}, {why}" for n, why in strange.items()]
+
+
+def of_state(own: Any, wanted: Mapping[str, Want], title: Any) -> list[str]:
     """Why a step could not be taken with the state of a parameter.
 
     Args:
         own: The state.
-        param: The parameter.
-        slots: Tensors of the parameter's shape that have to be there.
-        numbers: Numbers that have to be there.
+        wanted: What it has to hold; all else in it is somebody else's.
         title: What the parameter is called.
     """
     if not isinstance(own, Mapping):
         return [f"the state of '{title}' is {_named(own)}, no dict"]
     found: list[str] = []
-    for name in (*numbers, *slots):
-        if name not in own:
-            found.append(f"'{title}/{name}' is missing")
-        elif name in numbers and not is_number(own[name]):
-            found.append(f"'{title}/{name}' is {_named(own[name])}, no number")
-        elif name == STEP and float(own[name]) < 0:
-            found.append(f"'{title}/{name}' is {float(own[name])}, and steps count from 0")
-    return found + of_shapes(own, param, slots, title)
-
-
-def of_shapes(
-    own: Mapping[str, Any],
-    param: Tensor,
-    names: Iterable[str],
-    title: Any,
-    sparse: Container[str] = (),
-) -> list[str]:
-    """Which of the tensors that a state may have are none, or not of the parameter's shape.
-
-    Args:
-        sparse: Names of those that sparse gradients may have made sparse.
-    """
-    found: list[str] = []
-    for name in names:
-        value = own.get(name)
-        if name not in own:
-            continue
+    for name, want in wanted.items():
         what = f"'{title}/{name}'"
-        if isinstance(value, Tensor) and value.shape == param.shape:
-            if name in sparse and value.layout == torch.sparse_coo and not value.is_meta:
-                found += _of_rows(value, f"'{title}/{name}'")
-            elif not is_on_mesh(value) and (problem := flaw(value)):
-                found.append(f"{what} is {problem}")
-        elif isinstance(value, Tensor):
-            found.append(f"{what} is {kind_of(value)}, here {kind_of(param)}")
-        else:
-            found.append(f"{what} is {_named(value)} and no tensor")
+        if want.is_optional and own.get(name) is None:
+            continue
+        if name not in own:
+            found.append(f"{what} is missing")
+            continue
+        problems = _of_value(own[name], want, what)
+        if name == STEP and not problems and not 0 <= (count := float(own[name])) < math.inf:
+            problems = [f"{what} is {count}, and steps count from 0"]
+        found += problems
     return found
+
+
+def sum_of(param: Tensor) -> Want:
+    """What is wanted of a sum of gradients of a parameter."""
+    dtypes = _COMPLEX if param.is_complex() else _FLOATS
+    return Want(param, dtypes, has_rows=True, is_optional=True)
+
+
+def _of_value(value: Any, want: Want, what: str) -> list[str]:
+    like = want.like
+    if like is None:
+        return [] if is_number(value) else [f"{what} is {_named(value)}, no number"]
+    if not isinstance(value, Tensor):
+        return [f"{what} is {_named(value)} and no tensor"]
+    if value.shape != like.shape or (want.dtypes and value.dtype not in want.dtypes):
+        return [f"{what} is {kind_of(value)}, here {kind_of(like)}"]
+    if want.has_rows and value.layout == torch.sparse_coo and not value.is_meta:
+        return _of_rows(value, what)
+    if not is_on_mesh(value) and (problem := flaw(value)):
+        return [f"{what} is {problem}"]
+    return []
 
 
 def _of_rows(value: Tensor, what: str) -> list[str]:
@@ -138,16 +192,6 @@ def _of_rows(value: Tensor, what: str) -> list[str]:
         except InvalidArgumentError as error:
             found.append(str(error).rstrip("."))
     return found
-
-
-def of_sum(value: Any, title: Any) -> str:
-    """Why gradients cannot be added to a value, in words; "" if they can."""
-    what = f"'{title}/{SUM}'"
-    if not isinstance(value, Tensor):
-        return f"{what} is {_named(value)} and no tensor"
-    is_added = value.layout in (torch.strided, torch.sparse_coo) and not value.is_meta
-    is_added = is_added and (value.is_floating_point() or value.is_complex())
-    return "" if is_added else f"{what} is {kind_of(value)}, {value.layout} on {value.device}"
 
 
 def is_before_steps(own: Mapping[str, Any]) -> bool:
@@ -183,8 +227,8 @@ def is_number(value: Any) -> bool:
     """Whether a value is a number, or a tensor of one."""
     if isinstance(value, Tensor):
         is_none = value.is_complex() or value.dtype == torch.bool
-        is_plain = value.layout == torch.strided and not value.is_meta and not is_none
-        return is_plain and value.numel() == 1
+        is_there = is_on_mesh(value) or flaw(value) is None
+        return is_there and not is_none and value.numel() == 1
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value.item()
     if not isinstance(value, Real):
@@ -204,4 +248,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _named(value: Any) -> str:
-    return kind_of(value) if isinstance(value, Tensor) else shown(value)
+    if not isinstance(value, Tensor):
+        return shown(value)
+    is_gone = value.layout == torch.strided and is_cut(value)
+    return f"{kind_of(value)} without its storage" if is_gone else kind_of(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -12,13 +13,13 @@ from torch import Tensor
 from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import check_parts
+from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
-from thalweg.optim.differing import of_options, of_shapes, of_sum, of_tensors
-from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, is_host
+from thalweg.optim.differing import Want, of_state, sum_of
+from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import HOW, Group, titles_in
 from thalweg.optim.hooks import TorchHooks
@@ -98,6 +99,8 @@ class DropIn(OneSweep):
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
+            return self._step_of_torch()
+        if not all(each.repeats for each in hooks.values()) and self._counts_in_common(shares):
             return self._step_of_torch()
         with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
@@ -218,6 +221,24 @@ class DropIn(OneSweep):
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         return fits(share.pairs, self.state, names, wide, away)
 
+    def _counts_in_common(self, shares: dict[Rule, _Share]) -> bool:
+        """Whether parameters have a number in one tensor, which torch counts in turn.
+
+        Raises:
+            NotImplementedError: They have, and options ask for what torch does not do.
+        """
+        scalars = {slot.name for rule in shares for slot in rule.scalar_slots}
+        params = [param for share in shares.values() for _, param in share.pairs]
+        found = in_common(params, self.state, {STEP, *scalars})
+        if found is not None and self._around:
+            one, other = titles_in(self.param_groups, found[1])
+            raise NotImplementedError(
+                f"{found[0]!r} of '{one}' and of '{other}' is one tensor, which"
+                f" {type(self).__name__} with {self._around.named()} would count for both at once:"
+                " give each one of its own."
+            )
+        return found is not None
+
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
         own = self.state.get(param, {})
@@ -267,33 +288,21 @@ class DropIn(OneSweep):
             load: Any = super(DropIn, type(self))
             load_as_torch(self, state_dict, load.load_state_dict)
 
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Why a step could not be taken with the options of a group."""
-        strange = self._strange_options(group)
-        return [
-            *of_options(group, self._wanted, self._flags, place),
-            *(f"'{name}' of group {place} is {group[name]!r}, {strange[name]}" for name in strange),
-        ]
-
     def _wanted_options(self) -> Sequence[str]:
         return self._wanted
 
     def _unfit_state(self, group: Group | None, own: Any, param: Tensor, title: Any) -> list[str]:
         """Why a step could not be taken with the state of a parameter of a group."""
+        wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
-            return of_shapes(own, param, own, title)
+            return of_state(own, wanted, title)
         slots = self._rule(group or self.param_groups[0]).slots
-        numbers = [STEP] if self._counts else []
-        numbers += [slot.name for slot in slots if slot.scalar]
-        names = [slot.name for slot in slots if not slot.scalar and slot.name not in self._optional]
-        found = of_tensors(own, param, names, numbers, title)
-        if isinstance(own, Mapping):
-            further = [*self._optional, *self._around.keys(param), SUM]
-            some = [name for name in further if own.get(name) is not None]
-            found += of_shapes(own, param, some, title, self._rowwise)
-            if own.get(SUM) is not None and (problem := of_sum(own[SUM], title)):
-                found.append(problem)
-        return found
+        scalars = [STEP] * self._counts + [slot.name for slot in slots if slot.scalar]
+        beside = [*self._optional, *self._around.keys(param)]
+        others = [*(slot.name for slot in slots if not slot.scalar), *beside]
+        wanted |= {name: Want() for name in scalars}
+        wanted |= {n: Want(param, (), n in self._rowwise, n in beside) for n in others}
+        return of_state(own, wanted, title)
 
     def _step_of_torch(self) -> None:
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
@@ -327,12 +336,16 @@ class DropIn(OneSweep):
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
         params = [param for group in self.param_groups for param in group["params"]]
+        params = [param for param in params if param.grad is not None and not param.is_meta]
+        of_each = [(param, param.grad, *(self.state.get(param) or {}).values()) for param in params]
+        tensors = [each for own in of_each for each in own if isinstance(each, Tensor)]
+        if all_have_memory([each for each in tensors if not each.is_sparse]):
+            is_strange = [any(isinstance(each, Tensor) and each.is_sparse for each in own)
+                          for own in of_each]  # fmt: skip
+            params = list(compress(params, is_strange))
         for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
-            if param.grad is None or param.is_meta:
-                continue
-            own = self.state.get(param) or {}
             held = {"": param, "The gradient of ": param.grad}
-            held |= {f"'{key}' of ": each for key, each in own.items()}
+            held |= {f"'{key}' of ": each for key, each in (self.state.get(param) or {}).items()}
             for what, each in held.items():
                 # A class with a dispatch of its own keeps its elements elsewhere.
                 if isinstance(each, Tensor) and has_plain_dispatch(each):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,23 @@ def _fits(
         and not (is_on_mesh(param) and param.is_complex())
         and (_is_ours(local(grad), anywhere) or _is_of_rows(grad, anywhere))
     )
+
+
+def in_common(
+    params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
+) -> tuple[str, list[Tensor]] | None:
+    """A number that two parameters have in one tensor, and these.
+
+    Torch's loop raises it for one after the other, and a step here for all at once.
+    """
+    seen: dict[int, Tensor] = {}
+    for param in params:
+        for name, value in state.get(param, {}).items():
+            if name in names and isinstance(value, Tensor):
+                first = seen.setdefault(value.data_ptr() or id(value), param)
+                if first is not param:
+                    return name, [first, param]
+    return None
 
 
 def _is_ours(tensor: Tensor, anywhere: bool) -> bool:

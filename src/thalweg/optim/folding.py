@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import compress, repeat, starmap
 from operator import attrgetter
 from typing import Any, cast
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
-from thalweg.engines.layout import check_disjoint, check_parts, dense, holds, overlapping
+from thalweg.core.state import shown
+from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts, dense, overlapping
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
-from thalweg.optim.groups import Group, titles_in
+from thalweg.optim.groups import Group, states_of, titles_in
 from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED, dtype_name
@@ -23,10 +25,12 @@ from thalweg.variable import REDUCED, dtype_name
 SUM = "gradient_sum"  # in the state of a parameter
 COUNT = "folded"  # in groups: how many passes are in the sums
 
+_SHAPE, _DTYPE, _DEVICE = (getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device"))
+
 
 def fold(
     groups: Sequence[Group],
-    state: Mapping[Tensor, dict[str, Any]],
+    state: Mapping[Any, Any],
     *,
     unscaling: float | None,
     wide: bool,
@@ -47,18 +51,16 @@ def fold(
     Raises:
         LayoutError: A gradient or a sum has no memory that holds its elements, or a sum shares it
             with another one or with a parameter.
-        InvalidArgumentError: A gradient has another shape or device than the sum before it.
+        InvalidArgumentError: A gradient has another shape or device than the sum before it, or a
+            group's count of them is none.
     """
     params = [param for group in groups for param in group["params"]]
     check_whole(params, "accumulate")
     sums_before = [state[param].get(SUM) if param in state else None for param in params]
     given = [param.grad for param in params]
-    if not all(map(_is_usual, given, sums_before)):
-        titles = titles_in(groups, params)
-        for grad, kept, title in zip(given, sums_before, titles, strict=True):
-            _check(grad, kept, title)
+    _check_all(given, sums_before, partial(titles_in, groups, params))
     del given  # one more holder of each gradient
-    count = max((group.get(COUNT, 0) for group in groups), default=0) + 1
+    count = _counted(groups) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []
@@ -90,13 +92,55 @@ def fold(
     return count
 
 
-def _is_usual(grad: Tensor | None, kept: Any) -> bool:
-    """Whether `_check` would certainly find nothing; asked of each gradient of each pass."""
-    return (grad is None or holds(grad)) and (
-        kept is None
-        or (grad is not None and type(kept) is Tensor and holds(kept) and kept.dtype == grad.dtype
-            and kept.shape == grad.shape and kept.device == grad.device)
-    )  # fmt: skip
+def is_count(value: Any) -> bool:
+    """Whether this many passes may be in sums."""
+    return type(value) is int and value >= 0
+
+
+def _counted(groups: Sequence[Group]) -> int:
+    counts = [group.get(COUNT, 0) for group in groups]
+    for place, each in enumerate(counts):
+        if not is_count(each):
+            raise InvalidArgumentError(
+                f"'{COUNT}' of group {place} is {shown(each)}, no number of gradients."
+            )
+    return max(counts, default=0)
+
+
+def _check_all(
+    given: Sequence[Tensor | None], sums: Sequence[Any], titles: Callable[[], list[str]]
+) -> None:
+    """Refuse what cannot be added up. What most are is found out of all of them at once."""
+    pairs = list(zip(given, sums, strict=True))
+    if _are_usual(pairs):
+        return
+    has_rows = [any(map(_is_of_rows, pair)) for pair in pairs]
+    others = [pair for pair, has in zip(pairs, has_rows, strict=True) if not has]
+    strange = has_rows if _are_usual(others) else repeat(True)
+    names = titles()
+    for (grad, kept), name in compress(zip(pairs, names, strict=True), strange):
+        _check(grad, kept, name)
+
+
+def _is_of_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_sparse
+
+
+def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
+    """Whether `_check` would certainly find nothing."""
+    gradients = [grad for grad, _ in pairs if grad is not None]
+    sums = [kept for _, kept in pairs if kept is not None]
+    if not (all_have_memory(gradients) and all_have_memory(sums)):
+        return False
+    if not len(gradients) == len(sums) == len(pairs):
+        gradients = [grad for grad, kept in pairs if grad is not None and kept is not None]
+        sums = [kept for grad, kept in pairs if grad is not None and kept is not None]
+    dtypes = {*zip(map(_DTYPE, gradients), map(_DTYPE, sums), strict=True)}
+    return (
+        list(map(_SHAPE, gradients)) == list(map(_SHAPE, sums))
+        and list(map(_DEVICE, gradients)) == list(map(_DEVICE, sums))
+        and all(starmap(torch.can_cast, dtypes))
+    )
 
 
 def _check(grad: Tensor | None, kept: Any, title: str) -> None:
@@ -192,9 +236,9 @@ def _of_one() -> tuple[int, ...]:
 
 
 @contextmanager
-def set_aside(state: Mapping[Tensor, dict[str, Any]]) -> Generator[None]:
+def set_aside(state: Mapping[Any, Any]) -> Generator[None]:
     """Have no state where sums are all of it, in a `with` block: torch expects `step`."""
-    begun = [(own, own.pop(SUM)) for own in state.values() if own.keys() == {SUM}]
+    begun = [(own, own.pop(SUM)) for _, own in states_of(state) if own.keys() == {SUM}]
     try:
         yield
     finally:
@@ -202,14 +246,14 @@ def set_aside(state: Mapping[Tensor, dict[str, Any]]) -> Generator[None]:
             own[SUM] = kept
 
 
-def sums_of(state: Mapping[Tensor, dict[str, Any]]) -> dict[int, Tensor]:
+def sums_of(state: Mapping[Any, Any]) -> dict[int, Tensor]:
     """The sums by `id` of their parameters."""
-    return {id(param): own[SUM] for param, own in state.items() if SUM in own}
+    return {id(param): own[SUM] for param, own in states_of(state) if SUM in own}
 
 
-def forgetting(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]) -> list[Call]:
+def forgetting(groups: Sequence[Group], state: Mapping[Any, Any]) -> list[Call]:
     """What begins anew, as functions in C."""
-    owners = [own for own in state.values() if SUM in own]
+    owners = [own for _, own in states_of(state) if SUM in own]
     counted = [group.__setitem__ for group in groups]
     return [
         *(partial(own.pop, SUM) for own in owners),

@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.core.hyperparameters import check_scalar, check_size
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.variable import titles_of
+from thalweg.variable import check_number, titles_of
 
 Group = dict[str, Any]
 HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
@@ -35,7 +35,7 @@ class Options:
     """
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, Any]) -> None:
-        self._seen = list(group.values())
+        self._names, self._seen = list(group), list(group.values())
         known = {**fixed, **named(group, rule)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
         # A tensor keeps its place when a schedule writes to it.
@@ -48,6 +48,23 @@ class Options:
         """Whether they are those of the group still."""
         seen = self._seen
         return len(group) == len(seen) and all(map(is_, group.values(), seen))
+
+    def hold_beside_rate(self, group: Group) -> bool:
+        """Whether all are those of the group still but `lr`, which a schedule sets."""
+        names, seen = self._names, self._seen
+        return list(group) == names and all(
+            now is was or name == "lr"
+            for name, now, was in zip(names, group.values(), seen, strict=True)
+        )
+
+    def check_memory(self) -> None:
+        """Refuse a hyperparameter that is a tensor whose storage was cut.
+
+        Raises:
+            LayoutError: Names it.
+        """
+        for name in self._moving:
+            check_number(self._hypers[name], title_of(name))
 
     def given(self) -> dict[str, Any]:
         """Hyperparameters by name."""
@@ -105,9 +122,21 @@ def titles_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     return [names.get(id(p), title) for p, title in zip(params, titles_of(params), strict=True)]
 
 
+def states_of(state: Mapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+    """The states of parameters; what else is in the state of an optimizer is the user's."""
+    return [(k, own) for k, own in state.items() if isinstance(k, Tensor) and isinstance(own, dict)]
+
+
 def number(value: Any) -> float:
-    """A number out of a tensor of one element, too."""
-    return float(value.item() if isinstance(value, Tensor) else value)
+    """A number out of a tensor of one element, too.
+
+    Raises:
+        LayoutError: Its storage was cut.
+    """
+    if isinstance(value, Tensor):
+        check_number(value)
+        return float(value.item())
+    return float(value)
 
 
 def title_of(name: str) -> str:

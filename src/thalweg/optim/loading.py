@@ -6,22 +6,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
-from thalweg.core.state import flaw, mismatch
+from thalweg.core.state import mismatch
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import differing
 from thalweg.optim.averaging import EMA
-from thalweg.optim.differing import kind_of
+from thalweg.optim.differing import Want, sum_of
 from thalweg.optim.folding import COUNT, SUM
 from thalweg.optim.groups import Group, hypers_of
 from thalweg.optim.narrow import MASTER
-from thalweg.optim.sharded import cut, is_on_mesh, local
+from thalweg.optim.sharded import cut, local
 from thalweg.switches import writable
 from thalweg.variable import REDUCED
 
@@ -53,7 +52,7 @@ def load_as_torch(
     """
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
-    given, left = _without_sums(optimizer, given)
+    given, left = without_sums(optimizer, given)
     found: list[str] = []
     kinds, lacking = optimizer._around.kinds, list[tuple[Tensor, str]]()
     if differing.sizes(given["param_groups"]) == differing.sizes(optimizer.param_groups):
@@ -62,7 +61,7 @@ def load_as_torch(
             found += optimizer._unfit_state(group, own, param, title)
             if not found and not differing.is_before_steps(own):
                 names = optimizer._around.keys(param)
-                lacking += [(param, name) for name in names if name not in own]
+                lacking += [(param, name) for name in names if own.get(name) is None]
     if found:
         raise mismatch(found, _title(optimizer))
     staged = _twin(optimizer)
@@ -71,7 +70,7 @@ def load_as_torch(
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
     except Exception as error:  # of a class of the user's, or of a state's own objects
-        what = f"{type(error).__name__} in what torch does with it: {error}"
+        what = f"{type(error).__name__} while it was loaded: {error}"
         raise mismatch([what], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
         _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
@@ -80,7 +79,7 @@ def load_as_torch(
     if lacking:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
     if left:
-        warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
+        warn_of_sums(optimizer)
     run(_handing_over(staged, optimizer))
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
@@ -97,23 +96,38 @@ def _after_hooks(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     return given
 
 
-def _without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """A state as an optimizer takes it, and whether sums of gradients are left behind.
 
     Without `accumulate` no step takes them, and they would still be there when a later state is
     loaded with it.
     """
-    states: Mapping[Any, Any] = given["state"]
-    begun = [key for key, own in states.items() if isinstance(own, Mapping) and SUM in own]
-    if optimizer._around.accumulate > 1 or not begun:
+    if optimizer._around.accumulate > 1:
         return given, False
-    kept = {
-        key: {name: own[name] for name in own if name != SUM} if key in begun else own
-        for key, own in states.items()
-    }
+    states = dict(given["state"])
+    begun = [key for key, own in _of_params(given) if SUM in own]
+    for key in begun:
+        states[key] = {name: each for name, each in states[key].items() if name != SUM}
+        if not states[key]:
+            del states[key]
     groups = [{n: x for n, x in group.items() if n != COUNT} for group in given["param_groups"]]
-    state = {key: own for key, own in kept.items() if own or key not in begun}
-    return {**given, "state": state, "param_groups": groups}, True
+    return {**given, "state": states, "param_groups": groups}, bool(begun)
+
+
+def warn_of_sums(optimizer: Any) -> None:
+    """Say that sums of gradients are left behind."""
+    warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
+
+
+def _keys(given: Mapping[str, Any]) -> set[Any]:
+    """Those that parameters have in a state; what it has under others is the user's."""
+    return {key for group in given["param_groups"] for key in group["params"]}
+
+
+def _of_params(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The states of parameters that are in a state, with their keys."""
+    own, keys = given["state"], _keys(given)
+    return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
 
 
 def _title(optimizer: Any) -> str:
@@ -167,9 +181,7 @@ def _members(
     for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
         faults = optimizer._unfit_options(group, place)
         found += faults
-        titles = other.get("param_names") or other["params"]
-        if len(titles) != len(other["params"]):
-            titles = other["params"]
+        titles = differing.titles_of(group, other)
         for param, key, title in zip(group["params"], other["params"], titles, strict=True):
             yield None if faults else group, key, param, title
 
@@ -220,9 +232,9 @@ def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
             name: each.new_empty((0, 0)) if isinstance(each, Tensor) and each.dim() else each
             for name, each in own.items()
         }
-        for key, own in given["state"].items()
+        for key, own in _of_params(given)
     }
-    return {**given, "state": states}
+    return {**given, "state": {**given["state"], **states}}
 
 
 def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
@@ -230,7 +242,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     given = _after_hooks(optimizer, state_dict)
     what = type(optimizer).__name__
     differing.check_form(given, what)
-    given, left = _without_sums(optimizer, given)
+    given, left = without_sums(optimizer, given)
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
     if ours != theirs:
@@ -241,21 +253,26 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
         found += optimizer._unfit_options(other, place)
         for param, key, title in _matched(group, other, found):
-            own, theirs = optimizer.state[param], given["state"].get(key, {})
-            calls += setting(own, theirs, title, found, param.device, names)
-            gained += [(param, name) for name in _GAINED if name in own and name not in theirs]
+            own, theirs, before = optimizer.state[param], given["state"].get(key, {}), len(found)
+            calls += setting(own, theirs, title, found, param, names)
+            if len(found) == before:
+                lacks = [name for name in _GAINED if name in own and theirs.get(name) is None]
+                gained += [(param, name) for name in lacks]
         kept = {key: group[key] for key in ("params", "param_names") if key in group}
         calls.append(partial(group.update, {**other, **kept}))
+    keys = _keys(given)
+    users = {key: each for key, each in given["state"].items() if key not in keys}
+    calls.append(partial(optimizer.state.update, users))
     if found:
         raise mismatch(found, what)
     for other in saved:
         hypers_of(other, optimizer.rule)
     for param, name in gained:
         calls.append(partial(optimizer.state[param].pop, name))
-    if gained and any(not differing.is_before_steps(own) for own in given["state"].values()):
+    if gained and not all(differing.is_before_steps(own) for _, own in _of_params(given)):
         warn(differing.begun_anew(_title(optimizer), [n for _, n in gained]), CheckpointWarning)
     if left:
-        warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
+        warn_of_sums(optimizer)
     gone = {id(optimizer.state[param][name]) for param, name in gained}
     calls += optimizer._own.operands.reading(optimizer, gone)
     with writable():
@@ -266,11 +283,11 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
 
 def _matched(
     group: dict[str, Any], saved: dict[str, Any], found: list[str]
-) -> list[tuple[Tensor, Any, str]]:
+) -> list[tuple[Tensor, Any, Any]]:
     """Parameters with the keys of their saved states: by name where both have names."""
     own, theirs = group.get("param_names"), saved.get("param_names")
-    if own is None or theirs is None:
-        titles = own or [f"parameter {index}" for index in range(len(group["params"]))]
+    if not own or not theirs or len(theirs) != len(saved["params"]):
+        titles = differing.titles_of(group, saved)
         return list(zip(group["params"], saved["params"], titles, strict=True))
     keys = dict(zip(theirs, saved["params"], strict=True))
     found += [f"{name!r} is missing" for name in own if name not in keys]
@@ -282,9 +299,9 @@ def _matched(
 def setting(
     own: dict[str, Any],
     given: Mapping[str, Any],
-    title: str,
+    title: Any,
     found: list[str],
-    device: torch.device,
+    param: Tensor,
     names: Collection[str] | None = None,
 ) -> list[Call]:
     """What sets the state of one parameter; differences are added to those found.
@@ -296,50 +313,50 @@ def setting(
         given: The state.
         title: What the parameter is called.
         found: The differences.
-        device: That of the parameter.
+        param: The parameter.
         names: Optional. What the optimizer keeps; all else in `own` is the user's, and is replaced
             where the state has it. An average or a master that is missing is none of the
             differences then.
     """
-    if not isinstance(given, Mapping):
-        found.append(f"the state of '{title}' is no dict")
+    wanted = _wanted(own, given, param, names)
+    problems = differing.of_state(given, wanted, title)
+    if isinstance(given, Mapping):
+        problems += [
+            f"'{title}/{name}' belongs to nothing here"
+            for name in given
+            if name not in wanted and (names is None or name not in own)
+        ]
+    found += problems
+    if problems:
         return []
-    calls: list[Call] = []
-    widens = MASTER in own and MASTER not in given
-    for name in chain(own, (name for name in given if name not in own)):
-        what = f"'{title}/{name}'"
-        value = given.get(name)
-        if name == SUM:
-            begun = name in given
-            if begun and (problem := differing.of_sum(value, title)):
-                found.append(problem)
-                continue
-            made = (given[name].detach().to(device, copy=True),) if begun else (None,)
-            calls.append(partial(own.__setitem__ if begun else own.pop, name, *made))
-        elif names is not None and name in own and name not in names:
-            if name in given:
-                calls.append(partial(own.__setitem__, name, deepcopy(value)))
-        elif name not in given:
-            if names is None or name not in _GAINED:
-                found.append(f"{what} is missing")
-        elif name not in own:
-            if names is None or name not in _GAINED or name not in names:
-                found.append(f"{what} belongs to nothing here")
-            elif not isinstance(value, Tensor) or (problem := flaw(value)):
-                found.append(f"{what} is {value!r} and no tensor")
-            else:
-                calls.append(partial(own.__setitem__, name, given[name].detach().clone()))
-        elif not isinstance(value, Tensor):
-            found.append(f"{what} is {value!r} and no tensor")
-        elif not _is_alike(value, own[name], widens):
-            found.append(f"{what} is {kind_of(value)}, here {kind_of(own[name])}")
-        elif not is_on_mesh(value) and (problem := flaw(value)):
-            found.append(f"{what} is {problem}")
-        else:
+    calls: list[Call] = [partial(own.pop, SUM, None)] if given.get(SUM) is None else []
+    for name, value in given.items():
+        if name not in wanted:
+            calls.append(partial(own.__setitem__, name, deepcopy(value)))
+        elif name == SUM and value is not None:
+            made = value.detach().to(param.device, copy=True)
+            calls.append(partial(own.__setitem__, name, made))
+        elif value is not None and name not in own:
+            calls.append(partial(own.__setitem__, name, value.detach().clone()))
+        elif value is not None:
             calls.append(partial(local(own[name]).copy_, cut(value.detach(), own[name])))
     return calls
 
 
-def _is_alike(value: Tensor, own: Tensor, widens: bool) -> bool:
-    is_wider = widens and value.dtype in REDUCED and own.dtype == torch.float32
-    return (value.dtype == own.dtype or is_wider) and value.shape == own.shape
+def _wanted(
+    own: Mapping[str, Any], given: Any, param: Tensor, names: Collection[str] | None
+) -> dict[str, Want]:
+    """What `setting` takes."""
+    widens = MASTER in own and isinstance(given, Mapping) and MASTER not in given
+    gained = [name for name in _GAINED if names is not None and name in names]
+    wanted = {
+        name: Want(value, _dtypes(value, widens), is_optional=name in gained)
+        for name, value in own.items()
+        if names is None or name in names
+    }
+    wanted |= {name: Want(param, is_optional=True) for name in gained if name not in own}
+    return {**wanted, SUM: sum_of(param)}
+
+
+def _dtypes(own: Tensor, widens: bool) -> list[torch.dtype]:
+    return [own.dtype, *(REDUCED if widens and own.dtype == torch.float32 else ())]

@@ -316,8 +316,10 @@ class Part:
         """The options of the group of an optimizer at this place."""
         known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
-            optimizer._check_options(group, place)
+            if known is None or not known.hold_beside_rate(group):
+                optimizer._check_options(group, place)
             known = self._options[place] = Options(group, self.rule, optimizer._fixed)
+        known.check_memory()
         return known
 
     def slots(self, param: Tensor) -> list[Tensor]:

@@ -19,7 +19,6 @@ from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
-from thalweg.optim.differing import of_options
 from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
@@ -80,6 +79,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+    _flags: ClassVar[list[str]] = ["rule"]  # options that are no numbers
     _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
 
     rule: Rule
@@ -235,11 +235,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         """Why a step could not be taken with the options of a group."""
         if group.get("rule") != self.rule.name:
             return [f"its rule is {group.get('rule')!r}, here {self.rule.name!r}"]
-        strange = self._strange_options(group)
-        return [
-            *of_options(group, self._wanted_options(), ("rule",), place),
-            *(f"'{name}' of group {place} is {group[name]!r}, {strange[name]}" for name in strange),
-        ]
+        return super()._unfit_options(group, place)
 
     def _wanted_options(self) -> Sequence[str]:
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat as again
 from operator import is_
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -32,6 +32,7 @@ from thalweg.optim.around import (
 )
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.common_norm import CommonNorm
+from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
@@ -45,7 +46,7 @@ from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.switches import enable_grad, no_grad
 from thalweg.tracing import untraced
-from thalweg.variable import titles_of
+from thalweg.variable import check_held, name_of, titles_of
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -100,6 +101,7 @@ class OneSweep(Scaled):
     _around: Around = NONE
     _own: Kept
     _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
+    _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -169,13 +171,19 @@ class OneSweep(Scaled):
             InvalidArgumentError: It has one that is one for all groups; names it.
             NotFoundError: It lacks one.
         """
-        found = self._strange_options(group)
+        found = of_strange(group, self._strange_options(group), place)
         if found:
-            name, why = next(iter(found.items()))
-            raise InvalidArgumentError(f"{name} of group {place} is {shown(group[name])}, {why}.")
+            raise InvalidArgumentError(f"{found[0]}.")
         lacking = [name for name in self._wanted_options() if name not in group]
         if complete and lacking:
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
+
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        """Why a step could not be taken with the options of a group."""
+        return [
+            *of_options(group, self._wanted_options(), self._flags, place),
+            *of_strange(group, self._strange_options(group), place),
+        ]
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Options of a group that a step would not follow, and why."""
@@ -206,6 +214,8 @@ class OneSweep(Scaled):
             self._flatten()
 
     def __getstate__(self) -> dict[str, Any]:
+        for param in self._params():  # `copy.deepcopy` copies them
+            check_held(param)
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
         return {**super().__getstate__(), **own}  # pyright: ignore
 
@@ -261,6 +271,9 @@ class OneSweep(Scaled):
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self._own.operands)
         elif flat is None:
+            for param in () if set_to_none else self._params():
+                if param.grad is not None:
+                    check_held(param.grad, f"The gradient of '{name_of(param)}'")
             super().zero_grad(set_to_none)  # pyright: ignore
         else:
             self._clear(flat)
@@ -271,10 +284,13 @@ class OneSweep(Scaled):
             self._flatten()
         cast("FlatGradients", self._own.flat).clear()
 
+    def _params(self) -> list[Tensor]:
+        """The parameters of all groups."""
+        return [param for group in self.param_groups for param in group["params"]]
+
     def _flatten(self) -> None:
         """Have the gradients of all parameters that are not frozen lie in a few buffers."""
-        params = [param for group in self.param_groups for param in group["params"]]
-        self._own.flat = FlatGradients(params)
+        self._own.flat = FlatGradients(self._params())
         self._own.steady = None
 
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> GroupHooks:

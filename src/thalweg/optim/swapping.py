@@ -14,7 +14,7 @@ from thalweg.core.section import Call, unwatched, when, while_whole
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.optim.averaging import EMA
-from thalweg.optim.groups import titles_in
+from thalweg.optim.groups import states_of, titles_in
 from thalweg.optim.sharded import local
 from thalweg.switches import Within, writable
 
@@ -78,7 +78,7 @@ def _refuse() -> None:
 
 
 def _swaps(optimizer: Any) -> list[_Swap]:
-    params = [param for param, own in optimizer.state.items() if EMA in own]
+    params = [param for param, own in states_of(optimizer.state) if EMA in own]
     swaps: list[_Swap] = []
     for param, title in zip(params, titles_in(optimizer.param_groups, params), strict=True):
         plain, average = local(param).detach(), local(optimizer.state[param][EMA]).detach()

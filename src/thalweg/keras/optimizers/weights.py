@@ -21,6 +21,7 @@ from thalweg.formula import Slot
 from thalweg.graph import (
     GraphVariable,
     executing_eagerly,
+    graph_variable_of,
     is_symbolic,
     make_variable,
     resolve,
@@ -198,6 +199,7 @@ class Weights(TrackableSlots):
             KeyError: There is no slot of this name, or not yet.
             ReplicaLostError: A rank has not called it.
         """
+        var = var if executing_eagerly() else graph_variable_of(var)
         found = self._slots.get(var, slot_name)
         if found is None:
             self._settle(var, slot_name)

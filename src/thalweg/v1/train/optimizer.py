@@ -194,7 +194,7 @@ class Optimizer(State, StateDict):
         if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
             var_list = None if var_list is None else flatten(var_list)
             if gating.need_no_tape(var_list or ()):
-                return self._minimize_one_by_one(loss, global_step, var_list, grad_loss)
+                return self._minimize_one_by_one(loss, global_step, var_list, grad_loss, name)
         with distribute.guarding(self):
             pairs = self.compute_gradients(
                 loss,
@@ -417,11 +417,11 @@ class Optimizer(State, StateDict):
         return {name: value for name, value in vars(self).items() if is_symbolic(value)}
 
     def _minimize_one_by_one(
-        self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any
+        self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any, name: str | None
     ) -> Any:
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
-        made = self._hooks(global_step, self._name, None)
+        made = self._hooks(global_step, name or self._name, None)
         with self._turn(), self._locked(), self._taking(made) as hooks:
             kept = self._plans.now()
 
@@ -434,6 +434,7 @@ class Optimizer(State, StateDict):
             hooks.is_prepared = True
             updated = gating.backward(value, variables, grad_loss, apply)
             kept.forget_others(updated)
+            hooks.updates = len(updated)
             errors += finish(hooks)
         raise_first(errors)
         return hooks.finished if global_step is None else None
@@ -665,9 +666,9 @@ class Optimizer(State, StateDict):
         """Hook: called after the updates, before `global_step` is raised.
 
         Args:
-            update_ops: What the hooks returned that update variables.
-            name_scope: The name of the step; where a graph is built "update" if there is a
-                `global_step`, otherwise the scope that the hooks are called in, "<name>/".
+            update_ops: What the hooks returned that update variables, one for each.
+            name_scope: "update" if there is a `global_step`, otherwise "<name>/", which is where a
+                graph is built the scope that the hooks are called in.
 
         Returns:
             None; where a graph is built, an operation that is done when the updates are.

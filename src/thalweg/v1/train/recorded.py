@@ -7,6 +7,7 @@ graph.
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -144,9 +145,18 @@ class _Recording:
                 " session's tensors."
             )
             if isinstance(error, TypeError | AttributeError):
-                raise InvalidTypeError(f"{str(error).rstrip('.')}. {words}") from error
+                raise InvalidTypeError(f"{_plainly(error)}. {words}") from error
             error.add_note(words)
             raise
+
+
+def _plainly(error: BaseException) -> str:
+    """The message; Python's own, where torch's method was called as a function, in our words."""
+    unbound = re.match(r"descriptor '(\w+)' for 'torch\._C\.\w+' objects doesn't apply", str(error))
+    if unbound is None:
+        return str(error).rstrip(".")
+    name = unbound[1]
+    return f"torch.Tensor.{name} takes no tensor of a graph: call {name} as the tensor's own method"
 
 
 def _line_of(error: BaseException) -> str:

@@ -1,0 +1,181 @@
+"""Damaged states in both faces: what is wrong is named at the load, and what is nobody's stays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from rulebook import assert_same
+from test_optim_loading import assert_refused, of_one, step
+from thalweg import optim
+from thalweg.errors import CheckpointMismatchError
+from thalweg.optim import tensorflow
+
+FACES = {"torch": optim, "tensorflow": tensorflow}
+NAN = float("nan")
+Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # is given a group, and the states
+
+
+def state(name: str, value: Any) -> Change:
+    """A change of the state of the parameter."""
+    return lambda _, states: states[0].update({name: value})
+
+
+def option(name: str, value: Any) -> Change:
+    """A change of the group."""
+    return lambda group, _: group.update({name: value})
+
+
+SUMS, AVERAGES = {"accumulate": 2}, {"ema_decay": 0.9}
+DAMAGES: dict[str, tuple[dict[str, Any], Change, str]] = {
+    "a state is a number": ({}, lambda _, s: s.update({0: 5}), "the state of '0' is 5, no dict"),
+    "and has no average": (
+        AVERAGES,
+        lambda _, s: s.update({0: 5}),
+        "the state of '0' is 5, no dict",
+    ),
+    "average of another shape": (
+        AVERAGES,
+        state("ema", torch.ones(2)),
+        r"'0/ema' is float32 \(2,\), here float32 \(3, 2\)",
+    ),
+    "sum of another shape": (
+        SUMS,
+        state("gradient_sum", torch.ones(2)),
+        r"'0/gradient_sum' is float32 \(2,\), here float32 \(3, 2\)",
+    ),
+    "sum of integers": (
+        SUMS,
+        state("gradient_sum", torch.ones(3, 2, dtype=torch.int64)),
+        "'0/gradient_sum' is int64",
+    ),
+    "complex sum": (
+        SUMS,
+        state("gradient_sum", torch.ones(3, 2, dtype=torch.complex64)),
+        "'0/gradient_sum' is complex64",
+    ),
+    "sum is a number": (SUMS, state("gradient_sum", 3.0), "'0/gradient_sum' is 3.0 and no tensor"),
+    "passes are text": (SUMS, option("folded", "x"), "'folded' of group 0 is 'x', no number of gr"),
+    "passes are nan": (SUMS, option("folded", NAN), "'folded' of group 0 is nan, no number of gr"),
+    "passes below 0": (SUMS, option("folded", -3), "'folded' of group 0 is -3, no number of grad"),
+    "passes are true": (SUMS, option("folded", True), "'folded' of group 0 is True, no number of"),
+    "steps below 0": ({}, state("step", torch.tensor(-1)), "'0/step' is -1.*, and steps count"),
+    "steps are text": ({}, state("step", "1"), "'0/step' is '1'"),
+    "names are a number": ({}, option("param_names", 5), "'param_names' of group 0 is 5, no list"),
+    "names are of others": (
+        {},
+        option("param_names", ["a", "b"]),
+        "'param_names' of group 0 has 2 names for 1 parameters",
+    ),
+    "names are lists": ({}, option("param_names", [["a"]]), "'param_names' of group 0 has a list"),
+    "keys are lists": ({}, option("params", [[0]]), "'params' of group 0 has a list, which names"),
+}  # fmt: skip
+
+
+def damaged(optimizer: Any, change: Change) -> dict[str, Any]:
+    given = copy.deepcopy(optimizer.state_dict())
+    change(given["param_groups"][0], given["state"])
+    return given
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+@pytest.mark.parametrize("face", FACES)
+def test_what_is_damaged_is_named_at_the_load(face: str, case: str) -> None:
+    options, change, message = DAMAGES[case]
+    made = step(of_one(FACES[face], "Adam", **options), 2)
+    assert_refused(made, damaged(made, change), message)
+    step(made, 2)
+
+
+@pytest.mark.parametrize("steps", [NAN, float("inf"), -float("inf"), -0.5])
+def test_steps_are_counted_from_0(steps: float) -> None:
+    made = step(of_one(optim, "Adam"), 2)
+    assert_refused(made, damaged(made, state("step", torch.tensor(steps))), "steps count from 0")
+
+
+@pytest.mark.parametrize("steps", [0.5, 2.25])
+def test_a_fraction_of_steps_has_torchs_numbers(steps: float) -> None:
+    both = [step(of_one(module, "Adam"), 2) for module in (optim, torch.optim)]
+    for each in both:
+        each.load_state_dict(damaged(each, state("step", torch.tensor(steps))))
+    assert_same(*([step(each).param_groups[0]["params"][0].detach()] for each in both))
+
+
+@pytest.mark.parametrize("passes", ["x", NAN, -1])
+def test_passes_that_were_set_by_hand_are_named(passes: Any) -> None:
+    made = step(of_one(optim, "Adam", accumulate=2), 1)
+    made.param_groups[0]["folded"] = passes
+    with pytest.raises(ValueError, match=r"'folded' of group 0 is .*, no number") as error:
+        step(made)
+    assert "The step was not taken" in "".join(error.value.__notes__)
+    made.param_groups[0]["folded"] = 1
+    step(made)
+    assert made.last_step.taken
+
+
+@pytest.mark.parametrize("value", [5, "text", {"ema": 1, "gradient_sum": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, SUMS, AVERAGES, {"state_device": "cpu"}], ids=str)
+@pytest.mark.parametrize("face", FACES)
+def test_keys_of_the_users_stay(face: str, options: dict[str, Any], value: Any) -> None:
+    made = step(of_one(FACES[face], "Adam", **options), 2)
+    made.state["mine"] = value
+    step(made, 2)
+    if options == AVERAGES:
+        with made.swapped():
+            pass
+    other = of_one(FACES[face], "Adam", **options)
+    other.load_state_dict(copy.deepcopy(made.state_dict()))
+    for each in (copy.deepcopy(made), other):
+        assert each.state["mine"] == value
+        step(each, 2)
+        assert each.state["mine"] == value
+
+
+def test_tensors_of_the_users_are_loaded_whole() -> None:
+    for options in ({}, {"state_device": "cpu"}):
+        made = step(of_one(optim, "Adam", **options), 2)
+        made.state["mine"] = {"table": torch.ones(4)}
+        made.load_state_dict(copy.deepcopy(made.state_dict()))
+        assert torch.equal(made.state["mine"]["table"], torch.ones(4))
+
+
+def test_a_class_of_the_users_that_fails_is_not_torchs_fault() -> None:
+    class Failing(optim.Adam):
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            raise LookupError("of my own")
+
+    made = Failing([torch.nn.Parameter(torch.ones(3))])
+    with pytest.raises(CheckpointMismatchError, match="LookupError while it was loaded: of my own"):
+        made.load_state_dict(made.state_dict())
+
+
+def rows(optimizer: Any, count: int) -> Any:
+    (param,) = optimizer.param_groups[0]["params"]
+    for number in range(count):
+        param.grad = torch.sparse_coo_tensor(
+            [[number % 3, 0]], torch.ones(2, 2), (3, 2), check_invariants=True
+        )
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("face", FACES)
+def test_sums_of_rows_are_loaded_and_looked_at(face: str, count: int) -> None:
+    made = rows(of_one(FACES[face], "Adagrad", accumulate=2), count)
+    given, other = made.state_dict(), of_one(FACES[face], "Adagrad", accumulate=2)
+    wrong = copy.deepcopy(given)
+    wrong["state"][0]["gradient_sum"]._indices()[0, 0] = 3
+    assert_refused(other, wrong, r"'0/gradient_sum'.*indices\[0\] = \[3\] is not in it")
+    other.load_state_dict(copy.deepcopy(given))
+    params = [each.param_groups[0]["params"][0] for each in (other, made)]
+    with torch.no_grad():
+        params[0].copy_(params[1])
+    for each in (other, made):
+        rows(each, 1)
+        assert each.last_step.taken
+    assert_same([params[0].detach()], [params[1].detach()])
