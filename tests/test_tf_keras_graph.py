@@ -94,7 +94,8 @@ def test_a_model_on_an_array_is_a_tensor_of_the_graph(kind: Callable[..., Any]) 
     step = optimizer.minimize(lambda: distance(model(kind(NUMBERS)), LABELS), lambda: model.weights)
     session = initialized()
     before = session.run([*model.weights, optimizer.get_slot(model.weights[0], "m")])
-    assert len(before) == 5 and not before[-1].any()
+    assert len(before) == 5
+    assert not before[-1].any()
     session.run(step)
     after = session.run(model.weights)
     assert all((old != new).any() for old, new in zip(before, after, strict=False))
@@ -105,7 +106,8 @@ def test_losses_of_keras_take_tensors_of_the_graph(name: str) -> None:
     model, labels = keras.Sequential([keras.layers.Dense(1)]), LABELS.astype(np.float64)
     found = model(NUMBERS)
     loss = getattr(keras.losses, name)(labels, found)
-    assert loss.dtype == torch.float32 and tuple(loss.shape) == (3,)
+    assert loss.dtype == torch.float32
+    assert tuple(loss.shape) == (3,)
     step = keras.optimizers.SGD(0.1).minimize(lambda: loss, lambda: model.trainable_weights)
     session = initialized()
     values = session.run([found, loss])
@@ -119,7 +121,8 @@ def test_losses_of_keras_take_tensors_of_the_graph(name: str) -> None:
 def test_shapes_are_left_to_keras() -> None:
     model = keras.Sequential([keras.layers.Dense(2)])
     model.build((None, 4))  # computes with tensors, which are not the graph's
-    assert len(model.weights) == 2 and tf.get_default_graph().get_operations() == []
+    assert len(model.weights) == 2
+    assert tf.get_default_graph().get_operations() == []
 
 
 @pytest.mark.parametrize("make", [tf.train.AdamOptimizer, keras.optimizers.Adam])

@@ -72,7 +72,7 @@ def test_what_it_does_not_have() -> None:
     with pytest.raises(InvalidTypeError, match="'Adam' cannot be set by Keras"):
         model.fit(ROWS, LABELS, callbacks=[scheduler], verbose=0)
     for ask in ("get_config", "weights"):
-        with pytest.raises(NotImplementedError, match="tf.train"):
+        with pytest.raises(NotImplementedError, match="configuration|variables"):
             getattr(model.optimizer, ask)()
-    with pytest.raises(NotImplementedError, match="tf.train"):
+    with pytest.raises(NotImplementedError, match="configuration|variables"):
         type(model.optimizer).from_config({})
