@@ -34,6 +34,7 @@ from thalweg.graph import (
     by_reference,
     check_updates,
     current_session,
+    deduplicated,
     executing_eagerly,
     get_default_graph,
     graph_variable_of,
@@ -707,7 +708,7 @@ class Optimizer(State, StateDict):
 
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
         """Hook: as `_apply_sparse`, where a row may be named twice."""
-        values, indices = processors.deduplicated(grad.values, grad.indices)
+        values, indices = deduplicated(grad.values, grad.indices)
         return self._apply_sparse(EitherSlices(values, indices, grad.dense_shape), var)
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Any, indices: Tensor) -> Any:
@@ -718,7 +719,7 @@ class Optimizer(State, StateDict):
         self, grad: Tensor, handle: Any, indices: Tensor
     ) -> Any:
         """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
-        values, unique = processors.deduplicated(grad, indices)
+        values, unique = deduplicated(grad, indices)
         return self._resource_apply_sparse(values, handle, unique)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -767,5 +768,5 @@ _StreamingModelPortProcessor = processors.StreamingModelPortProcessor
 _TensorProcessor = processors.TensorProcessor
 get_filtered_grad_fn = gradients.get_filtered_grad_fn
 _get_processor = processors.processor_of
-_deduplicate_indexed_slices = processors.deduplicated
+_deduplicate_indexed_slices = deduplicated
 _var_key = variable_key_in_graph
