@@ -20,6 +20,7 @@ from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.keras import optimizers
+from thalweg.storage import keras_files
 from thalweg.storage.keras_files import KerasFile
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.experimental import DynamicLossScale, FixedLossScale
@@ -267,6 +268,15 @@ def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:
     own = {name: thalweg.Variable(each.tensor(), name) for name, each in variables.items()}
     with pytest.warns(NumericsWarning, match="epsilon"):
         tensorflow.restore(sorted_file("run", found), own)
+
+
+def test_h5_files_say_what_was_inside_of_a_loss_scale() -> None:
+    plain = keras_files.read(HOME / "sgd.h5")
+    inner = {"class_name": plain.class_name, "config": plain.config}
+    scaling = replace(plain, class_name="LossScaleOptimizer", config={"inner_optimizer": inner})
+    (found,), (expected,) = sorted_file("m", scaling).optimizers, sorted_file("m", plain).optimizers
+    assert found.hyperparameters == expected.hyperparameters != {}
+    assert found.slots == expected.slots
 
 
 def _weights(*shapes: tuple[str, tuple[int, ...]], kind: str = "weights.h5") -> KerasFile:
