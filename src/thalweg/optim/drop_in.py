@@ -60,7 +60,7 @@ class DropIn(OneSweep):
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _wanted: ClassVar[list[str]]  # those that it reads
-    _flags: ClassVar[list[str]]  # those of these that are true or false
+    _flags: ClassVar[list[str]]  # those that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
@@ -69,7 +69,7 @@ class DropIn(OneSweep):
         cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
         apart = ("params", *HOW, *cls._unread)
         cls._wanted = [name for name in own.parameters if name not in apart]
-        cls._flags = [n for n in cls._wanted if isinstance(own.parameters[n].default, bool)]
+        cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
 
     @staticmethod
     def _rule(group: Group) -> Rule:

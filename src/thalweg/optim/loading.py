@@ -18,7 +18,7 @@ from thalweg.optim import differing
 from thalweg.optim.averaging import EMA
 from thalweg.optim.differing import Want, sum_of
 from thalweg.optim.folding import COUNT, SUM
-from thalweg.optim.groups import Group, hypers_of
+from thalweg.optim.groups import Group, hypers_of, states_of
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.sharded import cut, local
 from thalweg.switches import writable
@@ -75,6 +75,8 @@ def load_as_torch(
     if not optimizer._around.is_lossless:
         _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
         _widen(staged, [param for param, name in lacking if name == MASTER], optimizer)
+    for _, own in states_of(staged.state):
+        own.update(dict(_resolved(own)))
     staged._own.blocks.gather(staged.state, staged._single)
     if lacking:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
@@ -212,6 +214,13 @@ def _give_back_dtypes(
                 staged.state[param][name] = own.to(there)
             elif is_other or (value.is_floating_point() and own.dtype != value.dtype):
                 staged.state[param][name] = value.detach().to(there, copy=True)
+
+
+def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a state of which torch only notes that they are negated or conjugated."""
+    for name, each in own.items():
+        if isinstance(each, Tensor) and (each.is_neg() or each.is_conj()):
+            yield name, each.resolve_neg().resolve_conj()
 
 
 def _widen(staged: Any, params: list[Tensor], optimizer: Any) -> None:

@@ -13,6 +13,7 @@ from thalweg.core.columns import check_names
 from thalweg.core.hyperparameters import hint, shown
 from thalweg.core.outcome import raise_first
 from thalweg.core.section import run
+from thalweg.core.state import shown as told
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
@@ -79,7 +80,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
-    _flags: ClassVar[list[str]] = ["rule"]  # options that are no numbers
+    _flags: ClassVar[list[str]] = []
     _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
 
     rule: Rule
@@ -233,8 +234,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
-        if group.get("rule") != self.rule.name:
-            return [f"its rule is {group.get('rule')!r}, here {self.rule.name!r}"]
+        rule = group.get("rule")
+        if not isinstance(rule, str) or rule != self.rule.name:
+            return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
     def _wanted_options(self) -> Sequence[str]:
