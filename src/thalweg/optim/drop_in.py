@@ -104,7 +104,7 @@ class DropIn(OneSweep):
             return self._step_of_torch()
         with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen, scale = Seen(), None
+        seen, factor = Seen(), None
         # In one section with the last of them.
         hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
@@ -115,7 +115,7 @@ class DropIn(OneSweep):
             count = sum(len(share.pairs) for share in shares.values())
             how = processing(around, unscaling, count, seen, is_torchs=True)
             with no_grad():
-                scale = norm.clip_scale(all_of_it, how, seen)
+                factor = norm.clip_factor(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
         try:
@@ -123,7 +123,7 @@ class DropIn(OneSweep):
                 own, kept = hooks[rule], parts[rule].kept
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
-                how = processing(around, unscaling, len(pairs), seen, True, scale)
+                how = processing(around, unscaling, len(pairs), seen, True, factor)
                 outcome = None
                 if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
                     outcome = repeat(own, kept, pairs, how, copies)
