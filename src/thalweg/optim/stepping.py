@@ -243,7 +243,6 @@ class OneSweep(Scaled):
     @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
-        self._own.begun = ()
         self._check_alone()
         loss = None
         if closure is not None:
@@ -409,7 +408,7 @@ class OneSweep(Scaled):
         own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True
-        own.sums, own.is_folded = None, False  # those of a step not taken are in the state still
+        own.sums = None  # those of a step that was not taken are in the state still
         with no_grad():
             count = fold(
                 self.param_groups,

@@ -21,7 +21,7 @@ from thalweg import distribute
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.kept import Plans
-from thalweg.core.outcome import raise_first
+from thalweg.core.outcome import raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
 from thalweg.core.section import Call
@@ -199,39 +199,47 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         """
         waits = experimental_aggregate_gradients and self._is_summed()
         told = distribute.awaited(self) if waits else contextlib.nullcontext()
-        with self._lock, self._hyper, told:
-            given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
-            if not given:
-                if waits and executing_eagerly():
-                    distribute.summed(self, distribute.get_strategy(), [], self._said())
-                return in_graph.nothing(self) if in_graph.is_deferred() else None
-            if distribute.in_cross_replica_context() and current_session() is None:
-                raise RuntimeError(
-                    "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
-                    " the function that thalweg.distribute.Strategy.run calls."
-                )
-            aggregates = experimental_aggregate_gradients
-            sums_first = aggregates and self._sums_first()
-            hooks = self._hooks(aggregates and not sums_first)
-            if not sums_first:
-                if waits and executing_eagerly():
-                    given = distribute.completed_here(as_pairs(given))
-                given, hooks.sharing = distribute.sharing_here(self, given, hooks)
-            elif distribute.shards_of(self) is not None:
-                given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
-            else:
-                given = self._summed(as_pairs(given))
-            how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
-            kept = self._plans.now()
-            with distribute.taking(hooks.sharing):
-                outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
-                if outcome is None:
-                    if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-                        return self._deferred(given, name, aggregates and not sums_first)
-                    outcome = take(hooks, kept, given, how, tries=False)
-            distribute.taken(self, bool(outcome.errors))
-            raise_first(outcome.errors)
-            return self.iterations
+        try:
+            with self._lock, self._hyper, told:
+                return self._applied(grads_and_vars, name, experimental_aggregate_gradients, waits)
+        except Exception as error:
+            if executing_eagerly():
+                say_refused(error)
+            raise
+
+    def _applied(self, given: Any, name: str | None, aggregates: bool, waits: bool) -> Any:
+        """Apply gradients, which are completed first where `waits`."""
+        given = given if type(given) is list else as_pairs(given)
+        if not given:
+            if waits and executing_eagerly():
+                distribute.summed(self, distribute.get_strategy(), [], self._said())
+            return in_graph.nothing(self) if in_graph.is_deferred() else None
+        if distribute.in_cross_replica_context() and current_session() is None:
+            raise RuntimeError(
+                "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
+                " the function that thalweg.distribute.Strategy.run calls."
+            )
+        sums_first = aggregates and self._sums_first()
+        hooks = self._hooks(aggregates and not sums_first)
+        if not sums_first:
+            if waits and executing_eagerly():
+                given = distribute.completed_here(as_pairs(given))
+            given, hooks.sharing = distribute.sharing_here(self, given, hooks)
+        elif distribute.shards_of(self) is not None:
+            given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
+        else:
+            given = self._summed(as_pairs(given))
+        how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
+        kept = self._plans.now()
+        with distribute.taking(hooks.sharing):
+            outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
+            if outcome is None:
+                if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+                    return self._deferred(given, name, aggregates and not sums_first)
+                outcome = take(hooks, kept, given, how, tries=False)
+        distribute.taken(self, bool(outcome.errors))
+        raise_first(outcome.errors)
+        return self.iterations
 
     def _deferred(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
         """The operation that takes the step when a session runs it."""

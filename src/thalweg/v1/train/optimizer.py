@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from thalweg.autodiff import has_replicas
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.kept import Plans
-from thalweg.core.outcome import Outcome, raise_first, says_taken
+from thalweg.core.outcome import Outcome, raise_first, say_refused, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import run
@@ -47,6 +48,7 @@ from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Guard, Lock
 from thalweg.running import is_ours
+from thalweg.switches import Sections, Within
 from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients, processors
 from thalweg.v1.train.hooks import V1Hooks, counted
@@ -300,7 +302,12 @@ class Optimizer(State, StateDict):
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
-        return self._applied(as_pairs(grads_and_vars), global_step, name)
+        try:
+            return self._applied(as_pairs(grads_and_vars), global_step, name)
+        except Exception as error:
+            if executing_eagerly():
+                say_refused(error)
+            raise
 
     def _applied(self, given: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
         """Apply gradients that are those of all replicas."""
@@ -387,20 +394,20 @@ class Optimizer(State, StateDict):
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
 
-    @contextlib.contextmanager
-    def _taking(self, hooks: V1Hooks) -> Iterator[V1Hooks]:
+    def _taking(self, hooks: V1Hooks) -> Within:
         """Take a step; whoever calls has the locks.
 
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
         is found there as long as it lasts, and no longer.
         """
-        before, self._under_way = self._under_way, hooks
-        of_graph = {} if current_session() is None else self._symbols()
-        try:
-            yield hooks
-        finally:
-            vars(self).update(of_graph)  # hooks that ran may have put a run's values there
-            self._under_way = before
+
+        def begun() -> Sections:
+            change, outside = vars(self).update, {"_under_way": self._under_way}
+            if current_session() is not None:
+                outside |= self._symbols()  # hooks that run may put a run's values there
+            return [partial(change, {"_under_way": hooks})], [partial(change, outside)]
+
+        return Within(begun, hooks)
 
     def _prepare_for_graph(self) -> None:
         """Take over the symbols that a subclass's `_prepare` makes, for those who ask for them.
