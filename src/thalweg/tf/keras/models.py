@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from thalweg.distribute import get_strategy
@@ -49,6 +50,18 @@ def _for_each(outputs: Any, metrics: Any) -> Any:
         isinstance(each, list | tuple | dict) for each in metrics
     )
     return [list(metrics) for _ in outputs] if several and is_flat else metrics
+
+
+def _run_eagerly(name: str) -> Callable[..., Any]:
+    """A method of Keras' models, in eager mode whatever is being built."""
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        with eagerly():
+            return getattr(super(Compiling, self), name)(*args, **options)
+
+    method.__name__, method.__doc__ = name, "As in Keras."
+    method.__qualname__ = f"Compiling.{name}"
+    return method
 
 
 class Compiling(_Model):
@@ -110,20 +123,9 @@ class Compiling(_Model):
         with eagerly():
             return super().predict(readable(x), *args, **options)
 
-    def train_on_batch(self, *args: Any, **options: Any) -> Any:
-        """As in Keras."""
-        with eagerly():
-            return super().train_on_batch(*args, **options)
-
-    def test_on_batch(self, *args: Any, **options: Any) -> Any:
-        """As in Keras."""
-        with eagerly():
-            return super().test_on_batch(*args, **options)
-
-    def predict_on_batch(self, *args: Any, **options: Any) -> Any:
-        """As in Keras."""
-        with eagerly():
-            return super().predict_on_batch(*args, **options)
+    train_on_batch = _run_eagerly("train_on_batch")
+    test_on_batch = _run_eagerly("test_on_batch")
+    predict_on_batch = _run_eagerly("predict_on_batch")
 
     def train_step(self, *args: Any, **options: Any) -> Any:
         """As in Keras, as a replica of the strategy that the model was compiled in."""
