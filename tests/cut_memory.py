@@ -15,14 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cut_values import KEPT, SIZE, VALUES, cut
 from thalweg import IndexedSlices, Variable, checkpoint, keras, optim, v1
 from thalweg.openseq2seq.optimizers import optimize_loss
 
-SIZE = 33
-
-
-def cut(tensor: Tensor) -> None:
-    tensor.untyped_storage().resize_(0)
+FOLD = {"accumulate": 2}
 
 
 def sparse(shape: tuple[int, ...] = (SIZE, 2)) -> Tensor:
@@ -133,6 +130,32 @@ def flat() -> list[Any]:
     return [own.made.zero_grad, own.q]
 
 
+def momentum(params: Any) -> Any:
+    """Torch takes its steps of rows, and would read beyond what was cut."""
+    return optim.SGD(params, 0.1, momentum=0.9)
+
+
+def a_first_gradient() -> list[Any]:
+    p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
+    made = optim.SGD([p, q], 0.1, **FOLD)
+    p.grad, q.grad = torch.ones(SIZE), torch.ones(SIZE)
+    cut(p.grad)
+    return [made.step, q]
+
+
+def zeroed() -> list[Any]:
+    own = Parts(lambda p: optim.Adam(p, 0.1))
+    own.give()
+    cut(grad(own))
+    return [lambda: own.made.zero_grad(set_to_none=False), own.q]
+
+
+def copied() -> list[Any]:
+    own = Parts(lambda p: optim.Adam(p, 0.1))
+    cut(own.p.data)
+    return [lambda: copy.deepcopy(own.made), own.q]
+
+
 def saved(victim: Callable[[Parts], Tensor], by: str) -> Callable[[], list[Any]]:
     def build() -> list[Any]:
         own = Parts(lambda p: optim.Adam(p, 0.1))
@@ -151,7 +174,6 @@ def saved(victim: Callable[[Parts], Tensor], by: str) -> Callable[[], list[Any]]
     return build
 
 
-FOLD = {"accumulate": 2}
 OPTIM: dict[str, Callable[[], list[Any]]] = {
     "plain, gradient": stepping(lambda p: optim.Adam(p, 0.1), grad),
     "plain, slot": stepping(lambda p: optim.Adam(p, 0.1), slot("exp_avg")),
@@ -160,12 +182,15 @@ OPTIM: dict[str, Callable[[], list[Any]]] = {
     "tensorflow, number": stepping(lambda p: optim.tensorflow.Adam(p, 0.1), slot("step")),
     "rows, values": stepping(lambda p: optim.SGD(p, 0.1), grad_values, rows=True),
     "rows, indices": stepping(lambda p: optim.SGD(p, 0.1), grad_indices, rows=True),
+    "rows, values, torch's": stepping(momentum, grad_values, rows=True),
+    "rows, indices, torch's": stepping(momentum, grad_indices, rows=True),
     "SparseAdam, indices": stepping(lambda p: optim.SparseAdam(p, 0.1), grad_indices, rows=True),
     "LazyAdam, values": stepping(
         lambda p: optim.tensorflow.LazyAdam(p, 0.1), grad_values, rows=True
     ),
     "clipped, gradient": stepping(lambda p: optim.SGD(p, 0.1, clip_grad_norm=1.0), grad),
     "several rules, gradient": stepping(of_several_rules, grad),
+    "accumulate, first gradient": a_first_gradient,
     "accumulate, gradient": stepping(lambda p: optim.SGD(p, 0.1, **FOLD), grad),
     "accumulate, sum": stepping(lambda p: optim.SGD(p, 0.1, **FOLD), slot("gradient_sum")),
     "accumulate, values": stepping(lambda p: optim.SGD(p, 0.1, **FOLD), grad_values, rows=True),
@@ -181,6 +206,8 @@ OPTIM: dict[str, Callable[[], list[Any]]] = {
     "swapped, average": swapping(slot("ema")),
     "swapped, inside": swapping_back,
     "flat, zero_grad": flat,
+    "zero_grad": zeroed,
+    "deepcopy": copied,
     "save, parameter": saved(param, "save"),
     "save, slot": saved(slot("exp_avg"), "save"),
     "save_async, parameter": saved(param, "save_async"),
@@ -188,10 +215,14 @@ OPTIM: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def of_keras(act: Callable[[Any, Variable], Any], victim: str) -> Callable[[], list[Any]]:
+def of_optimizer(
+    make: Callable[[], Any], act: Callable[[Any, Variable], Any], victim: str
+) -> Callable[[], list[Any]]:
+    """One of Keras or of TensorFlow 1, with a step behind it."""
+
     def build() -> list[Any]:
         p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
-        opt = keras.optimizers.Adam(0.1)
+        opt = make()
         opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
         cut({"variable": p, "slot": opt.get_slot(p, "m")}[victim])
         return [lambda: act(opt, p), q]
@@ -206,17 +237,6 @@ def of_averages(act: Callable[..., Any], victim: str) -> Callable[[], list[Any]]
         averages.apply([p, q])
         cut(p if victim == "variable" else averages.average(p))
         return [lambda: act(averages, p, q), q]
-
-    return build
-
-
-def of_v1(act: Callable[[Any, Variable], Any], victim: str) -> Callable[[], list[Any]]:
-    def build() -> list[Any]:
-        p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
-        opt = v1.train.AdamOptimizer(0.1)
-        opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
-        cut({"variable": p, "slot": opt.get_slot(p, "m")}[victim])
-        return [lambda: act(opt, p), q]
 
     return build
 
@@ -294,13 +314,13 @@ SLICES: dict[str, Callable[[IndexedSlices], Any]] = {
 }
 OTHERS: dict[str, Callable[[], list[Any]]] = {
     **{
-        f"keras {name}, {victim}": of_keras(act, victim)
+        f"keras {name}, {victim}": of_optimizer(lambda: keras.optimizers.Adam(0.1), act, victim)
         for name, act in KERAS.items()
         for victim in ("variable", "slot")
     },
     **{f"variable {name}": of_variable(act) for name, act in VARIABLE.items()},
     **{
-        f"v1 {name}, {victim}": of_v1(act, victim)
+        f"v1 {name}, {victim}": of_optimizer(lambda: v1.train.AdamOptimizer(0.1), act, victim)
         for name, act in V1.items()
         for victim in ("variable", "slot")
     },
@@ -312,7 +332,7 @@ OTHERS: dict[str, Callable[[], list[Any]]] = {
     },
     **{f"mixed, {victim}": of_mixed(victim) for victim in ("gradient", "variable")},
 }
-CASES = {**OPTIM, **OTHERS}
+CASES = {**OPTIM, **OTHERS, **VALUES}
 # What does not touch what was cut; a text says that it was.
 GOOD = {
     *(f"keras {name}, variable" for name in ("get_weights", "set_weights", "deepcopy", "repr")),
@@ -324,8 +344,9 @@ GOOD = {
 }
 
 
-def attempt(name: str) -> str:
-    """What became of one of them: a word if it ended well."""
+def attempt(name: str, kept: float) -> str:
+    """What became of one of them, with so much of a storage left: a word if it ended well."""
+    KEPT[0] = kept
     act, other = CASES[name]()
     before = other.detach().clone()
     try:

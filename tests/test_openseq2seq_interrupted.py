@@ -24,7 +24,9 @@ afterwards = pytest.mark.parametrize("updates", [0, 2], ids=["first update", "th
 
 
 class Hooked(train.AdamOptimizer):
-    """Adam with one hook that may fail, after its work is done."""
+    """Adam with one hook that may fail, after its work is done; in a graph at a run, too."""
+
+    HOOKS_AT_EACH_RUN = True
 
     def __init__(self, learning_rate: Any, fuse: Fuse, hook: str) -> None:
         super().__init__(learning_rate)

@@ -268,7 +268,7 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
     def interrupted(*given: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(process, "_told", interrupted)
+    monkeypatch.setattr(process, "told", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         training.step()
     assert raised.value.__notes__ == ["The run added its gradients up."]

@@ -12,7 +12,7 @@ import torch
 
 from rulebook import assert_same
 from thalweg import checkpoint, optim
-from thalweg.errors import CheckpointWarning
+from thalweg.errors import CheckpointWarning, LayoutError
 from thalweg.optim import tensorflow
 from torch_inputs import CLASSES, ROWS, give, params_of
 
@@ -257,6 +257,58 @@ def test_sums_that_no_step_would_take_are_left_behind(
     made.step()
     assert made.last_step is not None
     assert made.last_step.count == 1
+
+
+def on_its_parameter(params: list[torch.Tensor], sums: list[torch.Tensor]) -> str:
+    sums[1].data = params[1].data
+    return "share memory"
+
+
+def on_another_parameter(params: list[torch.Tensor], sums: list[torch.Tensor]) -> str:
+    params[0].data = sums[1].detach()
+    return "share memory"
+
+
+def on_another_sum(params: list[torch.Tensor], sums: list[torch.Tensor]) -> str:
+    sums[1].data = sums[0].data
+    return "share memory"
+
+
+def expanded(params: list[torch.Tensor], sums: list[torch.Tensor]) -> str:
+    sums[1].data = torch.ones(1).expand(3)
+    return "its elements share memory"
+
+
+@pytest.mark.parametrize(
+    "change", [on_its_parameter, on_another_parameter, on_another_sum, expanded]
+)
+@pytest.mark.parametrize("made", [optim.SGD, tensorflow.SGD])
+def test_sums_have_memory_of_their_own(made: Any, change: Any) -> None:
+    params = [torch.nn.Parameter(torch.full((3,), 2.0)) for _ in range(2)]
+    opt = made(params, lr=0.5, accumulate=3)
+    for param in params:
+        param.grad = torch.ones(3)
+    opt.step()
+    sums = [opt.state[param]["gradient_sum"] for param in params]
+    message = change(params, sums)
+    for param in params:
+        param.grad = torch.ones(3)
+    before = repr(opt.state_dict()), [param.tolist() for param in params]
+    with pytest.raises(LayoutError, match=message):
+        opt.step()
+    assert (repr(opt.state_dict()), [param.tolist() for param in params]) == before
+
+
+def test_gradients_that_lie_in_sums_are_added_as_they_were() -> None:
+    params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
+    opt = optim.SGD(params, lr=1.0, accumulate=2)
+    for number, param in enumerate(params):
+        param.grad = torch.full((3,), 1.0 + number)
+    opt.step()
+    sums = [opt.state[param]["gradient_sum"].detach() for param in params]
+    params[0].grad, params[1].grad, params[2].grad = sums[0], sums[0], sums[1]
+    opt.step()
+    assert [param.tolist() for param in params] == [[-2.0] * 3, [-3.0] * 3, [-5.0] * 3]
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -87,6 +87,55 @@ def test_a_session_trains_as_eager_mode_does(train: Callable[..., Any]) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_a_model_on_an_array_is_a_tensor_of_the_graph(kind: Callable[..., Any]) -> None:
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    step = optimizer.minimize(lambda: distance(model(kind(NUMBERS)), LABELS), lambda: model.weights)
+    session = initialized()
+    before = session.run([*model.weights, optimizer.get_slot(model.weights[0], "m")])
+    assert len(before) == 5
+    assert not before[-1].any()
+    session.run(step)
+    after = session.run(model.weights)
+    assert all((old != new).any() for old, new in zip(before, after, strict=False))
+
+
+@pytest.mark.parametrize("name", ["mean_squared_error", "MSE", "huber", "squared_hinge"])
+def test_losses_of_keras_take_tensors_of_the_graph(name: str) -> None:
+    model, labels = keras.Sequential([keras.layers.Dense(1)]), LABELS.astype(np.float64)
+    found = model(NUMBERS)
+    loss = getattr(keras.losses, name)(labels, found)
+    assert loss.dtype == torch.float32
+    assert tuple(loss.shape) == (3,)
+    step = keras.optimizers.SGD(0.1).minimize(lambda: loss, lambda: model.trainable_weights)
+    session = initialized()
+    values = session.run([found, loss])
+    with eagerly():
+        expected = getattr(keras.losses, name)(torch.tensor(labels), torch.tensor(values[0]))
+    np.testing.assert_array_equal(values[1], expected)
+    session.run(step)
+    assert session.run(loss).sum() < values[1].sum()
+
+
+def test_shapes_are_left_to_keras() -> None:
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.build((None, 4))  # computes with tensors, which are not the graph's
+    assert len(model.weights) == 2
+    assert tf.get_default_graph().get_operations() == []
+
+
+@pytest.mark.parametrize("make", [tf.train.AdamOptimizer, keras.optimizers.Adam])
+def test_slots_are_found_by_variables_of_keras(make: Callable[..., Any]) -> None:
+    model, optimizer = small(), make(0.1)
+    labels = tf.placeholder(tf.float32, [None, 1])
+    loss = distance(model.outputs[0], labels)
+    optimizer.minimize(loss, var_list=model.trainable_variables)
+    first = model.trainable_variables[0]
+    assert optimizer.get_slot(first, "m") is optimizer.get_slot(tf.trainable_variables()[0], "m")
+    assert tuple(optimizer.get_slot(first, "m").shape) == tuple(first.shape)
+
+
 def test_what_a_model_is_in_a_graph() -> None:
     source = keras.layers.Input((4,), name="numbers")
     model = keras.models.Model(source, keras.layers.Dense(2, name="last")(source))

@@ -606,7 +606,7 @@ def test_the_hooks_of_a_subclass_are_called_in_order_in_the_run() -> None:
     session = initialized()
     session.run(op, {rate: 0.5})
     session.run(op, {rate: 1.0})
-    once = ["prepare", ("dense", "w:0"), ("sparse", "t:0", [2, 0]), ("finish", "Counting")]
+    once = ["prepare", ("dense", "w:0"), ("sparse", "t:0", [2, 0]), ("finish", "Counting/")]
     assert [each for each in opt.calls if each != ("slots", ["w:0", "t:0"])] == once * 2
     assert session.run(w).tolist() == [-0.5, 0.5]
     assert session.run(table)[:, 0].tolist() == [-0.5, 1.0, -2.0]

@@ -185,7 +185,7 @@ def test_the_order_of_hooks() -> None:
         "prepare",
         ("dense", "w:0"),
         ("sparse", "emb:0", [1]),
-        ("finish", "Recording"),
+        ("finish", "update"),
     ]
     assert step.item() == 5
     assert emb.tolist() == [[1.0], [0.0]]

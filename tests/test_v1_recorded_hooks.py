@@ -251,6 +251,43 @@ def test_what_finish_returns_is_what_the_call_returns(in_graph: bool) -> None:
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
+@pytest.mark.parametrize("gate", [train.Optimizer.GATE_OP, train.Optimizer.GATE_NONE])
+@pytest.mark.parametrize("hook", [True, False], ids=["with a hook", "fused"])
+def test_finish_is_given_the_name_of_tensorflow(in_graph: bool, gate: int, hook: bool) -> None:
+    seen: list[Any] = []
+
+    class Finishing(train.GradientDescentOptimizer):
+        def _finish(self, update_ops: Any, name_scope: str) -> Any:
+            seen.append((name_scope, len(update_ops)))
+            return super()._finish(update_ops, name_scope)
+
+    class Hooked(Finishing):
+        def _apply_dense(self, grad: Any, var: Any) -> Any:
+            return super()._apply_dense(grad, var)
+
+    def check(w: Any, other: Any, step: Any) -> None:
+        opt, own = (Hooked if hook else Finishing)(1.0, name="Mine"), [w, other]
+        for _ in range(2):
+            opt.minimize(loss, var_list=own, gate_gradients=gate)
+            opt.minimize(loss, step, own, gate)
+            opt.minimize(loss, step, own, gate, name="named")
+            opt.minimize(loss, var_list=own, gate_gradients=gate, name="named")
+        names = [re.sub(r"_\d+/", "/", name) for name, _ in seen]
+        assert names == ["Mine/", "update", "update", "named/"] * 2
+        assert {count for _, count in seen} == {2}
+
+    if in_graph:
+        with tf.Graph().as_default():
+            w, other = v1.Variable([1.0], name="w"), v1.Variable([1.0], name="o")
+            loss: Any = tf.reduce_sum(w + other)
+            check(w, other, v1.train.get_or_create_global_step())
+    else:
+        w, other = Variable([1.0], name="w"), Variable([1.0], name="o")
+        loss = lambda: tf.reduce_sum(w + other)  # noqa: E731
+        check(w, other, Variable(np.int64(0), trainable=False))
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
 def test_a_rate_that_prepare_sets_is_the_rate(in_graph: bool) -> None:
     class Rated(train.AdamOptimizer):
         def _prepare(self) -> None:
@@ -426,7 +463,11 @@ def branched(self: Any, grad: Any, var: Any) -> Any:
     ("hook", "what"),
     [
         (viewed, "'view:0' was made before '.*mul' wrote to the memory that it looks into"),
-        (added, r"'w:0' cannot be written by \+=, -= and the like in a hook"),
+        (added, r"by \+=, -= and the like in a hook\. These methods can write to .*: add_, sub_"),
+        (
+            lambda self, grad, var: torch.Tensor.add_(var, grad),
+            r"^torch\.Tensor\.add_ takes no tensor of a graph: call add_ as the tensor's own",
+        ),
         (branched, "outside of branches: add_, sub_, mul_, addcmul_, addcdiv_, copy_"),
         (lambda self, grad, var: torch.add(var, grad, out=var), "add with out= writes in place"),
         (

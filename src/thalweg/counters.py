@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg.fetching import brought
+from thalweg.variable import check_number
 
 Move = tuple[Tensor, Any]  # a counter, and by what it is multiplied; None for one more
 
@@ -49,10 +50,14 @@ def number_of(counter: Tensor) -> Any:
     What a device has counted is known once the step before has been computed; the device is not
     waited for otherwise. Of any other tensor it is `item`. Writes that torch does not count, by
     `counter.data` or a collective of `torch.distributed`, are not seen before the next step.
+
+    Raises:
+        LayoutError: Its storage was cut.
     """
     cell: list[Any] | None = _sent.get(counter) if _sent else None
     sent: _Sent | None = cell[0] if cell else None
     if sent is None or (sent.version, sent.address) != (counter._version, counter.data_ptr()):
+        check_number(counter)
         return counter.item()
     sent.arrival()
     number = float(sent.numbers[sent.place])

@@ -9,7 +9,7 @@ import torch
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.switches import no_grad
-from thalweg.variable import to_tensor
+from thalweg.variable import check_held, name_of, to_tensor
 
 UPDATES = ("add", "sub", "mul", "div", "min", "max", "update")
 _OPERATORS = {"mul": torch.mul, "div": torch.div, "min": torch.minimum, "max": torch.maximum}
@@ -28,12 +28,16 @@ def scatter(var: torch.Tensor, indices: Any, updates: Any, update: str) -> None:
     Raises:
         InvalidArgumentError: An index is not in [0, rows), or the shapes do not fit. Nothing has
             changed then.
+        LayoutError: The storage of one of them was cut.
     """
-    places = to_tensor(indices).to(var.device)
+    check_held(var)
+    places, given = to_tensor(indices), to_tensor(updates, var.dtype)
+    check_held(places, f"What indexes '{name_of(var)}'")
+    check_held(given, f"What '{name_of(var)}' is updated with")
+    places, given = places.to(var.device), given.to(var.device)
     rows = places.reshape(-1)
     IndexedSlices(rows, rows).check_range(len(var))
     shape = (*places.shape, *var.shape[1:])
-    given = to_tensor(updates, var.dtype).to(var.device)
     try:
         values = given.expand(shape).reshape(-1, *var.shape[1:])
     except RuntimeError:

@@ -28,7 +28,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.running import TensorReference, handle_of, process
 from thalweg.scattering import UPDATES, scatter
 from thalweg.static_shape import Shape
-from thalweg.variable import Variable, as_dtype, dtype_name, name_of, to_tensor
+from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of, to_tensor
 
 
 def _numpy_type(dtype: torch.dtype) -> type[Any]:
@@ -152,7 +152,10 @@ def _graph_key(var: torch.Tensor) -> str:
 
 def _sparse_read(var: torch.Tensor, indices: Any, name: str | None = None) -> torch.Tensor:
     """The rows that `indices` names."""
-    rows = to_tensor(indices).to(var.device)
+    rows = to_tensor(indices)
+    check_held(var)
+    check_held(rows, f"What indexes '{name_of(var)}'")
+    rows = rows.to(var.device)
     return var[rows.long()]
 
 

@@ -67,6 +67,7 @@ def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
         InvalidTypeError: `value` is not numeric, is ragged, or would lose its fraction or its
             imaginary part by the conversion.
         InvalidArgumentError: A Python int does not fit the dtype.
+        LayoutError: A tensor is to be converted whose storage was cut.
     """
     wanted = None if dtype is None else as_dtype(dtype)
     tensor = value if isinstance(value, torch.Tensor) else _from_numbers(value)
@@ -79,6 +80,8 @@ def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
     if not torch.can_cast(tensor.dtype, wanted):
         kinds = f"{dtype_name(tensor.dtype)} values to {dtype_name(wanted)}"
         raise InvalidTypeError(f"Cannot convert {kinds}.")
+    if tensor is value:
+        check_held(tensor)
     result = tensor.to(wanted)
     is_integral = not (wanted.is_floating_point or wanted.is_complex)
     if untyped and is_integral and not torch.equal(result.to(tensor.dtype), tensor):
@@ -125,7 +128,7 @@ def check_held(tensor: torch.Tensor, what: str = "") -> None:
 
     Args:
         tensor: Any tensor; one that keeps its elements elsewhere is left to torch.
-        what: What it is, for the message; the variable's name if empty.
+        what: What it is, for the message; the variable's name, or a tensor's shape, if empty.
 
     Raises:
         LayoutError: Names it.
@@ -140,9 +143,28 @@ def check_held(tensor: torch.Tensor, what: str = "") -> None:
         return
     if not is_held and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # pyright: ignore
         raise LayoutError(
-            f"{what or repr(name_of(tensor))} has no memory that holds its {tensor.numel()}"
-            " elements: its storage was cut."
+            f"{what or _named(tensor)} has no memory that holds its {tensor.numel()} elements:"
+            " its storage was cut."
         )
+
+
+def _named(tensor: torch.Tensor) -> str:
+    name = name_of(tensor, "")
+    return f"A tensor of shape {tuple(tensor.shape)}" if name == ":0" else repr(name)
+
+
+def check_number(tensor: torch.Tensor, what: str = "") -> None:
+    """As `check_held`, of a tensor of shape (): quickly, as every step asks."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return
+    try:
+        is_held = (
+            tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + 1) * tensor.itemsize
+        )
+    except (RuntimeError, NotImplementedError):  # one of functorch's
+        return
+    if not is_held:
+        check_held(tensor, what)
 
 
 class Value(torch.Tensor):
@@ -200,6 +222,7 @@ class Variable(torch.nn.Parameter):
 
     Raises:
         InvalidTypeError: The initial value is not numeric or sparse, or the name is not a string.
+        LayoutError: The initial value is a tensor whose storage was cut.
         InvalidArgumentError: A Python int does not fit the dtype.
 
     Example:
@@ -239,6 +262,8 @@ class Variable(torch.nn.Parameter):
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"name must be a string, not {name!r}.")
         value = initial_value() if callable(initial_value) else initial_value
+        if isinstance(value, torch.Tensor):
+            check_held(value, f"The initial value of '{_full_name(name or 'Variable')}'")
         data = as_asked(value, dtype).detach()
         if data.layout != torch.strided:
             raise InvalidTypeError(f"A variable cannot hold a {data.layout} tensor.")
@@ -496,8 +521,8 @@ def frozen_among(variables: Iterable[Any]) -> str:
 
 
 def tensor_of(x: Any) -> Any:
-    """The parameter that a variable of Keras on torch keeps as its `value`, named after it;
-    anything else as it is.
+    """The parameter that a variable of Keras on torch keeps as its `value`, named and constrained
+    as it is; anything else as it is.
     """
     if isinstance(x, torch.Tensor):
         return x
@@ -506,6 +531,9 @@ def tensor_of(x: Any) -> Any:
         return x
     if isinstance(path := getattr(x, "path", None), str):
         named_variables([(path, value)])
+    constraint = getattr(x, "constraint", None)
+    if constraint is not None or variable_constraint(value) is not None:
+        value.constraint = constraint  # pyright: ignore[reportAttributeAccessIssue]
     return value
 
 

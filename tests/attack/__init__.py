@@ -14,6 +14,7 @@ ATTACKS = (
     "caches",
     "states",
     "torch_states",
+    "beside_torch",
     "files",
     "commits",
     "kills",

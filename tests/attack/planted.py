@@ -17,6 +17,9 @@ from thalweg.engines.watched import Watched
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import accumulation, backward
+from thalweg.optim import drop_in, folding
+from thalweg.optim.drop_in import DropIn
+from thalweg.optim.scaled import Scaled
 from thalweg.storage import disk, header
 from thalweg.storage.bundle import index
 
@@ -95,6 +98,14 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "sections are split": _split,
     "weights are set as they come": _instead(weights, "_fitting", lambda _, value: value),
     "states are loaded as they come": _as_they_come,
+    "states of optim are loaded as they come": _instead(DropIn, "_unfit_state", lambda *_: []),
+    "what torch refuses is half done": _instead(
+        drop_in, "whole", lambda _: contextlib.nullcontext()
+    ),
+    "sums may lie anywhere": _instead(
+        folding, "_apart", lambda params, sums, gradients, titles_of: gradients
+    ),
+    "what a scaler found is not asked": _instead(Scaled, "_is_left_out", _no),
     "machine code is not sealed": _instead(store, "_read", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),

@@ -50,6 +50,8 @@ def same(one: Any, other: Any) -> bool:
             same(getattr(one, part)(), getattr(other, part)()) for part in ("_indices", "_values")
         )
     if isinstance(one, Tensor):
+        if not isinstance(other, Tensor):
+            return False
         one, other = (each.detach().resolve_neg().contiguous() for each in (one, other))
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False

@@ -53,6 +53,8 @@ NOTICED = {
         "sums are not looked at",
         "gradients are read at once",
     ),
+    "torch_states": ("states of optim are loaded as they come",),
+    "beside_torch": ("what torch refuses is half done", "what a scaler found is not asked"),
     "states": ("states are loaded as they come", "weights are set as they come"),
     "caches": ("machine code is not sealed",),
     "keras_files": ("what lies beyond the end is not looked for",),
@@ -77,6 +79,8 @@ def test_the_attack_notices_a_missing_check(name: str) -> None:
 IN_A_FACE = [
     *(("changes", face, "plans always stand") for face in range(len(FACES))),
     *(("changes", face, "elements may overlap") for face in range(len(FACES))),
+    ("changes", len(FACES) - 1, "what torch refuses is half done"),
+    ("changes", len(FACES) - 1, "sums may lie anywhere"),
     *(("states", face, "states are loaded as they come") for face in range(4)),
 ]
 

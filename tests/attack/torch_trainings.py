@@ -53,6 +53,8 @@ OPTIONS: dict[str, list[Any]] = {
     "fused_unscale": [True],
     "state_device": ["cpu"],
 }
+# What a step says that was refused, but had added gradients to their sums.
+SUMMED = ("The sums of gradients stay", "The gradients were added to their sums")
 
 
 def options(dice: random.Random) -> dict[str, Any]:
@@ -88,6 +90,16 @@ class OptimTraining(Training):
     def adds_up(self) -> bool:
         return self.opt._around.accumulate > 1
 
+    @property
+    def waits(self) -> bool:
+        return self.adds_up and not (self.opt.last_step and self.opt.last_step.taken)
+
+    def added(self, error: Exception) -> tuple[str, ...]:
+        if not any(note.startswith(SUMMED) for note in getattr(error, "__notes__", ())):
+            return ()
+        # A gradient of the attack's may lie in a sum.
+        return "gradient_sum", "folded", *(f"gradient {k}" for k in range(len(self.gradients)))
+
     def choose(self, engine: Any) -> None:
         self._engine = "reference" if self.is_twin else engine
 
@@ -109,8 +121,9 @@ class OptimTraining(Training):
             group["lr"] = value
 
     def add(self, value: Tensor) -> None:
-        self.variables.append(torch.nn.Parameter(value))
-        self.opt.add_param_group({"params": [self.variables[-1]]})
+        made = torch.nn.Parameter(value)
+        self.opt.add_param_group({"params": [made]})
+        self.variables.append(made)
 
     def save(self) -> dict[str, Any]:
         return copy.deepcopy(self.opt.state_dict())
@@ -124,10 +137,9 @@ class OptimTraining(Training):
         return found if isinstance(found, Tensor) else None
 
     def bits(self) -> dict[str, Any]:
-        # Sums of a step that was refused stay, and the next one takes them.
         found = super().bits()
-        folded = re.sub(r"'folded': \d+", "", found.pop("param_groups"))
-        return {n: x for n, x in found.items() if not n.endswith("/gradient_sum")} | {"": folded}
+        groups = re.sub(r", 'folded': \d+", "", found["param_groups"])
+        return {**found, "folded": found["param_groups"], "param_groups": groups}
 
     def copied(self, how: str) -> None:
         own = self.opt, self.variables

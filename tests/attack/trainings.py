@@ -51,7 +51,8 @@ class Training:
     """
 
     face = ""
-    adds_up = False  # whether a step that is refused has added gradients to sums, which stay
+    adds_up = False  # whether a step may only add gradients to sums, which stay if it is refused
+    waits = False  # whether the last step has only done that
 
     def __init__(self, dice: random.Random, is_twin: bool) -> None:
         self.is_twin = is_twin
@@ -108,6 +109,10 @@ class Training:
         with thalweg.engine(denormals=self.denormals):
             grads = [self.gradients[place] for place in self.group]
             self._apply(grads, [self.variables[place] for place in self.group])
+
+    def added(self, error: Exception) -> tuple[str, ...]:
+        """Ends of the names of what changed though a step was refused: sums, if it says so."""
+        return ()
 
     def take_back(self) -> None:
         """Undo the last change."""

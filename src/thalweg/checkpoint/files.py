@@ -124,7 +124,7 @@ def differences(
 ) -> list[str]:
     """Where the tensors of two files differ, in words; their bits are compared.
 
-    A file of ours and one of TensorFlow or Keras have the same where `convert` makes one of the
+    A file of ours is the same as one of TensorFlow or Keras if `convert` makes the one of the
     other.
 
     Args:

@@ -368,7 +368,9 @@ def _named(reader: Reader, document: Mapping[str, Any], part: str) -> dict[str, 
     """
     found = reader(document[part])
     if not isinstance(found, dict) or not all(type(name) is str for name in table(found)):
-        raise InvalidConfigError(f"{part!r} are no values by name.")
+        raise InvalidConfigError(
+            f"{part!r} must be a dict of values by name, not {state.shown(found)}."
+        )
     return table(found)
 
 

@@ -17,7 +17,7 @@ from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import Gradient, IndexedSlices, values_of
-from thalweg.variable import name_of, variable_constraint
+from thalweg.variable import check_number, name_of, variable_constraint
 
 
 def scatters(rule: Rule) -> bool:
@@ -60,7 +60,7 @@ def check_memories(tensors: Sequence[Tensor]) -> None:
         check_memory(tensor, f"'{name_of(tensor)}'")
 
 
-def check_readable(gradients: Sequence[Gradient], titles: Sequence[str]) -> None:
+def check_readable(gradients: Sequence[Gradient | None], titles: Sequence[str]) -> None:
     """Refuse gradients that have no memory that holds their elements, before they are read.
 
     Args:
@@ -83,10 +83,8 @@ def counting(counter: Tensor) -> Call:
     Raises:
         LayoutError: It has no memory.
     """
-    plain = counter.detach()
-    if plain.untyped_storage().nbytes() < (plain.storage_offset() + 1) * plain.itemsize:
-        check_memories([counter])
-    return partial(plain.add_, 1)
+    check_number(counter)
+    return partial(counter.detach().add_, 1)
 
 
 def check_numerics(peaks: Float64, titles: Sequence[str]) -> None:

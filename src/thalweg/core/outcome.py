@@ -14,9 +14,9 @@ from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ign
 
 from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.engines.layout import check_memory
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.switches import no_grad, writable
-from thalweg.variable import variable_constraint
+from thalweg.variable import check_held, variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 TAKEN = "The step was taken"
@@ -72,6 +72,12 @@ def say(error: BaseException, done: Sequence[str]) -> None:
             error.add_note(done[0])
     elif not says_not_taken(error):
         error.add_note(_NOT_TAKEN)
+
+
+def say_refused(error: Exception) -> None:
+    """Add the note of `not_taken` to what a step raised, unless that says what has become of it."""
+    if not (says_taken(error) or isinstance(error, ReplicaLostError)):
+        say(error, ())
 
 
 def says_not_taken(error: BaseException) -> bool:
@@ -194,7 +200,12 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     """What sets tensors to the values that they have now, as functions in C.
 
     Those whose storage is cut by then have no place for them.
+
+    Raises:
+        LayoutError: The storage of one was cut already.
     """
+    for tensor in tensors:
+        check_held(tensor)
     plain = [tensor.detach() for tensor in tensors]
     return [while_whole(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 

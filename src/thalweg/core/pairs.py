@@ -13,7 +13,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
 from thalweg.running import is_symbolic
-from thalweg.variable import is_variable, name_of, tensor_of, to_tensor
+from thalweg.variable import check_held, is_variable, name_of, tensor_of, to_tensor
 
 Gradient = Tensor | IndexedSlices
 Pair = tuple[Gradient, Tensor]
@@ -51,6 +51,7 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
         InvalidTypeError: It cannot be converted.
         InvalidArgumentError: It is torch's sparse tensor of another shape; what slices say of the
             whole is not read.
+        LayoutError: The storage of a sparse one's indices was cut.
     """
     if isinstance(grad, IndexedSlices):
         return grad
@@ -60,6 +61,8 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
                 f"Gradient of '{title}' has shape {tuple(grad.shape)} but the variable has shape"
                 f" {tuple(var.shape)}."
             )
+        if grad.layout == torch.sparse_coo:
+            check_held(grad._indices(), f"What indexes the gradient of '{title}'")
         return from_torch(grad)  # pyright: ignore[reportReturnType]
     try:
         # An array keeps its dtype; numbers and lists have none of their own.

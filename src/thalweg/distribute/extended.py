@@ -13,10 +13,12 @@ from torch import Tensor
 from thalweg.core.pairs import flatten
 from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import Replicas, across, within
+from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.graph.nest import leaves_of
 from thalweg.switches import no_grad
+from thalweg.variable import check_held
 
 
 class Extended:
@@ -123,6 +125,9 @@ class Extended:
             tensors = [*variables.parameters(), *variables.buffers()]
         else:
             tensors = list(leaves_of(flatten(variables)))
+        with telling(ranks, Doing.STEP):
+            for each in tensors:
+                check_held(each)
         Agreement(ranks, values=False).check(tensors, Said(list))
         with no_grad():
             copies = [

@@ -16,8 +16,8 @@ from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import summed
 from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
 from thalweg.graph.nest import leaves_of, packed
-from thalweg.indexed_slices import IndexedSlices, as_gradient
-from thalweg.variable import to_tensor
+from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
+from thalweg.variable import check_held, to_tensor
 
 
 def reduced(strategy: Replicas, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
@@ -37,7 +37,8 @@ def _reduced(
 ) -> list[Any]:
     if axis is None:
         return _now(strategy, op, leaves)
-    tensors = [None if leaf is None else to_tensor(leaf) for leaf in leaves]
+    with telling(strategy.ranks, Doing.VALUES):
+        tensors = [None if leaf is None else _held(to_tensor(leaf)) for leaf in leaves]
     sums = [None if each is None else each.sum(axis) for each in tensors]
     if op is ReduceOp.SUM:
         return _now(strategy, op, sums)
@@ -66,9 +67,18 @@ def _now(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
 def _concrete(leaf: Any) -> Tensor | IndexedSlices | None:
     if leaf is not None and not isinstance(leaf, IndexedSlices):
         leaf = as_gradient(to_tensor(leaf))
-    if leaf is not None:
-        check_dtype(leaf.dtype)
+    if leaf is None:
+        return leaf
+    check_dtype(leaf.dtype)
+    if isinstance(leaf, IndexedSlices):
+        _held(leaf.indices)
+    _held(values_of(leaf))
     return leaf
+
+
+def _held(tensor: Tensor) -> Tensor:
+    check_held(tensor, f"A value of shape {tuple(tensor.shape)}")
+    return tensor
 
 
 def _in_graph(

@@ -209,6 +209,7 @@ class Strategy:
             variables: Tensors, or a module, whose parameters and buffers are meant.
 
         Raises:
+            LayoutError: The storage of one was cut; the other ranks raise ReplicaMismatchError.
             ReplicaMismatchError: The ranks give other variables.
             ReplicaLostError: A rank did not answer.
         """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add, ge, mul
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from thalweg.engines.arrays import Int64
 from thalweg.errors import (
@@ -23,6 +24,10 @@ from thalweg.variable import REDUCED, TRAINED, dtype_name
 STORAGE_NAMES = {dtype: dtype_name(dtype) for dtype in TRAINED}
 _EXPECTED = f"[{', '.join(STORAGE_NAMES.values())}]"
 _ENUMERABLE = 1 << 26  # largest strided tensor whose addresses are compared one by one
+_PLAIN = {Tensor, torch.nn.Parameter}  # of no class with a dispatch of its own
+_STRIDED = {torch.strided}
+_LAYOUT: Any = Tensor.layout.__get__  # pyright: ignore
+_NBYTES: Any = Tensor.nbytes.__get__  # pyright: ignore
 
 
 def compute_dtype(dtype: torch.dtype) -> type[np.floating]:
@@ -81,16 +86,19 @@ def check_memory(tensor: Tensor, what: str) -> None:
         )
 
 
-def holds(tensor: Tensor) -> bool:
-    """Whether a plain, contiguous tensor has memory for all its elements; no is no answer."""
-    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+def all_have_memory(tensors: Sequence[Tensor]) -> bool:
+    """Whether plain, contiguous tensors have memory for all their elements; no is no answer.
+
+    Cheap: each question is asked of all of them in C.
+    """
+    if not {*map(type, tensors)} <= _PLAIN or not {*map(_LAYOUT, tensors)} <= _STRIDED:
         return False
-    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    ends = map(mul, map(Tensor.storage_offset, tensors), map(Tensor.element_size, tensors))
+    ends = map(add, ends, map(_NBYTES, tensors))
     return (
-        tensor.is_contiguous()
-        and not tensor._is_zerotensor()
-        and tensor.data_ptr() != 0
-        and tensor.untyped_storage().nbytes() >= needed
+        all(map(Tensor.is_contiguous, tensors))
+        and all(map(Tensor.data_ptr, tensors))  # there is none for zeros without memory
+        and all(map(ge, map(UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)), ends))
     )
 
 

@@ -13,7 +13,7 @@ from thalweg.graph.adding import ONLY_INSIDE
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import dtype_name, numpy_copy, to_tensor
+from thalweg.variable import check_held, dtype_name, numpy_copy, to_tensor
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -51,6 +51,7 @@ def converted_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTens
     Raises:
         InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
         InvalidArgumentError: A key is of another graph, or a value has another shape.
+        LayoutError: A value is a tensor whose storage was cut.
     """
     return dict(_feed(graph, key, value) for key, value in feeds.items())
 
@@ -64,6 +65,9 @@ def _feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
             f"Cannot feed '{tensor.name}' with the symbolic tensor '{value.name}': feeds are "
             "numbers, lists, arrays or torch tensors."
         )
+    for part in (value.values, value.indices) if isinstance(value, IndexedSlices) else (value,):
+        if isinstance(part, torch.Tensor):
+            check_held(part, f"What is fed for '{tensor.name}'")
     if isinstance(value, IndexedSlices):
         return tensor, value
     try:

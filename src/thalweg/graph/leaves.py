@@ -16,7 +16,7 @@ from thalweg.graph.variables import GraphVariable
 from thalweg.indexed_slices import IndexedSlices, with_values
 from thalweg.running import SessionVariable
 from thalweg.switches import no_grad
-from thalweg.variable import to_tensor
+from thalweg.variable import check_held, to_tensor
 
 
 class Leaves:
@@ -31,13 +31,20 @@ class Leaves:
         return variable in self._leaves
 
     def get(self, variable: GraphVariable) -> SessionVariable:
-        """The leaf; FailedPreconditionError if the variable is not initialized."""
+        """The leaf.
+
+        Raises:
+            FailedPreconditionError: The variable is not initialized.
+            LayoutError: The leaf's storage was cut.
+        """
         leaf = self._leaves.get(variable)
         if leaf is None:
             name = variable.op.name
             raise FailedPreconditionError(
                 f"Attempting to use uninitialized value {name}{self._lost}"
             )
+        if leaf.untyped_storage().nbytes() < leaf.nbytes:
+            check_held(leaf)
         return leaf
 
     def put(self, variable: GraphVariable, value: Any) -> None:
@@ -66,12 +73,15 @@ class Leaves:
 
         Raises:
             InvalidArgumentError: A variable's static shape is another.
+            LayoutError: A leaf's storage was cut.
         """
         leaves = dict(self._leaves)
         calls: list[Call] = []
         for variable, value in values.items():
             tensor = _fitting(variable, value)
             leaf = leaves.get(variable)
+            if leaf is not None:
+                check_held(leaf)
             tensor = tensor.to(variable.op.device if leaf is None else leaf.device)
             if leaf is not None and _is_alike(leaf, tensor):
                 calls.append(partial(leaf.detach().copy_, tensor))

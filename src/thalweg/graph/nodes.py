@@ -173,7 +173,10 @@ class SymbolicTensor(Operators):
     def _why_not(self) -> str:
         if not self._is_hook():
             return super()._why_not()
-        return f"In a hook these do, on variables and slots outside of branches: {_LISTED}."
+        return (
+            "These methods can write to variables and slots in a hook, outside of branches:"
+            f" {_LISTED}."
+        )
 
     def get_shape(self) -> Shape | UnknownShape:
         """The static shape, of sizes that have a `value`; one without `ndims` where not even their

@@ -21,7 +21,7 @@ from thalweg.indexed_slices import table_of
 from thalweg.running import executing_eagerly, resolve
 from thalweg.scattering import UPDATES, scatter
 from thalweg.static_shape import Shape
-from thalweg.variable import as_asked, as_dtype, dtype_name
+from thalweg.variable import as_asked, as_dtype, check_held, dtype_name
 
 
 def placeholder(
@@ -90,6 +90,8 @@ def constant(
         InvalidArgumentError: There are too many values for the shape, or one does not fit the
             dtype.
     """
+    if isinstance(value, torch.Tensor):
+        check_held(value)
     tensor = as_asked(value, dtype).detach()
     if isinstance(value, torch.Tensor):
         tensor = tensor.clone()
@@ -142,7 +144,10 @@ def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) ->
     if isinstance(value, (list, tuple)) and any(_is_symbol(leaf) for leaf in leaves_of(value)):
         value = torch.stack([convert_to_tensor(item, dtype) for item in value])
     if isinstance(value, torch.Tensor) and executing_eagerly():
-        return value if dtype is None else value.to(as_dtype(dtype))  # gradients flow through
+        if dtype is None:
+            return value
+        check_held(value)
+        return value.to(as_dtype(dtype))  # gradients flow through
     if not isinstance(value, SymbolicTensor):
         return constant(value, dtype, name=name or "Const")
     if dtype is not None and value.dtype not in (None, as_dtype(dtype)):

@@ -24,6 +24,7 @@ from thalweg.variable import (
     Constraint,
     as_asked,
     as_dtype,
+    check_held,
     dtype_name,
     name_of,
     to_tensor,
@@ -362,7 +363,7 @@ def create(
                 initial_value = initial_value(*((shape, wanted) if is_initializer else ()))
             shape = None if is_initializer else shape
         if deferred is None and not isinstance(initial_value, SymbolicTensor):
-            initial_value = _constant(initial_value, wanted)
+            initial_value = _constant(initial_value, wanted, full)
         elif deferred is None and wanted not in (None, initial_value.dtype):
             initial_value = initial_value.to(wanted)
         op = add(
@@ -421,7 +422,9 @@ def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
     variable.initial_value = start
 
 
-def _constant(value: Any, dtype: Any) -> torch.Tensor:
+def _constant(value: Any, dtype: Any, name: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        check_held(value, f"The initial value of '{name}'")
     tensor = as_asked(value, dtype).detach()
     is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
     return tensor.clone() if is_shared else tensor

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.state import flaw, mismatch, shown
+from thalweg.core.state.entries import is_cut
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
@@ -256,4 +257,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _named(value: Any) -> str:
-    return kind_of(value) if isinstance(value, Tensor) else shown(value)
+    if not isinstance(value, Tensor):
+        return shown(value)
+    is_gone = value.layout == torch.strided and is_cut(value)
+    return f"{kind_of(value)} without its storage" if is_gone else kind_of(value)

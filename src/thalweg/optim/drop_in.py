@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import check_parts
+from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
 from thalweg.formula import Rule
 from thalweg.optim.around import Around, Seen, processing
@@ -29,9 +30,8 @@ from thalweg.optim.part import Number, Own, Part
 from thalweg.optim.rows import check_inside, is_misplaced, is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
+from thalweg.optim.torchs_step import whole
 from thalweg.switches import no_grad, writable
-
-_OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 class _Share(NamedTuple):
@@ -104,7 +104,7 @@ class DropIn(OneSweep):
             return self._step_of_torch()
         with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen, scale = Seen(), None
+        seen, factor = Seen(), None
         # In one section with the last of them: `rule` is that at which the loop above ended.
         hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
@@ -115,7 +115,7 @@ class DropIn(OneSweep):
             count = sum(len(share.pairs) for share in shares.values())
             how = processing(around, unscaling, count, seen, is_torchs=True)
             with no_grad():
-                scale = norm.clip_scale(all_of_it, how, seen)
+                factor = norm.clip_factor(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
         try:
@@ -123,7 +123,7 @@ class DropIn(OneSweep):
                 own, kept = hooks[rule], parts[rule].kept
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
-                how = processing(around, unscaling, len(pairs), seen, True, scale)
+                how = processing(around, unscaling, len(pairs), seen, True, factor)
                 outcome = None
                 if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
                     outcome = repeat(own, kept, pairs, how, copies)
@@ -174,7 +174,9 @@ class DropIn(OneSweep):
             params = [param for each in self.param_groups for param in each["params"]]
             if self._around.state_device or device_of(params) is None:
                 return True
-        is_refused = bool(group.get("foreach")) and isinstance(group["lr"], Tensor)
+        betas = group.get("betas")
+        given = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
+        is_refused = bool(group.get("foreach")) and any(isinstance(x, Tensor) for x in given)
         return bool(group.get("differentiable")) or (is_refused and not group.get("capturable"))
 
     def _counts_there(self) -> bool:
@@ -322,8 +324,8 @@ class DropIn(OneSweep):
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
-        self._own.begun = (_OF_TORCH,)
-        step(self)
+        with whole(self):
+            step(self)
         run(self._ending(Seen()))
 
     def _check_memories(self) -> None:
@@ -334,12 +336,16 @@ class DropIn(OneSweep):
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
         params = [param for group in self.param_groups for param in group["params"]]
+        params = [param for param in params if param.grad is not None and not param.is_meta]
+        of_each = [(param, param.grad, *(self.state.get(param) or {}).values()) for param in params]
+        tensors = [each for own in of_each for each in own if isinstance(each, Tensor)]
+        if all_have_memory([each for each in tensors if not each.is_sparse]):
+            is_strange = [any(isinstance(each, Tensor) and each.is_sparse for each in own)
+                          for own in of_each]  # fmt: skip
+            params = list(compress(params, is_strange))
         for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
-            if param.grad is None or param.is_meta:
-                continue
-            own = self.state.get(param) or {}
             held = {"": param, "The gradient of ": param.grad}
-            held |= {f"'{key}' of ": each for key, each in own.items()}
+            held |= {f"'{key}' of ": each for key, each in (self.state.get(param) or {}).items()}
             for what, each in held.items():
                 # A class with a dispatch of its own keeps its elements elsewhere.
                 if isinstance(each, Tensor) and has_plain_dispatch(each):

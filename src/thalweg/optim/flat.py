@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.section import run
-from thalweg.engines.layout import check_memory, check_parts, holds
+from thalweg.engines.layout import all_have_memory, check_memory, check_parts
 from thalweg.optim.sharded import check_whole
 from thalweg.switches import no_grad
 from thalweg.variable import name_of
@@ -62,7 +62,7 @@ class FlatGradients:
         Raises:
             LayoutError: A buffer has no memory that holds its elements.
         """
-        if not all(map(holds, self._buffers)):
+        if not all_have_memory(self._buffers):
             for param, view in zip(self.params, self.views, strict=True):
                 check_memory(view, f"The gradient of '{name_of(param)}'")
         forgotten = [partial(setattr, p, "grad", None) for p in self._left if p.grad is not None]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import compress, repeat, starmap
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -13,8 +15,8 @@ from torch import Tensor
 
 from thalweg.core.section import Call, run
 from thalweg.core.state import shown
-from thalweg.engines.layout import check_parts, dense, holds
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts, dense, overlapping
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.optim.groups import Group, states_of, titles_in
 from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import check_whole
@@ -22,6 +24,8 @@ from thalweg.variable import REDUCED, dtype_name
 
 SUM = "gradient_sum"  # in the state of a parameter
 COUNT = "folded"  # in groups: how many passes are in the sums
+
+_SHAPE, _DTYPE, _DEVICE = (getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device"))
 
 
 def fold(
@@ -45,7 +49,8 @@ def fold(
         How many passes the sums hold now.
 
     Raises:
-        LayoutError: A gradient or a sum has no memory that holds its elements.
+        LayoutError: A gradient or a sum has no memory that holds its elements, or a sum shares it
+            with another one or with a parameter.
         InvalidArgumentError: A gradient has another shape or device than the sum before it, or a
             group's count of them is none.
     """
@@ -53,10 +58,7 @@ def fold(
     check_whole(params, "accumulate")
     sums_before = [state[param].get(SUM) if param in state else None for param in params]
     given = [param.grad for param in params]
-    if not all(map(_is_usual, given, sums_before)):
-        titles = titles_in(groups, params)
-        for grad, kept, title in zip(given, sums_before, titles, strict=True):
-            _check(grad, kept, title)
+    _check_all(given, sums_before, partial(titles_in, groups, params))
     del given  # one more holder of each gradient
     count = _counted(groups) + 1
     calls: list[Call] = []
@@ -81,6 +83,7 @@ def fold(
             gradients.append(grad)
         calls.append(partial(setattr, param, "grad", None))
     if sums:
+        gradients = _apart(params, sums_before, gradients, partial(titles_in, groups))
         alpha = 1 if unscaling is None else unscaling
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
@@ -104,13 +107,40 @@ def _counted(groups: Sequence[Group]) -> int:
     return max(counts, default=0)
 
 
-def _is_usual(grad: Tensor | None, kept: Any) -> bool:
-    """Whether `_check` would certainly find nothing; asked of each gradient of each pass."""
-    return (grad is None or holds(grad)) and (
-        kept is None
-        or (grad is not None and type(kept) is Tensor and holds(kept) and kept.dtype == grad.dtype
-            and kept.shape == grad.shape and kept.device == grad.device)
-    )  # fmt: skip
+def _check_all(
+    given: Sequence[Tensor | None], sums: Sequence[Any], titles: Callable[[], list[str]]
+) -> None:
+    """Refuse what cannot be added up. What most are is found out of all of them at once."""
+    pairs = list(zip(given, sums, strict=True))
+    if _are_usual(pairs):
+        return
+    has_rows = [any(map(_is_of_rows, pair)) for pair in pairs]
+    others = [pair for pair, has in zip(pairs, has_rows, strict=True) if not has]
+    strange = has_rows if _are_usual(others) else repeat(True)
+    names = titles()
+    for (grad, kept), name in compress(zip(pairs, names, strict=True), strange):
+        _check(grad, kept, name)
+
+
+def _is_of_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_sparse
+
+
+def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
+    """Whether `_check` would certainly find nothing."""
+    gradients = [grad for grad, _ in pairs if grad is not None]
+    sums = [kept for _, kept in pairs if kept is not None]
+    if not (all_have_memory(gradients) and all_have_memory(sums)):
+        return False
+    if not len(gradients) == len(sums) == len(pairs):
+        gradients = [grad for grad, kept in pairs if grad is not None and kept is not None]
+        sums = [kept for grad, kept in pairs if grad is not None and kept is not None]
+    dtypes = {*zip(map(_DTYPE, gradients), map(_DTYPE, sums), strict=True)}
+    return (
+        list(map(_SHAPE, gradients)) == list(map(_SHAPE, sums))
+        and list(map(_DEVICE, gradients)) == list(map(_DEVICE, sums))
+        and all(starmap(torch.can_cast, dtypes))
+    )
 
 
 def _check(grad: Tensor | None, kept: Any, title: str) -> None:
@@ -123,6 +153,11 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
     check_parts(kept, f"The sum of gradients of '{title}'")
+    if kept.layout == torch.strided and overlapping(kept):
+        raise LayoutError(
+            f"cannot add to the sum of gradients of '{title}' in place: its elements share memory"
+            f" (shape {tuple(kept.shape)}, strides {kept.stride()})."
+        )
     if grad is None:
         return
     if grad.shape != kept.shape or grad.device != kept.device:
@@ -135,6 +170,38 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
             f"The gradient of '{title}' is {dtype_name(grad.dtype)} but the sum of those before is"
             f" {dtype_name(kept.dtype)}."
         )
+
+
+def _apart(
+    params: Sequence[Tensor],
+    sums: Sequence[Tensor | None],
+    gradients: list[Tensor],
+    titles_of: Callable[[Sequence[Tensor]], list[str]],
+) -> list[Tensor]:
+    """The gradients that are added to dense sums, of which none lies in what is written.
+
+    Args:
+        params, sums: All parameters and their sums.
+        gradients: Those that are added.
+        titles_of: Gives names of parameters, for messages.
+    """
+    written = [kept for kept in sums if kept is not None and not kept.is_sparse]
+    homes = set(_storages(written))
+    if len(homes) < len(written) or not homes.isdisjoint(_storages(params)):
+        titles = titles_of(params)
+        pairs = zip(sums, titles, strict=True)
+        named = [
+            f"{title}/{SUM}" for kept, title in pairs if kept is not None and not kept.is_sparse
+        ]
+        check_disjoint([*written, *params], [*named, *titles])
+    if homes.isdisjoint(_storages(gradients)):
+        return gradients
+    homes_of = zip(gradients, _storages(gradients), strict=True)
+    return [grad.clone() if home in homes else grad for grad, home in homes_of]
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterable[int]:
+    return map(attrgetter("_cdata"), map(Tensor.untyped_storage, tensors))
 
 
 def _begun(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) -> Tensor:

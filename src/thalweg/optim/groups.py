@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.core.hyperparameters import check_scalar, check_size
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.variable import titles_of
+from thalweg.variable import check_number, titles_of
 
 Group = dict[str, Any]
 HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
@@ -35,8 +35,8 @@ class Options:
     """
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, Any]) -> None:
-        self._seen = list(group.values())
-        known = {**fixed, **named(group)}
+        self._names, self._seen = list(group), list(group.values())
+        known = {**fixed, **named(group, rule)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
         # A tensor keeps its place when a schedule writes to it.
         self._moving = [name for name, each in self._hypers.items() if isinstance(each, Tensor)]
@@ -48,6 +48,23 @@ class Options:
         """Whether they are those of the group still."""
         seen = self._seen
         return len(group) == len(seen) and all(map(is_, group.values(), seen))
+
+    def hold_beside_rate(self, group: Group) -> bool:
+        """Whether all are those of the group still but `lr`, which a schedule sets."""
+        names, seen = self._names, self._seen
+        return list(group) == names and all(
+            now is was or name == "lr"
+            for name, now, was in zip(names, group.values(), seen, strict=True)
+        )
+
+    def check_memory(self) -> None:
+        """Refuse a hyperparameter that is a tensor whose storage was cut.
+
+        Raises:
+            LayoutError: Names it.
+        """
+        for name in self._moving:
+            check_number(self._hypers[name], title_of(name))
 
     def given(self) -> dict[str, Any]:
         """Hyperparameters by name."""
@@ -88,7 +105,7 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
         InvalidTypeError: One is no number; names it.
         InvalidArgumentError: One is NaN, or a tensor with a shape.
     """
-    known = named(group)
+    known = named(group, rule)
     found = {hyper.name: known.get(hyper.name, hyper.default) for hyper in rule.hypers}
     for name, value in found.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
@@ -111,8 +128,15 @@ def states_of(state: Mapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
 
 
 def number(value: Any) -> float:
-    """A number out of a tensor of one element, too."""
-    return float(value.item() if isinstance(value, Tensor) else value)
+    """A number out of a tensor of one element, too.
+
+    Raises:
+        LayoutError: Its storage was cut.
+    """
+    if isinstance(value, Tensor):
+        check_number(value)
+        return float(value.item())
+    return float(value)
 
 
 def title_of(name: str) -> str:
@@ -123,20 +147,27 @@ def title_of(name: str) -> str:
 def _checked(name: str, value: Any) -> float:
     check_size(title_of(name), value)
     try:
-        return number(value)
+        if not isinstance(value, str | bytes | bytearray):  # of which Python makes numbers
+            return number(value)
     except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
-        raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.") from None
+        pass
+    raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.")
 
 
-def named(group: Mapping[str, Any]) -> dict[str, Any]:
+def named(group: Mapping[str, Any], rule: Rule | None = None) -> dict[str, Any]:
     """Options of a group under the names that rules have for them.
+
+    Args:
+        group: The group.
+        rule: Optional. Pairs that it does not read are the user's, whatever they are.
 
     Raises:
         InvalidTypeError: What is to be a pair is none; names it.
     """
     found: dict[str, Any] = {}
+    read = None if rule is None else {hyper.name for hyper in rule.hypers}
     for key, value in group.items():
-        if key in PAIRS:
+        if key in PAIRS and (read is None or not read.isdisjoint(PAIRS[key])):
             try:
                 found.update(zip(PAIRS[key], value, strict=True))
             except (TypeError, ValueError):

@@ -195,12 +195,15 @@ def _give_back_dtypes(
 ) -> None:
     """Have tensors of a state be what they were before torch made them the parameter's dtype.
 
+    The numbers that a rule of torch keeps beside `step` stay as torch has made them.
+
     Args:
         keeps_as_torch: Whether sums alone are other than torch has them.
     """
     keys = [key for group in given["param_groups"] for key in group["params"]]
-    params = [param for group in staged.param_groups for param in group["params"]]
-    for key, param in dict(zip(keys, params, strict=True)).items():
+    members = [(group, param) for group in staged.param_groups for param in group["params"]]
+    for key, (group, param) in dict(zip(keys, members, strict=True)).items():
+        numbers = {slot.name for slot in staged._rule(group).scalar_slots}
         for name, value in given["state"].get(key, {}).items():
             own = staged.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
@@ -209,7 +212,9 @@ def _give_back_dtypes(
             there = kinds.home(name, param)
             is_moved = kinds.device is not None and own.device != there
             is_other = is_moved or own.shape != value.shape  # what torch was not given, say
-            if is_other or (value.is_floating_point() and own.dtype != value.dtype):
+            if name in numbers and own.shape == value.shape:
+                staged.state[param][name] = own.to(there)
+            elif is_other or (value.is_floating_point() and own.dtype != value.dtype):
                 staged.state[param][name] = value.detach().to(there, copy=True)
 
 

@@ -17,7 +17,7 @@ from thalweg.core.kept import Kept
 from thalweg.core.section import Call
 from thalweg.engines import resumed
 from thalweg.engines.layout import check_memory
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import (
@@ -50,6 +50,23 @@ class Number(NamedTuple):
 
     start: float
     dtype: torch.dtype | None = None
+
+
+def check_number(value: Any, what: str) -> None:
+    """Refuse what a state may not have for a number.
+
+    Raises:
+        InvalidArgumentError: A tensor has not one element.
+        InvalidTypeError: It is one of bools.
+        LayoutError: It has no memory.
+    """
+    if not isinstance(value, Tensor):
+        return
+    check_memory(value, what)
+    if value.numel() != 1:
+        raise InvalidArgumentError(f"{what} has shape {tuple(value.shape)}, and is no number.")
+    if value.dtype == torch.bool:
+        raise InvalidTypeError(f"{what} is a bool, no number.")
 
 
 class Part:
@@ -198,14 +215,11 @@ class Part:
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
             if name not in own and own.keys() - {SUM}:
-                raise KeyError(name)
+                raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
             start = starts.get(id(param), {}).get(name, kind.start)
             found.append(own.get(name, start))
         for param, each in zip(self._params, found, strict=True):
-            if isinstance(each, Tensor):
-                check_memory(each, f"'{name}' of '{name_of(param)}'")
-                if each.dtype == torch.bool:
-                    raise InvalidTypeError(f"'{name}' of '{name_of(param)}' is a bool, no number.")
+            check_number(each, f"'{name}' of '{name_of(param)}'")
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
@@ -213,7 +227,10 @@ class Part:
         there, home = self.homes
         tensors = [each for each in found if isinstance(each, Tensor)]
         # Such as those of a state of which torch made each its parameter's dtype.
-        are_mixed = len({each.dtype for each in tensors}) > 1
+        kinds = {each.dtype for each in tensors}
+        if tensors and len(tensors) < len(found):
+            kinds.add(kind.dtype or scalar_dtype())
+        are_mixed = len(kinds) > 1
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
         device = there or home
         if foreign and all(x.device == there or there is None for x in foreign):
@@ -299,8 +316,10 @@ class Part:
         """The options of the group of an optimizer at this place."""
         known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
-            optimizer._check_options(group, place)
+            if known is None or not known.hold_beside_rate(group):
+                optimizer._check_options(group, place)
             known = self._options[place] = Options(group, self.rule, optimizer._fixed)
+        known.check_memory()
         return known
 
     def slots(self, param: Tensor) -> list[Tensor]:

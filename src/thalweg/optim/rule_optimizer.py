@@ -16,7 +16,6 @@ from thalweg.core.section import run
 from thalweg.core.state import shown as told
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
-from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
@@ -25,7 +24,7 @@ from thalweg.optim.folding import SUM
 from thalweg.optim.groups import Group, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
 from thalweg.optim.narrow import MASTER
-from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.part import Number, Own, Part, check_number
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
 from thalweg.switches import no_grad, writable
@@ -127,20 +126,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         self._capturable = capturable
         super().__init__(params, {**as_options(own), "rule": rule.name}, **around)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, and make their state.
-
-        Raises:
-            TypeError, ValueError: It is no group, or an option is no number; nothing was added.
-        """
-        groups = list(self.param_groups)
-        try:
-            super().add_param_group(param_group)
-            hypers_of(self.param_groups[-1], self.rule)
-            self._make()
-        except BaseException:
-            self.param_groups[:] = groups
-            raise
+    def _complete(self) -> None:
+        hypers_of(self.param_groups[-1], self.rule)
+        self._make()
 
     def _make(self) -> None:
         """Make the state that parameters lack."""
@@ -173,12 +161,13 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""
-        known = next((self.state[param] for param in params if self.state[param]), {})
+        known = next((own for param in params if (own := self.state.get(param))), {})
         going: dict[str, Any] = {}
         for name in self._numbers():
             if name in known:
-                check_memory(known[name], f"'{name}' of the optimizer's state")
-                going[name] = known[name].item()
+                value = known[name]
+                check_number(value, f"'{name}' of the optimizer's state")
+                going[name] = value.item() if isinstance(value, Tensor) else value
         factors = [hypers_of(group, self.rule) for group in self.param_groups]
         products = [
             {name: number(each[hyper]) for name, hyper in self._products.items()}

@@ -46,7 +46,7 @@ from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.switches import enable_grad, no_grad
 from thalweg.tracing import untraced
-from thalweg.variable import titles_of
+from thalweg.variable import check_held, name_of, titles_of
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -82,6 +82,7 @@ class Kept:
         self.is_folded = False  # whether it has added its gradients to their sums
         self.flat: FlatGradients | None = None
         self.norm = CommonNorm()  # of the gradients of several rules
+        self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[Part, list[int]] | None = None
 
@@ -131,18 +132,31 @@ class OneSweep(Scaled):
         self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's.
+        """As torch's, all of it or nothing.
 
         Raises:
-            ValueError: The group has an option that is one for all groups.
+            TypeError, ValueError: It is no group, or an option is no number or is for all groups;
+                nothing was added.
         """
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
             self._check_options(param_group, len(self.param_groups), complete=False)
-        super().add_param_group(param_group)  # pyright: ignore
-        for name in KEYWORDS:
-            self.param_groups[-1].pop(name, None)
-        self._begin()
+        groups, known = list(self.param_groups), set(self.state)
+        try:
+            super().add_param_group(param_group)  # pyright: ignore
+            for name in KEYWORDS:
+                self.param_groups[-1].pop(name, None)
+            self._complete()
+            self._begin()
+        except BaseException:
+            self.param_groups[:] = groups
+            for param in set(self.state) - known:
+                del self.state[param]
+            self._own.operands.read_again(self)
+            raise
+
+    def _complete(self) -> None:
+        """Make what a group that was added needs before its first step."""
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
         """Refuse a group whose options a step would not follow.
@@ -199,6 +213,8 @@ class OneSweep(Scaled):
             self._flatten()
 
     def __getstate__(self) -> dict[str, Any]:
+        for param in self._params():  # `copy.deepcopy` copies them
+            check_held(param)
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
         return {**super().__getstate__(), **own}  # pyright: ignore
 
@@ -226,7 +242,6 @@ class OneSweep(Scaled):
     @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
-        self._own.begun = ()
         self._check_alone()
         loss = None
         if closure is not None:
@@ -254,6 +269,9 @@ class OneSweep(Scaled):
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self._own.operands)
         elif flat is None:
+            for param in () if set_to_none else self._params():
+                if param.grad is not None:
+                    check_held(param.grad, f"The gradient of '{name_of(param)}'")
             super().zero_grad(set_to_none)  # pyright: ignore
         else:
             self._clear(flat)
@@ -264,10 +282,13 @@ class OneSweep(Scaled):
             self._flatten()
         cast("FlatGradients", self._own.flat).clear()
 
+    def _params(self) -> list[Tensor]:
+        """The parameters of all groups."""
+        return [param for group in self.param_groups for param in group["params"]]
+
     def _flatten(self) -> None:
         """Have the gradients of all parameters that are not frozen lie in a few buffers."""
-        params = [param for group in self.param_groups for param in group["params"]]
-        self._own.flat = FlatGradients(params)
+        self._own.flat = FlatGradients(self._params())
         self._own.steady = None
 
     def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> GroupHooks:
@@ -386,7 +407,7 @@ class OneSweep(Scaled):
         own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True
-        own.sums, own.is_folded = None, False  # those of a step not taken are in the state still
+        own.sums = None  # those of a step that was not taken are in the state still
         with no_grad():
             count = fold(
                 self.param_groups,

@@ -40,9 +40,9 @@ def replace(
 ) -> None:
     """Give a file new content. When it returns, the content survives a power loss.
 
-    A link is followed: the file that it leads to is replaced. The new file is closed to whom the
-    old one was, and to whom the umask is. Temporary files of this path that crashed processes left
-    are deleted.
+    A link is followed: the file that it leads to is replaced. The new file is closed to everyone
+    to whom the old one was closed, and to everyone whom the umask shuts out. Temporary files of
+    this path that crashed processes left are deleted.
 
     Args:
         path: Where; the folder must exist.

@@ -125,6 +125,7 @@ def of_tensor(tensor: Tensor) -> Stored:
     """The bytes of a tensor; copied only if they are not contiguous CPU memory.
 
     Raises:
+        LayoutError: Its storage was cut.
         InvalidTypeError: It is sparse, quantized, nested, or stands for several tensors.
         InvalidArgumentError: It has no memory: it is on the meta device.
     """
@@ -133,8 +134,10 @@ def of_tensor(tensor: Tensor) -> Stored:
     from torch._C import DisableTorchFunctionSubclass
 
     from thalweg.switches import no_grad
+    from thalweg.variable import check_held
 
     _check_order()
+    check_held(tensor)
     with DisableTorchFunctionSubclass(), no_grad():
         plain = tensor.detach()
         if plain.is_meta:

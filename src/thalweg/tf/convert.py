@@ -14,7 +14,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph.default import has_symbol
 from thalweg.graph.nest import leaves_of
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import tensor_of, to_tensor
+from thalweg.variable import check_held, tensor_of, to_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,10 +30,15 @@ def tensor(value: Any, dtype: Any = None) -> Any:
     Args:
         value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
         dtype: What a new tensor is converted to.
+
+    Raises:
+        LayoutError: It is a tensor whose storage was cut.
     """
     value = graph.resolve(tensor_of(value))
     if has_symbol(value) and not graph.executing_eagerly():
         return graph.graph_variable_of(value)
+    if isinstance(value, torch.Tensor):
+        check_held(value)
     if isinstance(value, torch.Tensor | graph.SymbolicTensor):
         return value
     if isinstance(value, graph.SymbolicSlices):

@@ -104,14 +104,18 @@ class Copied:
                 found.append(value)
         return found
 
+    def _blank(self) -> Self:
+        """What is yet to become a copy."""
+        return type(self).__new__(type(self))
+
     def __copy__(self) -> Self:
-        made = type(self).__new__(type(self))
+        made = self._blank()
         with self._locked():
             made.__setstate__(self.__getstate__())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = type(self).__new__(type(self))
+        made = self._blank()
         memo[id(self)] = made
         with self._locked():
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

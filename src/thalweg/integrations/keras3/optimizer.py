@@ -21,7 +21,7 @@ from thalweg.integrations.keras3.sharing import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
 from thalweg.switches import writable
 from thalweg.tracing import untraced
-from thalweg.variable import named_variables
+from thalweg.variable import named_variables, variable_constraint
 
 # Keras' own setter of the property that is overridden below.
 _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
@@ -127,12 +127,14 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
                     f"'{var.path}' holds another tensor than when the optimizer was built. Make a"
                     " new optimizer and compile the model again."
                 )
+            if variable_constraint(tensor) is not None:  # Keras constrains its variables itself
+                tensor.constraint = None
         if shards_of(wrapped) is not None:
             raise FailedPreconditionError(
                 "Keras has variables of the slots, which cannot be shared out over ranks. Make the"
                 " strategy without shard_slots."
             )
-        pairs = list(zip(_shares(grads), tensors, strict=True))
+        pairs = list(zip(replica_shares(grads), tensors, strict=True))
         if self.weight_decay is not None:
             hooks = wrapped._hooks(False)
             hooks.check(hooks.convert(pairs), False)
@@ -253,7 +255,7 @@ def from_thalweg(optimizer: Optimizer, **options: Unpack[Options]) -> FusedOptim
     return FusedOptimizer(optimizer, **options)
 
 
-def _shares(grads: Sequence[Any]) -> list[Any]:
+def replica_shares(grads: Sequence[Any]) -> list[Any]:
     """This replica's part of mean gradients: Keras' loss is the mean over its own examples."""
     count = get_strategy().num_replicas_in_sync
     return [grad if grad is None or count == 1 else grad / count for grad in grads]

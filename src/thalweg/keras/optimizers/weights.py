@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters, is_function
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import SlotsByVariable
@@ -21,6 +20,7 @@ from thalweg.formula import Slot
 from thalweg.graph import (
     GraphVariable,
     executing_eagerly,
+    graph_variable_of,
     is_symbolic,
     make_variable,
     resolve,
@@ -198,6 +198,7 @@ class Weights(TrackableSlots):
             KeyError: There is no slot of this name, or not yet.
             ReplicaLostError: A rank has not called it.
         """
+        var = var if executing_eagerly() else graph_variable_of(var)
         found = self._slots.get(var, slot_name)
         if found is None:
             self._settle(var, slot_name)
@@ -296,7 +297,6 @@ class Weights(TrackableSlots):
         if any(map(is_symbolic, own)):
             return backend.batch_get_value(own)
         with self._lock:
-            check_memories(own)
             return [numpy_value(entry.read()) for entry in self._weight_entries()]
 
     @untraced

@@ -20,6 +20,7 @@ from thalweg.graph import (
     by_reference,
     executing_eagerly,
     get_default_graph,
+    group,
     is_symbolic,
     operation,
 )
@@ -41,6 +42,13 @@ from thalweg.openseq2seq.optimizers.regularization import (
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import Training
 from thalweg.openseq2seq.optimizers.update import captured_by, update, watching
+from thalweg.openseq2seq.optimizers.update_in_graph import (
+    is_called_at_the_build,
+    processed_now,
+    referred,
+    updated,
+    written_beside,
+)
 from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer, check_any
@@ -303,21 +311,35 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         if all(grad is None for grad in given):
             return self._opt.apply_gradients(pairs)  # raises
         graph = next(part.graph for part in (*targets, *given) if is_symbolic(part))
+        backward = Backward(given, originals, targets, [None] * len(targets))
         with graph.as_default():
-            op = operation(
-                run,
-                [
-                    given,
-                    [by_reference(var) for var in originals],
-                    [by_reference(target) for target in targets],
-                    by_reference(global_step) if is_symbolic(global_step) else global_step,
-                    captured_by(self._opt, targets),
-                ],
-                name or self.get_name(),
-                kind="update",
-            )
+            if is_called_at_the_build(self._opt):
+                op = self._update_in_graph(backward.present(), global_step, name)
+            else:
+                counter = by_reference(global_step) if is_symbolic(global_step) else global_step
+                captured = captured_by(self._opt, targets)
+                inputs = [given, *referred(backward), counter, captured]
+                op = operation(run, inputs, name or self.get_name(), kind="update")
+                op.written += written_beside(self._opt, targets, scaler)
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
+
+    def _update_in_graph(self, own: Backward, global_step: Any, name: str | None) -> Any:
+        """The update by an optimizer whose hooks are called now."""
+        scaler = self.loss_scaler
+
+        def process(gradients: Any, variables: Any, targets: Any) -> list[Any] | None:
+            backward = Backward(concretes(gradients), variables, targets, own.penalties)
+            done: list[Any] = []
+            with not_taken(done):
+                check_any(backward.pairs)
+                return processed_now(backward, Processing(**watching(scaler, done)))
+
+        inputs, always = [own.gradients, *referred(own)], scaler is None
+        made = updated(
+            self._opt, own, process, inputs, global_step, scaler, name=name, always=always
+        )
+        return group(made.done, name=name or self.get_name())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all state by name: masters, slots, powers, and the scaler's state.

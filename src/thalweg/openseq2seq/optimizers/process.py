@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
+from thalweg.core.processing import Processing
 from thalweg.core.section import Call, run
 from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
@@ -71,6 +72,75 @@ class Given(NamedTuple):
     counts: Sequence[Call] = ()
 
 
+class Ready(NamedTuple):
+    """A run whose gradients are known, before anything is written of it but what adds them up.
+
+    Attributes:
+        backward: The gradients, raw, of the update.
+        processing: What is to happen to them; None if the run only added them up.
+        journal: The summaries of the run, or None.
+        step: What the writer is told the step to be.
+    """
+
+    backward: Backward
+    processing: Processing | None
+    journal: Journal | None
+    step: int
+
+
+def readied(
+    optimizer: Optimizer,
+    how: Treatment,
+    given: Given,
+    scaler: AutomaticLossScaler | None,
+    loss_scale: Any,
+    global_step: Tensor,
+    done: list[Any],
+) -> Ready:
+    """Add up and reduce, and say what is to unscale, clip or scale, and decide.
+
+    An error that is raised changes nothing.
+
+    Args:
+        optimizer, how, given, scaler, loss_scale, global_step, done: See `apply_processed`.
+    """
+    check_replicas(how.reduces, how.iter_size)
+    journal = _begun(how, given, loss_scale)
+    step = 0 if journal is None else int(number_of(global_step))
+    backward = given.backward
+    # What this worker has no gradient for another one may have: looked at once they agree.
+    if given.skip or not how.reduces:
+        _check(how, backward)
+    if how.iter_size > 1 or how.reduces:
+        gradients = unscaled(backward)
+        if how.iter_size > 1:
+            check_addable(gradients, backward.targets, given.sums)
+            own = shares(gradients, how.iter_size)
+            if given.skip:
+                said = partial(done.extend, (f"{ADDED_UP}.", False))
+                run([*adding(given.sums, own), *given.counts, said])
+                return Ready(backward, None, journal, step)
+            gradients = _totals(given.sums, own)
+        if how.reduces:
+            gradients = reduced(
+                gradients,
+                backward.targets,
+                how.all_reduce,
+                how.model,
+                how.post.as_shipped,
+                optimizer,
+            )
+        backward = backward.done(gradients)
+        if how.reduces:
+            _check(how, backward)
+    backward, unscaling = raw(backward)
+    # The host tells other ranks of the step.
+    parts = watching(scaler, done, [*clearing(given.sums), *given.counts], not how.reduces)
+    pairs = backward.present().pairs
+    processing = how.post.processing(pairs, given.rate, journal, unscaling=unscaling, **parts)
+    return Ready(backward, processing, journal, step)
+
+
 def apply_processed(
     optimizer: Optimizer,
     how: Treatment,
@@ -99,47 +169,17 @@ def apply_processed(
         the optimizer's `_finish` and the writer.
     """
     with writable(), not_taken(done):
-        check_replicas(how.reduces, how.iter_size)
-        journal = _begun(how, given, loss_scale)
-        step = 0 if journal is None else int(number_of(global_step))
-        backward = given.backward
-        # What this worker has no gradient for another one may have: looked at once they agree.
-        if given.skip or not how.reduces:
-            _check(how, backward)
-        if how.iter_size > 1 or how.reduces:
-            gradients = unscaled(backward)
-            if how.iter_size > 1:
-                check_addable(gradients, backward.targets, given.sums)
-                own = shares(gradients, how.iter_size)
-                if given.skip:
-                    told = partial(done.extend, (f"{ADDED_UP}.", False))
-                    run([*adding(given.sums, own), *given.counts, told])
-                    return Outcome(False, _told(how, journal, step, ADDED_UP))
-                gradients = _totals(given.sums, own)
-            if how.reduces:
-                gradients = reduced(
-                    gradients,
-                    backward.targets,
-                    how.all_reduce,
-                    how.model,
-                    how.post.as_shipped,
-                    optimizer,
-                )
-            backward = backward.done(gradients)
-            if how.reduces:
-                _check(how, backward)
-        backward, unscaling = raw(backward)
-        # The host tells other ranks of the step.
-        parts = watching(scaler, done, [*clearing(given.sums), *given.counts], not how.reduces)
-        processing = how.post.processing(
-            backward.present().pairs, given.rate, journal, unscaling=unscaling, **parts
+        ready = readied(optimizer, how, given, scaler, loss_scale, global_step, done)
+        if ready.processing is None:
+            return Outcome(False, told(how, ready, ADDED_UP))
+        taken, errors = update(
+            optimizer, ready.backward, ready.processing, global_step, given.captured
         )
-        taken, errors = update(optimizer, backward, processing, global_step, given.captured)
         if isinstance(taken, Tensor):
-            return Outcome(taken, errors + _told(how, journal, step, LEFT.rstrip(".")))
+            return Outcome(taken, errors + told(how, ready, LEFT.rstrip(".")))
         if taken:
             distribute.taken(optimizer, bool(errors))
-        return Outcome(taken, errors + _told(how, journal, step, TAKEN if taken else SKIPPED))
+        return Outcome(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
 
 
 def told_of(how: Treatment, given: Given, scope: str) -> Letter:
@@ -192,12 +232,12 @@ def _begun(how: Treatment, given: Given, loss_scale: Any) -> Journal | None:
     return journal
 
 
-def _told(how: Treatment, journal: Journal | None, step: int, done: str) -> list[BaseException]:
-    """Hand the summaries to the writer; what it raised."""
-    if journal is None or how.outbox is None:
+def told(how: Treatment, ready: Ready, done: str) -> list[BaseException]:
+    """Hand the summaries of a run to the writer; what it raised."""
+    if ready.journal is None or how.outbox is None:
         return []
     try:
-        how.outbox.send(journal.sent(step))
+        how.outbox.send(ready.journal.sent(ready.step))
     except BaseException as error:
         error.add_note(f"{done}, but its summaries were not written.")
         return [error]

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.outcome import raise_first
+from thalweg import distribute
+from thalweg.core.outcome import not_taken, raise_first
 from thalweg.distribute import filled, here
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
@@ -27,10 +28,13 @@ from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.process import (
+    ADDED_UP,
     SCOPE,
     Given,
     Treatment,
     apply_processed,
+    readied,
+    told,
     told_of,
 )
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
@@ -42,7 +46,15 @@ from thalweg.openseq2seq.optimizers.summaries_in_graph import (
     collect_scalar,
 )
 from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS
-from thalweg.openseq2seq.optimizers.update import captured_by
+from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, captured_by
+from thalweg.openseq2seq.optimizers.update_in_graph import (
+    is_called_at_the_build,
+    processed_now,
+    referred,
+    updated,
+    written_beside,
+)
+from thalweg.running import thread
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 
@@ -99,58 +111,59 @@ def step_in_graph(
         if collected and how.reduces and not (how.all_reduce is None and here().ranks.is_alone):
             averaged = OfThisRun()
 
-        def run(
+        def begun(
             value: Tensor,
             parts: dict[str, Any],
             sums: list[Tensor],
             rate: Any,
             skip: Any,
-            scale: Any,
-            step: Tensor,
-            captured: Any,
-        ) -> Tensor:
+            captured: Any = None,
+        ) -> tuple[Treatment, Given]:
             check_scalar(value)
             if mixed is not None:
                 check_mixed(value)
             given = Given(Backward(**parts), sums, rate, as_skip(skip), captured)
+            if averaged is None:
+                return how, given
+            writer = None if how.outbox is None else how.outbox.writer
+            told = Collected(("learning_rate", f"{SCOPE}loss_scale"), writer)
+            averaged.keep(told)
+            return how._replace(outbox=Outbox(told, waits=True)), given
+
+        def run(value: Tensor, *given: Any) -> Tensor:
+            *parts, scale, step, captured = given
+            taken, own = begun(value, *parts, captured)
             before = value.detach().clone()
-            taken = how
-            if averaged is not None:
-                writer = None if how.outbox is None else how.outbox.writer
-                told = Collected(("learning_rate", f"{SCOPE}loss_scale"), writer)
-                averaged.keep(told)
-                taken = how._replace(outbox=Outbox(told, waits=True))
-            outcome = apply_processed(inner, taken, given, watcher, scale, step, [])
+            outcome = apply_processed(inner, taken, own, watcher, scale, step, [])
             raise_first(outcome.errors)
             return before
 
+        variables, targets = referred(backward)
         parts = {
             "gradients": backward.gradients,
-            "variables": [by_reference(var) for var in backward.variables],
-            "targets": [by_reference(target) for target in backward.targets],
+            "variables": variables,
+            "targets": targets,
             "penalties": backward.penalties,
             "scale": backward.scale,
         }
         sums = accumulators.of(backward.targets) if how.iter_size > 1 else []
         sums = [by_reference(each) for each in sums]
         skip = skip_update if how.iter_size > 1 else False
-        made = operation(
-            run,
-            [
-                loss,
-                parts,
-                sums,
-                rate,
-                skip,
-                shown,
-                by_reference(global_step),
-                captured_by(inner, backward.targets),
-            ],
-            "train",
-            kind="update",
-            outputs=Output(loss.dtype, loss.shape, ()),
-            control_inputs=update_ops,
-        )
+        inputs = [loss, parts, sums, rate, skip, shown, by_reference(global_step)]
+        if is_called_at_the_build(inner):
+            made = _called_now(
+                inner, backward, begun, inputs, global_step, watcher, how, update_ops
+            )
+        else:
+            made = operation(
+                run,
+                [*inputs, captured_by(inner, backward.targets)],
+                "train",
+                kind="update",
+                outputs=Output(loss.dtype, loss.shape, ()),
+                control_inputs=update_ops,
+            )
+            made.op.written += written_beside(inner, backward.targets, watcher)
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, made.op)
         if averaged is not None:
             averaged.collect()
@@ -164,6 +177,66 @@ def step_in_graph(
 
             collect(tell, [parts, sums, rate, skip])
     return made
+
+
+def _called_now(
+    inner: Optimizer,
+    backward: Backward,
+    begin: Callable[..., tuple[Treatment, Given]],
+    inputs: Sequence[Any],
+    global_step: Any,
+    scaler: AutomaticLossScaler | None,
+    how: Treatment,
+    update_ops: Sequence[Any],
+) -> Any:
+    """The tensor that takes a step of an optimizer whose hooks are called now.
+
+    Args:
+        inner, backward, global_step, how: Of the step.
+        begin: Gives what the values of the first of `inputs` mean.
+        inputs: The loss first, the value of the loss scale and the global step last.
+        scaler: What watches the gradients, or None.
+        update_ops: What runs with it.
+    """
+    key = object()  # of what one run keeps from the gradients to the summaries
+
+    def process(*values: Any) -> list[Any] | None:
+        *parts, scale, step = values
+        own, given = begin(*parts)
+        done: list[Any] = []
+        with not_taken(done):
+            ready = readied(inner, own, given, scaler, scale, step, done)
+            thread.frames[-1][key] = own, ready
+            if ready.processing is None:
+                return None
+            return processed_now(ready.backward, ready.processing)
+
+    def tell(loss: Tensor, taken: Tensor) -> Tensor:
+        own, ready = thread.frames[-1].pop(key)
+        if taken:
+            distribute.taken(inner)
+        what = TAKEN if taken else ADDED_UP if ready.processing is None else SKIPPED
+        raise_first(told(own, ready, what))
+        return loss.detach().clone()
+
+    loss = inputs[0]
+    update = updated(
+        inner,
+        backward,
+        process,
+        inputs,
+        global_step,
+        scaler,
+        dense=how.post.larc is not None or how.iter_size > 1,
+        always=scaler is None and how.iter_size == 1,
+    )
+    return operation(
+        tell,
+        [loss, update.taken],
+        "train",
+        outputs=Output(loss.dtype, loss.shape, ()),
+        control_inputs=[update.done, *update_ops],
+    )
 
 
 def _connected(backward: Backward, how: Treatment) -> Backward:

@@ -117,17 +117,17 @@ def _by_override(
     try:
         with distribute.alone():  # they are means over the replicas
             optimizer.apply_gradients(backward.pairs, step)
-        run([*_copying(backward), *map(while_whole, calls)])
+        run([*copying(backward), *map(while_whole, calls)])
     except BaseException as error:
         if says_not_taken(error) or torch.equal(step.detach(), before):
             raise
         add_taken(error)
-        run([*_copying(backward), *map(while_whole, calls)])
+        run([*copying(backward), *map(while_whole, calls)])
         return Outcome(True, [error])
     return Outcome(True, [])
 
 
-def _copying(backward: Backward) -> list[Call]:
+def copying(backward: Backward) -> list[Call]:
     """What sets the variables that have masters to these: the nearest number, never infinite."""
     made: list[Call] = []
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])

@@ -7,19 +7,22 @@ get what they lack for that, once, when `tf.keras` is first used: graphs ask an 
 symbol by `_as_graph_element`, as TensorFlow's do.
 
 Why `keras.Layer.__call__` is replaced: it converts what it is given and builds the layer before
-torch's modules are asked, and knows no tensors but torch's and its own. A call without symbolic
-tensors goes straight on to what was there before.
+torch's modules are asked, and knows no tensors but torch's and its own. In eager mode, and while
+Keras computes shapes, a call goes straight on to what was there before.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
@@ -27,6 +30,7 @@ from thalweg.graph import (
     Output,
     SymbolicTensor,
     by_reference,
+    convert_to_tensor,
     executing_eagerly,
     graph_variable_of,
     is_symbolic,
@@ -44,6 +48,7 @@ keras: Any = importlib.import_module("keras")
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _COMPARISONS = ("lt", "le", "gt", "ge")
+_TENSORS = ("y_true", "y_pred")  # of a loss, also where they are arrays
 
 
 def lend() -> None:
@@ -56,6 +61,25 @@ def lend() -> None:
     for name in (*_OPERATORS, *_COMPARISONS):
         _widen(tensor, f"__{name}__", getattr(operator, name))
     layer.__call__ = _catching(layer.__call__)
+
+
+def recording(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Keras, such as a loss, that takes tensors of a graph, too."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((args, kwargs))):
+            return function(*args, **kwargs)
+        bound = inspect.signature(function).bind(*args, **kwargs).arguments
+        tensors = {name: x for name, x in bound.items() if name in _TENSORS or is_symbolic(x)}
+        rest = {name: x for name, x in bound.items() if name not in tensors}
+        return keras.layers.Lambda(
+            lambda given: function(**dict(zip(tensors, given, strict=True)), **rest),
+            name=function.__name__,
+            autocast=False,
+        )(list(tensors.values()))
+
+    return call
 
 
 def _symbol_of(tensor: Any) -> SymbolicTensor:
@@ -92,12 +116,20 @@ def _variable_of(variable: Any) -> GraphVariable:
 def _catching(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        has_symbols = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((args, kwargs)))
-        if has_symbols and not executing_eagerly():
+        if not executing_eagerly() and _is_recorded(list(leaves_of((args, kwargs)))):
             return _recorded(original, layer, args, kwargs)
         return original(layer, *args, **kwargs)
 
     return call
+
+
+def _is_recorded(leaves: list[Any]) -> bool:
+    """Whether a call on these is of the graph; while Keras computes shapes, only one on symbols."""
+    if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
+        return True
+    if in_stateless_scope() or any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+        return False
+    return any(isinstance(leaf, np.ndarray | torch.Tensor) for leaf in leaves)
 
 
 def _recorded(
@@ -112,7 +144,7 @@ def _recorded(
         InvalidTypeError: The dtype of an input is not known, or its number of dimensions; or the
             layer returns something besides tensors.
     """
-    args, kwargs = mapped(graph_variable_of, (tuple(args), dict(kwargs)))
+    args, kwargs = mapped(_in_graph, (tuple(args), dict(kwargs)))
     with eagerly():
         found = original(layer, *mapped(_described, args), **mapped(_described, kwargs))
     leaves = list(leaves_of(found))
@@ -143,6 +175,12 @@ def _recorded(
     outputs[0].op.stateful = bool(states)
     symbols = iter(outputs)
     return mapped(lambda _: next(symbols), found)
+
+
+def _in_graph(leaf: Any) -> Any:
+    """An array as a constant of the graph; what stands for a symbol as that symbol."""
+    is_array = isinstance(leaf, np.ndarray | torch.Tensor)
+    return convert_to_tensor(leaf) if is_array else graph_variable_of(leaf)
 
 
 def _described(leaf: Any) -> Any:

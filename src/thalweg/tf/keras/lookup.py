@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from types import ModuleType
 from typing import Any
+
+from thalweg.running import process, thread
 
 
 def namespace() -> ModuleType:
@@ -30,7 +33,12 @@ class Later:
         old = getattr(namespace(), self._name)
         # Names that did not change, such as `losses.mean_squared_error`, are in `keras` alone.
         now = getattr(importlib.import_module("keras"), self._name, None)
-        return getattr(old if hasattr(old, name) or not hasattr(now, name) else now, name)
+        found = getattr(old if hasattr(old, name) or not hasattr(now, name) else now, name)
+        # In eager mode Keras' own: it knows a loss that a model is saved with by its identity.
+        builds_graph = thread.graphs or not process.eager
+        if self._name == "losses" and builds_graph and inspect.isfunction(found):
+            return importlib.import_module("thalweg.tf.keras.in_graph").recording(found)
+        return found
 
     def __dir__(self) -> list[str]:
         return dir(getattr(namespace(), self._name))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import sys
+from contextvars import ContextVar
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from thalweg.distribute import get_strategy
-from thalweg.errors import InvalidArgumentError
-from thalweg.integrations.keras3 import FusedOptimizer, from_thalweg
+from thalweg.errors import CheckpointWarning, InvalidArgumentError, InvalidTypeError, warn
+from thalweg.integrations.keras3.lending import Lender
 from thalweg.keras import optimizers
 from thalweg.running import eagerly
 from thalweg.tf.keras.lookup import namespace
 from thalweg.tf.keras.reading import readable
+from thalweg.tf.keras.train_optimizer import TFOptimizer
+from thalweg.v1 import train
 
 import keras  # isort: skip
 
@@ -20,18 +23,19 @@ if TYPE_CHECKING:
 else:
     _Model = object
 
+_is_printed = ContextVar("_is_printed", default=False)  # a model that may have no weights yet
 _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleoptimizer"}
 
 
 def as_optimizer(optimizer: Any) -> Any:
-    """What `compile` of Keras takes: an optimizer of thalweg is wrapped, and so is the one that a
-    name such as "adam" stands for.
+    """What `compile` of Keras takes: an optimizer of thalweg or of `tf.train` is wrapped, and so is
+    the one that a name such as "adam" stands for.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
         optimizer = optimizers.get(optimizer)
     if isinstance(optimizer, optimizers.Optimizer):
-        return from_thalweg(optimizer)
-    return optimizer
+        return Lender(optimizer)
+    return TFOptimizer(optimizer) if isinstance(optimizer, train.Optimizer) else optimizer
 
 
 def _columns(labels: Any) -> Any:
@@ -44,11 +48,58 @@ def _columns(labels: Any) -> Any:
 
 def _for_each(outputs: Any, metrics: Any) -> Any:
     """Metrics that are told once are those of each output, as in TensorFlow's Keras."""
-    several = isinstance(outputs, list | tuple) and len(outputs) > 1
-    is_flat = isinstance(metrics, list | tuple) and not any(
-        isinstance(each, list | tuple | dict) for each in metrics
-    )
-    return [list(metrics) for _ in outputs] if several and is_flat else metrics
+    if metrics is None or isinstance(metrics, dict):
+        return metrics
+    told = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+    is_flat = not any(isinstance(each, list | tuple | dict) for each in told)
+    if not (isinstance(outputs, list | tuple) and len(outputs) > 1 and is_flat):
+        return told
+    return [[_another(each) for each in told if each is not None] for _ in outputs]
+
+
+def _another(metric: Any) -> Any:
+    """A metric like this one, which counts for itself.
+
+    Raises:
+        InvalidTypeError: It cannot be made of its configuration.
+    """
+    if not isinstance(metric, keras.metrics.Metric):
+        return metric
+    try:
+        return type(metric).from_config(metric.get_config())
+    except Exception as error:
+        raise InvalidTypeError(
+            f"The metric '{metric.name}' is to count for each output, but cannot be made again from"
+            f" its get_config(): {error} Give each output its own: metrics=[[...], [...]]."
+        ) from error
+
+
+def _check_distinct(*told: Any) -> None:
+    """Refuse a metric that would count for two outputs at once.
+
+    Raises:
+        InvalidArgumentError: Names it.
+    """
+    seen: set[int] = set()
+    for each in keras.tree.flatten(told):
+        if isinstance(each, keras.metrics.Metric):
+            if id(each) in seen:
+                raise InvalidArgumentError(
+                    f"The metric '{each.name}' is given twice, and would count all in one number."
+                    " Give each place a metric of its own."
+                )
+            seen.add(id(each))
+
+
+def _as_in_keras(name: str) -> Any:
+    """The method of Keras of this name, run eagerly."""
+
+    @wraps(getattr(keras.Model, name))
+    @eagerly()
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        return getattr(super(Compiling, self), name)(*args, **options)
+
+    return method
 
 
 class Compiling(_Model):
@@ -61,35 +112,44 @@ class Compiling(_Model):
 
         @property
         def optimizer(self) -> Any:
-            """The optimizer that `compile` was given, or that of the name it was given.
-
-            Keras' own code sees what that is wrapped in.
-            """
+            """The optimizer that `compile` was given, or that of the name it was given."""
             if "optimizer" not in vars(self):
                 raise AttributeError("The model is not compiled: it has no optimizer.")
             kept = vars(self)["optimizer"]
-            asker = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-            is_shown = vars(self).get("_unwraps", False) and asker not in ("keras", "thalweg")
-            return kept.wrapped if is_shown else kept
+            return kept.shown() if isinstance(kept, Lender) else kept
 
         @optimizer.setter
         def optimizer(self, optimizer: Any) -> None:
+            kept = vars(self).get("optimizer")
+            if isinstance(kept, Lender) and kept.wrapped is optimizer:
+                return
+            if isinstance(optimizer, optimizers.Optimizer):
+                optimizer = Lender(optimizer)
+            if isinstance(optimizer, Lender):
+                optimizer.shown()
             vars(self)["optimizer"] = optimizer
+            if "_compile_config" in vars(self):
+                self._compile_config.config["optimizer"] = optimizer
 
+    @eagerly()
     def compile(self, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
         """As in Keras; an optimizer of thalweg, or its name, is wrapped for it.
 
         In the scope of a strategy of `thalweg.distribute` the model trains as one of its replicas:
         the step is that of the mean over the examples of all of them.
+
+        Raises:
+            InvalidArgumentError: A metric is given twice.
+            InvalidTypeError: A metric of several outputs cannot be made of its configuration.
         """
-        for name in options.keys() & {"metrics", "weighted_metrics"}:
+        names = options.keys() & {"metrics", "weighted_metrics"}
+        _check_distinct(*(options[name] for name in names))
+        for name in names:
             options[name] = _for_each(getattr(self, "outputs", None), options[name])
-        with eagerly():
-            taken = as_optimizer(optimizer)
-            super().compile(taken, *args, **options)
-        self.__dict__["_unwraps"] = isinstance(taken, FusedOptimizer) and taken is not optimizer
+        super().compile(as_optimizer(optimizer), *args, **options)
         self._strategy = get_strategy()
 
+    @eagerly()
     def fit(self, x: Any = None, *args: Any, **options: Any) -> Any:
         """As in Keras; `x` and `validation_data` may be datasets of `tf.data`."""
         if "validation_data" in options:
@@ -97,33 +157,29 @@ class Compiling(_Model):
         loaded = readable(x)
         if loaded is not x:
             options["shuffle"] = False  # the dataset has its own order
-        with eagerly():
-            return super().fit(loaded, *args, **options)
+        return super().fit(loaded, *args, **options)
 
+    @eagerly()
     def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
         """As in Keras; `x` may be a dataset of `tf.data`."""
-        with eagerly():
-            return super().evaluate(readable(x), *args, **options)
+        return super().evaluate(readable(x), *args, **options)
 
+    @eagerly()
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         """As in Keras; `x` may be a dataset of `tf.data`."""
-        with eagerly():
-            return super().predict(readable(x), *args, **options)
+        return super().predict(readable(x), *args, **options)
 
-    def train_on_batch(self, *args: Any, **options: Any) -> Any:
-        """As in Keras."""
-        with eagerly():
-            return super().train_on_batch(*args, **options)
+    train_on_batch = _as_in_keras("train_on_batch")
+    test_on_batch = _as_in_keras("test_on_batch")
+    predict_on_batch = _as_in_keras("predict_on_batch")
 
-    def test_on_batch(self, *args: Any, **options: Any) -> Any:
-        """As in Keras."""
-        with eagerly():
-            return super().test_on_batch(*args, **options)
-
-    def predict_on_batch(self, *args: Any, **options: Any) -> Any:
-        """As in Keras."""
-        with eagerly():
-            return super().predict_on_batch(*args, **options)
+    def summary(self, *args: Any, **options: Any) -> Any:
+        """As in Keras, also before there are weights."""
+        token = _is_printed.set(True)
+        try:
+            return super().summary(*args, **options)
+        finally:
+            _is_printed.reset(token)
 
     def train_step(self, *args: Any, **options: Any) -> Any:
         """As in Keras, as a replica of the strategy that the model was compiled in."""
@@ -137,10 +193,22 @@ class Compiling(_Model):
         """As in Keras; for the labels see `compute_loss`."""
         return super().compute_metrics(x, _columns(y), *args, **options)
 
+    def get_compile_config(self) -> dict[str, Any]:
+        """How the model was compiled; {} and a warning with an optimizer of `tf.train`."""
+        if isinstance(vars(self).get("optimizer"), TFOptimizer):
+            warn(
+                "An optimizer of tf.train is neither saved nor copied with its model: compile the"
+                " other model, too.",
+                CheckpointWarning,
+            )
+            return {}
+        return super().get_compile_config()
+
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compile as a saved model was compiled."""
+        """Compile as a saved model was compiled, if it was."""
+        if not config:
+            return
         self.compile(**keras.saving.deserialize_keras_object(config))
-        self.__dict__["_unwraps"] = isinstance(vars(self).get("optimizer"), FusedOptimizer)
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
@@ -170,7 +238,7 @@ class Sequential(Compiling, keras.Sequential):
         return super().weights
 
     def _check_weights(self) -> None:
-        if self.layers and not self.built:
+        if self.layers and not self.built and not _is_printed.get():
             raise InvalidArgumentError(
                 f"Weights for model '{self.name}' have not yet been created: they are when the"
                 " model is first called on inputs, or by `build(input_shape)`."
@@ -184,9 +252,28 @@ class Model(Compiling, keras.Model):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        has_ends = len(args) >= 2 or (len(args) == 1 and "outputs" in kwargs) or "inputs" in kwargs
-        wanted: Any = Functional if cls is Model and has_ends else cls
+        wanted: Any = Functional if cls is Model and _has_ends(args, kwargs) else cls
         return super().__new__(wanted, *args, **kwargs)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if _has_ends(args, kwargs) and not isinstance(self, Functional):
+            _derive_from_functional(type(self))
+        super().__init__(*args, **kwargs)
+
+
+def _has_ends(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return len(args) >= 2 or (len(args) == 1 and "outputs" in kwargs) or "inputs" in kwargs
+
+
+def _derive_from_functional(own: type[Model]) -> None:
+    """Make a user's class one of models with inputs and outputs.
+
+    Keras does so itself, up to its own `Model`: that would change ours, of which all others derive.
+    """
+    for base in own.__bases__:
+        if base is not Model and issubclass(base, Model):
+            _derive_from_functional(base)
+    own.__bases__ = tuple(Functional if base is Model else base for base in own.__bases__)
 
 
 _functional: Any = type(keras.Model(inputs=(_end := keras.Input((1,))), outputs=_end))

@@ -8,6 +8,7 @@ from typing import Any
 
 from thalweg import graph as graphs
 from thalweg.errors import CheckpointWriteError, InvalidTypeError
+from thalweg.v1.seconds import check_seconds, waited
 from thalweg.v1.summary.protos import message, tensorboard
 
 
@@ -38,8 +39,9 @@ class FileWriter:
         filename_suffix: str | None = None,
         session: Any = None,
     ) -> None:
+        check_seconds("flush_secs", flush_secs)
         self._logdir = os.fspath(logdir)
-        self._how = (max_queue, flush_secs, filename_suffix or "")
+        self._how = (max_queue, waited(flush_secs), filename_suffix or "")
         self._events: Any = None
         self.reopen()
         if graph is not None or graph_def is not None:

@@ -28,7 +28,7 @@ from thalweg.running import Symbolic
 from thalweg.scalars import as_scalar, power, scalar_type
 from thalweg.switches import no_grad
 from thalweg.v1.train.gradients import title_of
-from thalweg.variable import dtype_name, to_tensor
+from thalweg.variable import check_held, dtype_name, to_tensor
 
 
 def assign_moving_average(
@@ -54,6 +54,7 @@ def assign_moving_average(
     Raises:
         InvalidTypeError: The value is a tensor of another dtype.
         InvalidArgumentError: It has another shape; in graph mode when it runs.
+        LayoutError: The storage of one of them was cut.
 
     Reference: tensorflow.python.training.moving_averages.assign_moving_average
     """
@@ -82,6 +83,8 @@ def _given(value: Any, variable: Any) -> Any:
 
 
 def _move(variable: Tensor, value: Any, decay: Any, biased: Any, step: Any) -> Tensor:
+    check_held(variable)
+    check_held(value, f"The value for '{title_of(variable)}'")
     kind = scalar_type(variable)
     share = as_scalar(1.0 - decay, kind)
     own = variable.detach()

@@ -15,6 +15,7 @@ from thalweg.errors import (
     OutOfRangeError,
 )
 from thalweg.locks import Lock, on_fork
+from thalweg.v1.seconds import check_seconds, waited
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended
 
@@ -124,8 +125,15 @@ class Coordinator:
             self.request_stop(error)
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """Wait until a stop is requested, or for `timeout` seconds; whether it was."""
-        return self._stopped.wait(timeout)
+        """Wait until a stop is requested, or for `timeout` seconds; whether it was.
+
+        Raises:
+            TypeError, ValueError: `timeout` is no number, or NaN.
+        """
+        if timeout is None:
+            return self._stopped.wait()
+        check_seconds("timeout", timeout)
+        return self._stopped.wait(waited(timeout))
 
     @property
     def _registered_threads(self) -> set[threading.Thread]:
@@ -158,15 +166,17 @@ class Coordinator:
         Raises:
             BaseException: The error with which the stop was requested.
             FailedPreconditionError: Threads go on after that time.
+            TypeError, ValueError: `stop_grace_period_secs` is no number, or NaN.
         """
+        check_seconds("stop_grace_period_secs", stop_grace_period_secs)
         with self._lock:
-            waited = dict.fromkeys([*self._threads, *(threads or ())])
-        alive = [thread for thread in waited if thread is not threading.current_thread()]
+            known = dict.fromkeys([*self._threads, *(threads or ())])
+        alive = [thread for thread in known if thread is not threading.current_thread()]
         while alive and not self._stopped.wait(_PAUSE):
             alive = [thread for thread in alive if thread.is_alive()]
-        end = time.monotonic() + stop_grace_period_secs
+        end = time.monotonic() + waited(stop_grace_period_secs)
         for thread in alive:
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(waited(end - time.monotonic()))
         names = [thread.name for thread in alive if thread.is_alive()]
         with self._lock:
             self._joined, self._threads = True, []

@@ -39,6 +39,7 @@ class V1Hooks(Hooks):
 
     builds = False  # whether a graph is being built, and no step is taken
     finished: Any = None  # what `_finish` returned
+    updates = 0  # how many variables are updated
 
     def __init__(
         self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
@@ -87,6 +88,7 @@ class V1Hooks(Hooks):
                 self._optimizer._create_slots(list(variables))
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
+        self.updates = len(variables)
         self._optimizer._prepare()
         values = self.values
         if self.calls:
@@ -104,8 +106,11 @@ class V1Hooks(Hooks):
         return [After(self._finish, "`_finish` failed")]
 
     def _finish(self) -> None:
+        results = self._results or [None] * self.updates  # which one fused update returns
+        scope = self._name if self._name.endswith("/") else f"{self._name}/"
         with EnableTorchFunction(), no_grad():
-            self.finished = self._optimizer._finish(self._results, self._name)
+            name = scope if self._global_step is None else "update"
+            self.finished = self._optimizer._finish(results, name)
 
     def counts(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step

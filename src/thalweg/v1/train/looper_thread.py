@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thalweg.errors import InvalidTypeError
+from thalweg.v1.seconds import check_seconds, waited
 from thalweg.v1.train.coordinator import Coordinator
 
 
@@ -21,7 +22,8 @@ class LooperThread(threading.Thread):
         args, kwargs: Its arguments.
 
     Raises:
-        TypeError: `coord` is no coordinator.
+        TypeError: `coord` is no coordinator, or the interval no number.
+        ValueError: The interval is NaN.
 
     Reference: tf.train.LooperThread
     """
@@ -36,6 +38,8 @@ class LooperThread(threading.Thread):
     ) -> None:
         if not isinstance(coord, Coordinator):
             raise InvalidTypeError(f"coord must be a Coordinator, not {coord!r}.")
+        if timer_interval_secs is not None:
+            check_seconds("timer_interval_secs", timer_interval_secs)
         super().__init__(daemon=True)
         self._coord = coord
         self._interval = timer_interval_secs
@@ -61,8 +65,8 @@ class LooperThread(threading.Thread):
             due = time.monotonic()
             while not self._coord.should_stop():
                 self.run_loop()
-                due += self._interval or 0
-                if self._interval and self._coord.wait_for_stop(max(0.0, due - time.monotonic())):
+                due += waited(self._interval or 0.0)
+                if self._interval and self._coord.wait_for_stop(due - time.monotonic()):
                     break
             self.stop_loop()
 

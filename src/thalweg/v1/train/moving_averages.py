@@ -49,7 +49,7 @@ from thalweg.v1.train.assigned_averages import (
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.slot_creator import base_name, scoped
 from thalweg.v1.train.state_dict import StateDict
-from thalweg.variable import is_variable, over, titles_of
+from thalweg.variable import check_held, is_variable, over, titles_of
 
 _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
 
@@ -174,6 +174,7 @@ class ExponentialMovingAverage(TrackableSlots, StateDict):
         _check(var_list)
         with outside_inference():
             for var in self._lacking(var_list):
+                check_held(var)
                 title = f"{base_name(var)}/{self._name}"
                 self._put(var, _AVERAGE, over(var.detach().clone(), title))
 

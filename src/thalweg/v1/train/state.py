@@ -17,6 +17,7 @@ from thalweg.graph import (
     current_session,
     executing_eagerly,
     get_default_graph,
+    graph_variable_of,
     handle_of,
     is_symbolic,
     make_variable,
@@ -55,6 +56,7 @@ class State(TrackableSlots):
             var: A variable that was given to `minimize` or `apply_gradients`.
             name: One of `get_slot_names()`.
         """
+        var = var if executing_eagerly() else graph_variable_of(var)
         found = self._slots.get(var, name)
         if found is None:
             self._settle(var, name)

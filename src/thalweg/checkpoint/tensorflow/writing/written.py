@@ -20,7 +20,7 @@ from thalweg.storage.stored import Stored, of_tensor
 from thalweg.switches import no_grad
 from thalweg.v1.train import Optimizer as V1Optimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
-from thalweg.variable import to_tensor
+from thalweg.variable import check_held, to_tensor
 
 KINDS = ("tf2", "tf1")
 
@@ -67,14 +67,17 @@ def written(
     with _locked(optimizer), no_grad():
         own = {id(targets.tensors[target]): (name, axes) for target, (name, axes) in named.items()}
         variables = {
-            name: _stored(targets.tensors[target], axes) for target, (name, axes) in named.items()
+            name: _stored(targets.tensors[target], axes, f"'{target}'")
+            for target, (name, axes) in named.items()
         }
         slots: dict[str, dict[str, Stored]] = {}
         missing: list[str] = []
         for var, kinds in _slots(optimizer):
             if id(var) in own:
                 name, axes = own[id(var)]
-                slots[name] = {each: _stored(slot, axes) for each, slot in kinds.items()}
+                slots[name] = {
+                    each: _stored(slot, axes, f"'{name}/{each}'") for each, slot in kinds.items()
+                }
             else:
                 missing.append(f"the optimizer has slots of {state.keys_of([var])[0]!r}")
         if missing:
@@ -82,14 +85,14 @@ def written(
             raise state.mismatch(missing, outcome=outcome)
         ordered = {name: slots[name] for name in variables if name in slots}
         scalars = {} if optimizer is None else _scalars(optimizer)
-    step = None if global_step is None else _stored(global_step, None)
+    step = None if global_step is None else _stored(global_step, None, "global_step")
     means: dict[str, Stored] = {}
     for target, average in (averages or {}).items():
         if kind != "tf1" or target not in named:
             why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
             raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
         name, axes = named[target]
-        means[name] = _stored(average, axes)
+        means[name] = _stored(average, axes, f"The average of '{target}'")
     return Written(optimizer, variables, ordered, scalars, step, means)
 
 
@@ -137,9 +140,10 @@ def _names(targets: Targets, rules: Rules | None, scope: str) -> dict[str, tuple
     return found
 
 
-def _stored(tensor: Tensor, axes: Axes | None) -> Stored:
-    """A copy with TensorFlow's axes."""
+def _stored(tensor: Tensor, axes: Axes | None, what: str) -> Stored:
+    """A copy with TensorFlow's axes; refused as `what` if its storage was cut."""
     back = None if axes is None else tuple(axes.index(axis) for axis in range(len(axes)))
+    check_held(tensor, what)
     plain = tensor.detach().clone(memory_format=torch.contiguous_format)
     return of_tensor(with_axes(plain, back))
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.graph.nest import leaves_of
-from thalweg.indexed_slices import values_of
-from thalweg.variable import to_tensor
+from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient, values_of
+from thalweg.variable import check_held, to_tensor
 
 
 class LossScale(Trackable, ABC):
@@ -233,8 +233,15 @@ def _nothing() -> Any:
     return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 
+def _concrete(grad: Any) -> Gradient:
+    found = grad if isinstance(grad, IndexedSlices) else as_gradient(to_tensor(grad))
+    return cast(Gradient, found)
+
+
 def _are_finite(grads: Iterable[Any]) -> torch.Tensor:
     """Whether all elements of all gradients are finite."""
-    given = [to_tensor(values_of(grad)) for grad in grads if grad is not None]
+    given = [values_of(_concrete(grad)) for grad in grads if grad is not None]
+    for values in given:
+        check_held(values, f"A gradient of shape {tuple(values.shape)}")
     found = [torch.isfinite(values).all() for values in given]
     return torch.stack(found).all() if found else torch.tensor(True)

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.checks import check_readable
 from thalweg.core.outcome import putting_back, says_taken
+from thalweg.core.pairs import as_gradient
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import calls, consume
 from thalweg.core.state import Entry
@@ -26,6 +28,7 @@ from thalweg.graph import (
 from thalweg.tracing import untraced
 from thalweg.v1.train.experimental import loss_scale as scales
 from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.variable import titles_of
 
 
 class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
@@ -107,10 +110,17 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             how = Processing(decide=scale.decide, decides_there=True, overflow=False)
             self._opt._apply(given, global_step, name, captured, sharing, how)
             return
+        variables = [resolve(var) for _, var in given]
+        titles = titles_of(variables)
+        gradients = [
+            None if grad is None else as_gradient(grad, var, title)
+            for (grad, _), var, title in zip(given, variables, titles, strict=True)
+        ]
+        check_readable(gradients, titles)
         with self._turn(), self._locked():
             undo = calls(putting_back([resolve(var) for var in self._loss_scale._weights.values()]))
             try:
-                _, should_apply = self._loss_scale.update([grad for grad, _ in given])
+                _, should_apply = self._loss_scale.update(gradients)
                 if should_apply:
                     self._opt._apply(given, global_step, name, captured, sharing, how)
             except BaseException as error:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from thalweg.graph import GraphKeys, Session, get_default_graph
+from thalweg.v1.seconds import check_seconds
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.monitored.scaffold import Scaffold
 from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, SessionCreator
@@ -83,6 +84,7 @@ class MonitoredSession:
         hooks: Iterable[SessionRunHook] | None = None,
         stop_grace_period_secs: float = 120,
     ) -> None:
+        check_seconds("stop_grace_period_secs", stop_grace_period_secs)
         self._graph: Any = get_default_graph()
         self._was_finalized = self._graph.finalized
         self._hooks = list(hooks or ())

@@ -11,6 +11,7 @@ import numpy as np
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import Session, get_default_graph
+from thalweg.v1.seconds import check_seconds, waited
 from thalweg.v1.train.saving.checkpoint_management import get_checkpoint_state
 
 Path = str | os.PathLike[str]
@@ -42,6 +43,7 @@ class SessionManager:
         local_init_run_options: Any = None,
         local_init_feed_dict: Any = None,
     ) -> None:
+        check_seconds("recovery_wait_secs", recovery_wait_secs, is_at_least_0=True)
         self._local_init_op = local_init_op
         self._ready_op = ready_op
         self._ready_for_local_init_op = ready_for_local_init_op
@@ -158,12 +160,13 @@ class SessionManager:
 
     def _state(self, folder: Path, seconds: float) -> Any:
         """What the folder says about its checkpoints, once it does; None if it takes too long."""
-        end = time.monotonic() + seconds
+        check_seconds("max_wait_secs", seconds)
+        end = time.monotonic() + waited(seconds)
         while (state := get_checkpoint_state(folder)) is None:
             left = end - time.monotonic()
             if left <= 0:
                 return None
-            time.sleep(min(left, self._recovery_wait_secs))
+            time.sleep(waited(min(left, self._recovery_wait_secs)))
         return state
 
     def _initialized_locally(self, session: Session) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from thalweg.errors import InvalidArgumentError
+from thalweg.v1.seconds import check_seconds, waited
 
 
 class SecondOrStepTimer:
@@ -15,7 +16,8 @@ class SecondOrStepTimer:
         every_steps: The steps; exactly one of the two.
 
     Raises:
-        ValueError: None is given, or both are.
+        ValueError: None is given, or both are, or the seconds are NaN.
+        TypeError: The seconds are no number.
 
     Reference: tf.train.SecondOrStepTimer
     """
@@ -25,6 +27,8 @@ class SecondOrStepTimer:
             raise InvalidArgumentError("Either every_secs or every_steps should be provided.")
         if every_secs is not None and every_steps is not None:
             raise InvalidArgumentError("Can not provide both every_secs and every_steps.")
+        if every_secs is not None:
+            check_seconds("every_secs", every_secs)
         self._every_secs = every_secs
         self._every_steps = every_steps
         self._last: tuple[int, float] | None = None
@@ -42,7 +46,7 @@ class SecondOrStepTimer:
             return False
         if self._every_steps is not None:
             return step >= last_step + self._every_steps
-        return time.time() >= last_time + (self._every_secs or 0)
+        return time.time() >= last_time + waited(self._every_secs or 0.0)
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
         """Note that it triggers now.

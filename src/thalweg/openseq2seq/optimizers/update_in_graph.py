@@ -1,0 +1,168 @@
+"""The update of a graph's step whose optimizer is called once, as the graph is built.
+
+Gradients are processed in one operation, whose outputs are what the optimizer is given: its hooks
+are a subclass's own, or its `apply_gradients` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg import distribute
+from thalweg.core.processing import Processing, materialised
+from thalweg.core.section import run
+from thalweg.engines import current
+from thalweg.graph import (
+    GraphKeys,
+    Output,
+    SymbolicSlices,
+    by_reference,
+    cond,
+    get_default_graph,
+    group,
+    no_op,
+    operation,
+    resolve,
+)
+from thalweg.indexed_slices import IndexedSlices, whole
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.update import copying
+from thalweg.switches import writable
+from thalweg.v1.train.optimizer import Optimizer
+
+
+class Update(NamedTuple):
+    """What there is of an update in a graph.
+
+    Attributes:
+        done: The operation that is done when the update is, or is left out.
+        taken: Whether there was an update, a tensor of a bool.
+    """
+
+    done: Any
+    taken: Any
+
+
+def is_called_at_the_build(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is to be given its gradients as a graph is built."""
+    return optimizer._is_recorded() or not optimizer.takes_processing()
+
+
+def processed_now(backward: Backward, how: Processing) -> list[Any] | None:
+    """The gradients as an optimizer is to have them; None where there is no update.
+
+    What the loss scaler remembers is written, and what else is to be called.
+    """
+    own = backward.present()
+    pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
+    run(decision.calls)
+    if not decision.taken:
+        return None
+    made = iter([grad for grad, _ in pairs])
+    return [None if grad is None else next(made) for grad in backward.gradients]
+
+
+def updated(
+    optimizer: Optimizer,
+    backward: Backward,
+    process: Callable[..., Sequence[Any] | None],
+    inputs: Sequence[Any],
+    global_step: Any,
+    scaler: AutomaticLossScaler | None = None,
+    name: str | None = None,
+    dense: bool = False,
+    always: bool = False,
+) -> Update:
+    """Build the update of variables by an optimizer that is called now; all of it is one update.
+
+    Args:
+        optimizer: The optimizer.
+        backward: Symbolic gradients, none of them None, and what they belong to.
+        process: Gets the values of `inputs` in a run; gives a gradient or None for each target, or
+            None for a run without an update.
+        inputs: See `operation`; what is written of them is by reference.
+        global_step: The variable that counts updates, or None.
+        scaler: What answers to the gradients in `process`, or None.
+        name: The name that the optimizer is given.
+        dense: Whether all gradients become whole tensors.
+        always: Whether there is an update in each run.
+    """
+    graph, targets = get_default_graph(), backward.targets
+    slices = [
+        isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
+        for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
+    ]
+
+    def run_process(*values: Any) -> list[Any]:
+        with writable():
+            found, leaves = process(*values), list(map(resolve, targets))
+            if found is None:
+                return [torch.tensor(False), *map(_none, slices, leaves)]
+            return [torch.tensor(True), *map(_as_known, found, slices, leaves)]
+
+    def apply() -> Any:
+        with distribute.alone():  # they are means over the replicas
+            applied = group(optimizer.apply_gradients(pairs, global_step, **named))
+        if all(copy is None for copy in backward.copies):
+            return applied
+        return operation(_copy, referred(backward), "copy", control_inputs=[applied])
+
+    named = {} if name is None else {"name": name}
+    known = [Output(target.dtype, target.shape, ()) for target in targets]
+    known = [Output(torch.bool, (), ()), *known]
+    collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
+    before = list(collection)
+    with graph.as_one():
+        taken, *found = operation(run_process, inputs, "process_gradients", outputs=known)
+        taken.op.written += _scale_of(scaler)
+        for gradient, is_sparse in zip(found, slices, strict=True):
+            gradient.may_be_sparse = is_sparse
+        gradients = [
+            SymbolicSlices.of(gradient) if is_sparse else gradient
+            for gradient, is_sparse in zip(found, slices, strict=True)
+        ]
+        pairs = list(zip(gradients, targets, strict=True))
+        done = apply() if always else cond(taken, apply, no_op)
+    collection[:] = before  # what is in a branch cannot be run alone
+    return Update(done, taken)
+
+
+def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> Any:
+    """A gradient of the kind that it is known to be; one that a run has not found is of zeros."""
+    if grad is None:
+        return _none(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
+    return grad if is_sparse else whole(grad, target)
+
+
+def _none(is_sparse: bool, target: Tensor) -> Any:
+    """No rows, or zeros that take no memory."""
+    own = target.detach()
+    if is_sparse:
+        return IndexedSlices(own.new_zeros((0, *own.shape[1:])), torch.zeros(0, dtype=torch.int64))
+    return own.new_zeros(()).expand(own.shape)
+
+
+def referred(backward: Backward) -> list[Any]:
+    """The variables and the targets, as an operation takes them that writes to both."""
+    both = backward.variables, backward.targets
+    return [[by_reference(each) for each in part] for part in both]
+
+
+def written_beside(
+    optimizer: Optimizer, targets: Sequence[Any], scaler: AutomaticLossScaler | None
+) -> tuple[Any, ...]:
+    """What an operation that takes a step writes to beside the targets."""
+    return (*optimizer._kept_in_graph(targets), *_scale_of(scaler))
+
+
+def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[Any, ...]:
+    return () if scaler is None else tuple(scaler.variables.values())
+
+
+def _copy(variables: list[Any], targets: list[Any]) -> None:
+    run(copying(Backward([None] * len(targets), variables, targets, [None] * len(targets))))

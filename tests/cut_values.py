@@ -1,0 +1,369 @@
+"""Tensors whose storage was cut, given to everything that no optimizer's step does.
+
+Rows for `cut_memory`: a name, and what makes an act, and a tensor that must stay as it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import thalweg.tf as tf
+from thalweg import IndexedSlices, Variable, checkpoint, keras, optim, v1
+from thalweg.checkpoint import tensorflow
+from thalweg.distribute import Strategy, get_replica_context
+from thalweg.v1 import train, training_ops
+from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLossScaleOptimizer
+
+SIZE = 33
+KEPT = [0.0]  # how much of a tensor's memory is left
+Build = Callable[[], list[Any]]
+tf1: Any = tf.compat.v1
+
+
+def cut(tensor: Tensor) -> None:
+    kept = int(tensor.nbytes * KEPT[0])
+    start = tensor.storage_offset() * tensor.itemsize
+    tensor.untyped_storage().resize_(start + kept if kept else 0)
+
+
+def pair() -> list[Variable]:
+    return [Variable(torch.ones(SIZE), name=name) for name in "pq"]
+
+
+def of_value(act: Callable[[Tensor], Any], shape: tuple[int, ...] = (SIZE,)) -> Build:
+    def build() -> list[Any]:
+        value = torch.ones(shape)
+        cut(value)
+        return [lambda: act(value), torch.ones(1)]
+
+    return build
+
+
+def of_variable(act: Callable[[Variable, Variable], Any]) -> Build:
+    def build() -> list[Any]:
+        p, q = pair()
+        cut(p)
+        return [lambda: act(p, q), q]
+
+    return build
+
+
+def of_scatter(act: Callable[[Any, Tensor, Tensor], Any], victim: str) -> Build:
+    def build() -> list[Any]:
+        q, indices, updates = pair()[1], torch.arange(4), torch.ones(4)
+        cut({"indices": indices, "updates": updates}[victim])
+        return [lambda: act(q, indices, updates), q]
+
+    return build
+
+
+def of_kernel(victim: str, rows: bool) -> Build:
+    def build() -> list[Any]:
+        p, q = pair()
+        slot, rate = torch.ones(SIZE), torch.tensor(0.1)
+        grad, indices = torch.ones(4 if rows else SIZE), torch.arange(4)
+        cut({"p": p, "slot": slot, "rate": rate, "gradient": grad, "indices": indices}[victim])
+        if rows:
+            call = training_ops.resource_sparse_apply_momentum
+            return [lambda: call(p, slot, rate, grad, indices, 0.9), q]
+        return [lambda: training_ops.resource_apply_momentum(p, slot, rate, grad, 0.9), q]
+
+    return build
+
+
+def of_average(victim: str, debiased: bool) -> Build:
+    def build() -> list[Any]:
+        p, q = pair()
+        value = torch.zeros(SIZE)
+        cut({"p": p, "value": value}[victim])
+        return [lambda: train.assign_moving_average(p, value, 0.5, zero_debias=debiased), q]
+
+    return build
+
+
+def of_first(make: Callable[[], Any]) -> Build:
+    """What keeps an average takes its first step."""
+
+    def build() -> list[Any]:
+        p, q = pair()
+        own = make()
+        cut(p)
+        if isinstance(own, train.ExponentialMovingAverage):
+            return [lambda: own.apply([p, q]), q]
+        return [lambda: own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]), q]
+
+    return build
+
+
+def of_scaled(part: str) -> Build:
+    def build() -> list[Any]:
+        p, q = (Variable(torch.ones(SIZE, 2), name=name) for name in "pq")
+        own = MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.1), "dynamic")
+        grad: Any = torch.ones(SIZE, 2)
+        victim = grad
+        if part in ("values", "indices"):
+            grad = IndexedSlices(torch.ones(4, 2), torch.arange(4), (SIZE, 2))
+            victim = getattr(grad, part)
+        elif part in ("_values", "_indices"):
+            rows = torch.arange(4)[None]
+            grad = torch.sparse_coo_tensor(
+                rows, torch.ones(4, 2), (SIZE, 2), check_invariants=False
+            )
+            victim = getattr(grad, part)()
+        cut(victim)
+        return [lambda: own.apply_gradients([(grad, p), (torch.ones(SIZE, 2), q)]), q]
+
+    return build
+
+
+def of_rate(make: Callable[[Any], Any], kind: Callable[..., Any] = Variable) -> Build:
+    """A hyperparameter that is a variable, or a tensor."""
+
+    def build() -> list[Any]:
+        rate = kind(0.1)
+        p, q = pair()
+        own = make(rate)
+        own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
+        cut(rate)
+        return [lambda: own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]), q]
+
+    return build
+
+
+def of_decay() -> list[Any]:
+    decay = torch.tensor(0.5)
+    p, q = pair()
+    averages = train.ExponentialMovingAverage(decay)
+    cut(decay)
+    return [lambda: averages.apply([p, q]), q]
+
+
+def of_lr(make: Callable[..., Any]) -> Build:
+    """The same of an optimizer of torch's kind."""
+
+    def build() -> list[Any]:
+        p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
+        own = make([p, q], lr=torch.tensor(0.1))
+        for _ in range(2):
+            p.grad, q.grad = torch.ones(SIZE), torch.ones(SIZE)
+            own.step()
+        cut(own.param_groups[0]["lr"])
+        return [own.step, q]
+
+    return build
+
+
+def of_state(make: Callable[..., Any], key: str) -> Build:
+    """What `load_state_dict` is given."""
+
+    def build() -> list[Any]:
+        p, q = (torch.nn.Parameter(torch.ones(SIZE)) for _ in "pq")
+        own = make([p, q])
+        p.grad, q.grad = torch.ones(SIZE), torch.ones(SIZE)
+        own.step()
+        given = own.state_dict()
+        given["state"] = {
+            place: {name: each.clone() for name, each in kept.items()}
+            for place, kept in given["state"].items()
+        }
+        cut(given["state"][0][key])
+        return [lambda: own.load_state_dict(given), own.state[q][key]]
+
+    return build
+
+
+def of_files(act: Callable[..., Any], victim: str) -> Build:
+    def build() -> list[Any]:
+        p, q = pair()
+        own = keras.optimizers.Adam(0.1)
+        own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
+        folder = tempfile.mkdtemp()
+        checkpoint.save(f"{folder}/own", optimizer=own, variables=[p, q])
+        objects = train.Checkpoint(own=own, p=p, q=q)
+        path = objects.save(f"{folder}/objects")
+        q.assign(torch.zeros(SIZE))
+        cut(p if victim == "p" else own.get_slot(p, "m"))
+        return [lambda: act(own, [p, q], folder, objects, path), q]
+
+    return build
+
+
+def of_graph(victim: str, act: Callable[..., Any]) -> Build:
+    """What a session runs, where what it has of a variable, or is fed, was cut."""
+
+    def build() -> list[Any]:
+        graph = v1.Graph()
+        with graph.as_default():
+            p, q = (v1.Variable(torch.ones(SIZE), name=name) for name in "pq")
+            fed = v1.placeholder(torch.float32, (SIZE,), name="p")
+            own, averages = train.AdamOptimizer(0.1), train.ExponentialMovingAverage(0.5)
+            ops: dict[str, Any] = {
+                "step": own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]),
+                "step, fed": train.GradientDescentOptimizer(0.1).apply_gradients([(fed, q)]),
+                "average": averages.apply([p, q]),
+                "histogram": v1.summary.histogram("p", p),
+                "histogram, fed": v1.summary.histogram("p", fed),
+                "scatter": v1.scatter_add(p, [1], [1.0]),
+                "assign": q.assign(p),
+                "clip": tf.clip_by_norm(p, 1.0),
+                "add": p + 1,
+                "read": p,
+                "fed": fed + 1,
+            }
+            saver = train.Saver()
+            session = v1.Session(graph=graph)
+            session.run(v1.global_variables_initializer())
+        path = saver.save(session, f"{tempfile.mkdtemp()}/model")
+        found = {"p": p, "slot": own.get_slot(p, "m"), "average": averages.average(p)}
+        given = torch.ones(SIZE)
+        cut(given if victim == "fed" else session.leaf(found[victim]))
+        feeds = {fed: given}
+        return [lambda: act(session, ops, saver, path, feeds), session.leaf(q)]
+
+    return build
+
+
+def in_graph(make: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """What a session makes of a constant."""
+
+    def act(value: Tensor) -> Any:
+        with v1.Graph().as_default(), v1.Session() as session:
+            return session.run(make(value))
+
+    return act
+
+
+def replicated(act: Callable[[Strategy, Tensor], Any]) -> Build:
+    return of_value(lambda value: act(Strategy(), value))
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "clip_by_norm": lambda x: tf.clip_by_norm(x, 1.0),
+    "clip_by_value": lambda x: tf.clip_by_value(x, -1.0, 1.0),
+    "clip_by_average_norm": lambda x: tf1.clip_by_average_norm(x, 1.0),
+    "clip_by_global_norm": lambda x: tf.clip_by_global_norm([x], 1.0),
+    "clip_by_global_norm, known": lambda x: tf.clip_by_global_norm([x], 1.0, use_norm=2.0),
+    "global_norm": lambda x: tf.linalg.global_norm([x]),
+    "reduce_sum": tf.reduce_sum,
+    "cast": lambda x: tf.cast(x, tf.float64),
+    "gather": lambda x: tf.gather(x, [1]),
+    "constant": tf.constant,
+    "convert_to_tensor": lambda x: v1.convert_to_tensor(x, torch.float64),
+    "Variable": lambda x: Variable(x, name="p"),
+    "tf.Variable": lambda x: tf.Variable(x, name="p"),
+    "is_finite": tf.math.is_finite,
+    "check_numerics": lambda x: tf.debugging.check_numerics(x, "p"),
+}
+VARIABLES: dict[str, Callable[[Variable, Variable], Any]] = {
+    "assign from it": lambda p, q: q.assign(p),
+    "v1.assign": lambda p, q: v1.assign(p, torch.zeros(SIZE)),
+    "v1.assign_add": lambda p, q: v1.assign_add(p, torch.ones(SIZE)),
+    "sparse_read": lambda p, q: p.sparse_read([1]),  # pyright: ignore
+    "tf.norm": lambda p, q: tf.norm(p),
+    **{
+        f"scatter_{name}": lambda p, q, name=name: getattr(v1, f"scatter_{name}")(p, [1], [2.0])
+        for name in ("add", "div", "max", "min", "mul", "sub", "update")
+    },
+}
+SCATTERS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    "v1": lambda q, indices, updates: v1.scatter_add(q, indices, updates),
+    "method": lambda q, indices, updates: q.scatter_max(IndexedSlices(updates, indices)),
+}
+FILES: dict[str, Callable[..., Any]] = {
+    "restore": lambda own, variables, folder, objects, path: checkpoint.restore(
+        f"{folder}/own", optimizer=own, variables=variables
+    ),
+    "for TensorFlow": lambda own, variables, folder, objects, path: tensorflow.save(
+        f"{folder}/theirs", own, variables
+    ),
+    "objects": lambda own, variables, folder, objects, path: objects.save(f"{folder}/next"),
+    "objects back": lambda own, variables, folder, objects, path: objects.restore(path),
+}
+RUNS = [
+    ("p", "step"), ("slot", "step"), ("p", "average"), ("average", "average"), ("p", "histogram"),
+    ("p", "scatter"), ("p", "assign"), ("p", "clip"), ("p", "add"), ("p", "read"),
+    ("fed", "fed"), ("fed", "step, fed"), ("fed", "histogram, fed"),
+]  # fmt: skip
+CONSTANTS: dict[str, Callable[[Tensor], Any]] = {
+    "itself": v1.constant,
+    "variable": lambda x: v1.Variable(x).initializer,
+    "clip": lambda x: tf.clip_by_norm(x, 1.0),
+    "scalar": lambda x: v1.summary.scalar("p", x),
+    "histogram": lambda x: v1.summary.histogram("p", x),
+}
+REPLICATED: dict[str, Callable[[Strategy, Tensor], Any]] = {
+    "reduce": lambda strategy, x: strategy.reduce("sum", x),
+    "reduce, axis": lambda strategy, x: strategy.reduce("mean", x, axis=0),
+    "all_reduce": lambda strategy, x: strategy.run(
+        lambda: get_replica_context().all_reduce("sum", x)  # pyright: ignore
+    ),
+}
+VALUES: dict[str, Build] = {
+    **{f"function {name}": of_value(act) for name, act in FUNCTIONS.items()},
+    **{f"function, p, {name}": of_variable(act) for name, act in VARIABLES.items()},
+    **{
+        f"scatter by {name}, {victim}": of_scatter(act, victim)
+        for name, act in SCATTERS.items()
+        for victim in ("indices", "updates")
+    },
+    **{f"kernel, {each}": of_kernel(each, False) for each in ("p", "slot", "rate", "gradient")},
+    **{
+        f"kernel of rows, {each}": of_kernel(each, True)
+        for each in ("p", "slot", "rate", "gradient", "indices")
+    },
+    **{
+        f"assign_moving_average, {victim}, {debiased}": of_average(victim, debiased)
+        for victim in ("p", "value")
+        for debiased in (True, False)
+    },
+    "average, first": of_first(lambda: train.ExponentialMovingAverage(0.5)),
+    "average of an optimizer, first": of_first(
+        lambda: v1.contrib.opt.MovingAverageOptimizer(train.AdamOptimizer(0.1))
+    ),
+    **{
+        f"loss scale, {part}": of_scaled(part)
+        for part in ("gradient", "values", "indices", "_values", "_indices")
+    },
+    "keras, rate": of_rate(lambda rate: keras.optimizers.Adam(rate)),
+    "v1, rate": of_rate(lambda rate: train.AdamOptimizer(rate)),
+    "keras, rate, tensor": of_rate(lambda rate: keras.optimizers.Adam(rate), torch.tensor),
+    "keras, called": of_rate(lambda rate: keras.optimizers.Adam(lambda: rate), torch.tensor),
+    "keras, momentum": of_rate(lambda rate: keras.optimizers.SGD(0.1, momentum=rate), torch.tensor),
+    "v1, rate, tensor": of_rate(lambda rate: train.AdamOptimizer(rate), torch.tensor),
+    "v1, called": of_rate(lambda rate: train.AdamOptimizer(lambda: rate), torch.tensor),
+    "average, decay": of_decay,
+    "optim, lr": of_lr(optim.Adam),
+    "optim.tensorflow, lr": of_lr(optim.tensorflow.Adam),
+    "optim, loaded number": of_state(optim.Adam, "step"),
+    "optim, loaded slot": of_state(optim.Adam, "exp_avg"),
+    "optim, loaded sum": of_state(
+        lambda params: optim.SGD(params, 0.1, accumulate=2), "gradient_sum"
+    ),
+    "optim.tensorflow, loaded number": of_state(optim.tensorflow.Adam, "step"),
+    **{
+        f"file {name}, {victim}": of_files(act, victim)
+        for name, act in FILES.items()
+        for victim in ("p", "slot")
+    },
+    **{
+        f"graph {name}, {victim}": of_graph(
+            victim, lambda session, ops, *beside, name=name: session.run(ops[name], beside[-1])
+        )
+        for victim, name in RUNS
+    },
+    **{
+        f"graph {name}, {victim}": of_graph(victim, act)
+        for victim in ("p", "slot", "average")
+        for name, act in {
+            "save": lambda session, ops, saver, path, fed: saver.save(session, path, 2),
+            "restore": lambda session, ops, saver, path, fed: saver.restore(session, path),
+        }.items()
+    },
+    **{f"constant {name}": of_value(in_graph(make)) for name, make in CONSTANTS.items()},
+    **{f"strategy {name}": replicated(act) for name, act in REPLICATED.items()},
+}

@@ -1,0 +1,284 @@
+"""`optimize_loss` in graphs calls hooks of a subclass once, as the graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.tf as tf
+from thalweg import Variable
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.v1 import train
+
+v1 = tf.compat.v1
+HALF, SINGLE = torch.float16, torch.float32
+
+
+class Momentum(train.Optimizer):
+    """Momentum by a hook, in operations that eager mode and graphs have."""
+
+    NAME = "Momentum"
+
+    def __init__(self, learning_rate: Any = 0.1) -> None:
+        super().__init__(False, self.NAME)
+        self._rate = learning_rate
+        self.calls = 0
+
+    def _create_slots(self, var_list: Any) -> None:
+        for var in var_list:
+            self._zeros_slot(var, "momentum", self._name)
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        self.calls += 1
+        m = self.get_slot(var, "momentum")
+        moved = m.assign(m * 0.5 + grad)
+        return var.assign_sub(moved * self._rate)
+
+    def _apply_sparse(self, grad: Any, var: Any) -> Any:
+        self.calls += 1
+        return var.scatter_sub(tf.IndexedSlices(grad.values * self._rate, grad.indices))
+
+
+class Own(Momentum):
+    """The same by an `apply_gradients` of its own."""
+
+    NAME = "Own"
+
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: Any = None
+    ) -> Any:
+        pairs = list(grads_and_vars)
+        self._create_slots([var for _, var in pairs])
+        made = [
+            self._apply_sparse_duplicate_indices(grad, var)
+            if isinstance(grad, tf.IndexedSlices)
+            else self._apply_dense(grad, var)
+            for grad, var in pairs
+        ]
+        with tf.control_dependencies(made):
+            made.append(global_step.assign_add(1))
+        return tf.group(*made)
+
+
+class InTorch(Momentum):
+    """The same by torch's functions that write in place."""
+
+    NAME = "InTorch"
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        self.calls += 1
+        m = self.get_slot(var, "momentum")
+        m.mul_(0.5)
+        m.add_(grad)
+        var.sub_(m * self._rate)
+
+
+class AtEachRun(Momentum):
+    HOOKS_AT_EACH_RUN = True
+
+
+BACKOFF = {"loss_scaling": "Backoff", "loss_scaling_params": {"scale_max": 1024.0}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"clip_gradients": 0.5},
+    "larc": {"larc_params": {"larc_eta": 0.01}},
+    "mixed": {"dtype": "mixed", "loss_scaling": 8.0},
+    "scaled": {"dtype": "mixed", **BACKOFF, "clip_gradients": 0.5},
+    "log": {"dtype": "mixed", "loss_scaling": "LogMax", "larc_params": {"larc_eta": 0.01}},
+    "added up": {"iter_size": 2},
+    "all": {
+        "iter_size": 2,
+        "dtype": "mixed",
+        **BACKOFF,
+        "clip_gradients": 0.5,
+        "on_horovod": True,
+    },
+}
+FACTORS = [1.0, 2.0, float("inf"), -1.0, 0.5, 1.0]
+ROWS = torch.tensor([2, 0, 2])
+
+
+def loss_of(own: dict[str, Any], factor: Any) -> Any:
+    loss = (own["w"].float() ** 2).sum() * factor + (own["w"].float() * own["b"]).sum()
+    return loss + (tf.gather(own["emb"], ROWS) ** 2).sum()
+
+
+def starts(options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    kind = HALF if "dtype" in options else SINGLE
+    shapes = {"w": (3,), "b": (3,), "emb": (4, 2)}
+    made = {each: torch.randn(shape, generator=generator) for each, shape in shapes.items()}
+    return {**made, "w": made["w"].to(kind)}
+
+
+def factors_of(options: dict[str, Any]) -> list[float]:
+    decides = options.get("loss_scaling") in ("Backoff", "LogMax")
+    return [factor for factor in FACTORS if decides or np.isfinite(factor)]
+
+
+def rate(step: Any) -> Any:
+    return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+
+def eagerly(options: dict[str, Any]) -> list[Any]:
+    """The values of all variables and of the global step after each run."""
+    factor, skip = torch.tensor(1.0), torch.tensor(False)
+    own = {each: Variable(value, name=each) for each, value in starts(options).items()}
+    skips = {"skip_update_ph": lambda: skip} if "iter_size" in options else {}
+    step = optimize_loss(
+        lambda: loss_of(own, factor), Momentum, {}, rate, list(own.values()), **options, **skips
+    )
+    found = []
+    for index, value in enumerate(factors_of(options)):
+        factor.fill_(value)
+        skip.fill_(index % 2 == 0)
+        loss = step()
+        found.append(
+            [loss.tolist(), *(var.tolist() for var in own.values()), int(step.global_step)]
+        )
+    return found
+
+
+def in_a_session(options: dict[str, Any], optimizer: Any) -> tuple[list[Any], Any]:
+    """The same in a graph, and the optimizer."""
+    made = []
+
+    def make(learning_rate: Any) -> Any:
+        made.append(optimizer(learning_rate))
+        return made[0]
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
+        factor, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
+        skips = {"skip_update_ph": skip} if "iter_size" in options else {}
+        op = optimize_loss(loss_of(own, factor), make, {}, rate, **options, **skips)
+        assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [op.op]
+        session.run(v1.global_variables_initializer())
+        found = []
+        for index, value in enumerate(factors_of(options)):
+            loss = session.run(op, {factor: value, skip: index % 2 == 0})
+            values = session.run([*own.values(), train.get_global_step()])
+            found.append([loss.tolist(), *(each.tolist() for each in values)])
+    return found, made[0]
+
+
+@pytest.mark.parametrize("optimizer", [Momentum, Own, InTorch])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_hooks_of_the_build_take_the_steps_of_hooks_of_each_run(case: str, optimizer: Any) -> None:
+    found, made = in_a_session(OPTIONS[case], optimizer)
+    wanted, _ = in_a_session(OPTIONS[case], AtEachRun)
+    assert made.calls == 3
+    assert wanted[-1][-1] > 1
+    for run, other, eager in zip(found, wanted, eagerly(OPTIONS[case]), strict=True):
+        for one, two, three in zip(run, other, eager, strict=True):
+            np.testing.assert_array_equal(one, two)
+            np.testing.assert_allclose(one, three, rtol=1e-5)  # gradients add up otherwise
+
+
+def test_a_global_step_in_a_hook_is_that_of_the_graph() -> None:
+    class ByStep(train.GradientDescentOptimizer):
+        def _apply_dense(self, grad: Any, var: Any) -> Any:
+            assert not tf.executing_eagerly()
+            step = tf.cast(v1.train.get_or_create_global_step(), tf.float32)
+            return super()._apply_dense(grad / (step + 1.0), var)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        w = v1.Variable([1.0], name="w")
+        op = optimize_loss(tf.reduce_sum(w), ByStep, {}, lambda step: 0.1)
+        session.run(v1.global_variables_initializer())
+        for _ in range(3):
+            session.run(op)
+        np.testing.assert_allclose(session.run(w), [1 - 0.1 * (1 + 1 / 2 + 1 / 3)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["plain", "scaled", "all"])
+def test_an_update_that_fails_puts_back_sums_masters_and_scale(case: str) -> None:
+    options = OPTIONS[case]
+
+    class Failing(Momentum):
+        def _finish(self, update_ops: Any, name_scope: str) -> Any:
+            with tf.control_dependencies(update_ops):
+                return tf.group(v1.assert_equal(fails, 0.0), name=name_scope)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
+        fails, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
+        skips = {"skip_update_ph": skip} if "iter_size" in options else {}
+        op = optimize_loss(loss_of(own, 1.0), Failing, {}, rate, **options, **skips)
+        session.run(v1.global_variables_initializer())
+        session.run(op, {fails: 0.0, skip: True})
+        before = session.run(v1.global_variables())
+        with pytest.raises(Exception, match="assert") as caught:
+            session.run(op, {fails: 1.0, skip: False})
+        assert any("The step was not taken" in note for note in caught.value.__notes__)
+        after = session.run(v1.global_variables())
+        for one, other in zip(after, before, strict=True):
+            np.testing.assert_array_equal(one, other)
+        step = session.run(train.get_global_step())
+        session.run(op, {fails: 0.0, skip: False})
+        assert session.run(train.get_global_step()) == step + 1
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.told.append((tag, value, step))
+
+    def add_histogram(self, tag: str, values: Any, step: int) -> None:
+        self.told.append((tag, values.tolist(), step))
+
+
+@pytest.mark.parametrize("case", ["clipped", "scaled", "all"])
+def test_a_writer_is_told_what_it_is_told_of_other_optimizers(case: str) -> None:
+    def told(optimizer: Any) -> list[Any]:
+        options, writer = OPTIONS[case], Writer()
+        with tf.Graph().as_default(), v1.Session() as session:
+            own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
+            factor, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
+            skips = {"skip_update_ph": skip} if "iter_size" in options else {}
+            summaries = ["learning_rate", "loss_scale", "global_gradient_norm", "variables"]
+            summaries = [*summaries, "gradients"]
+            op = optimize_loss(
+                loss_of(own, factor), optimizer, {}, rate, summaries=summaries,
+                summary_writer=writer, **options, **skips,
+            )  # fmt: skip
+            session.run(v1.global_variables_initializer())
+            for index, value in enumerate(factors_of(options)):
+                session.run(op, {factor: value, skip: index % 2 == 0})
+        return writer.told
+
+    found = told(Momentum)
+    assert repr(found) == repr(told(AtEachRun))  # NaN among them
+    assert found
+
+
+@pytest.mark.parametrize("optimizer", [Momentum, Own])
+@pytest.mark.parametrize("scale", [None, 8.0, "Backoff"])
+def test_masters_alone_have_hooks_called_at_the_build(optimizer: Any, scale: Any) -> None:
+    def steps(cls: Callable[..., Any]) -> list[Any]:
+        with tf.Graph().as_default(), v1.Session() as session:
+            w = v1.Variable(torch.tensor([1.0, 2.0], dtype=HALF), name="w")
+            other, fed = v1.Variable([1.0], name="other"), v1.placeholder(tf.float32, [])
+            chosen = AutomaticLossScaler() if scale == "Backoff" else scale
+            opt, count = (
+                MixedPrecisionOptimizerWrapper(cls(0.1), chosen),
+                train.create_global_step(),
+            )
+            loss = tf.reduce_sum(w.float() * fed) + tf.reduce_sum(other * w.float())
+            op = opt.minimize(loss, count)
+            assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [op]
+            session.run(v1.global_variables_initializer())
+            for value in (1.0, float("inf"), 2.0) if scale == "Backoff" else (1.0, 2.0):
+                session.run(op, {fed: value})
+            return session.run([w, other, opt.get_master(w), count])
+
+    for one, two in zip(steps(optimizer), steps(AtEachRun), strict=True):
+        np.testing.assert_array_equal(one, two)

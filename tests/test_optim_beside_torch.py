@@ -1,0 +1,79 @@
+"""What the attack beside torch has found: numbers and options are those of torch's own classes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg import optim
+
+NUMBERS = {"ASGD": ("eta", "mu"), "NAdam": ("mu_product",)}
+AROUND = [{}, {"ema_decay": 0.9}, {"state_device": "cpu"}]
+
+
+def trained(cls: Any, **options: Any) -> tuple[Any, list[torch.Tensor]]:
+    kinds = (torch.float32, torch.float64)
+    params = [torch.nn.Parameter(torch.linspace(0.1, 1, 3, dtype=kind)) for kind in kinds]
+    return cls(params, lr=0.1, **options), params
+
+
+def step(opt: Any, params: list[torch.Tensor]) -> None:
+    for param in params:
+        param.grad = torch.ones_like(param)
+    opt.step()
+
+
+@pytest.mark.parametrize("around", AROUND, ids=str)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_have_torchs_dtype_after_a_load(name: str, around: dict[str, Any]) -> None:
+    found: list[Any] = []
+    for module, options in ((optim, around), (torch.optim, {})):
+        opt, params = trained(getattr(module, name), **options)
+        step(opt, params[1:])  # the first one begins after the load
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        for _ in range(3):
+            step(opt, params)
+        found.append([opt.state[param][each] for param in params for each in NUMBERS[name]])
+        found[-1] += params
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-6 if ours.dtype == torch.float32 else 1e-14, atol=0
+        )
+
+
+@pytest.mark.parametrize("text", ["0.1", b"0.1"])
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+def test_texts_are_no_numbers(name: str, text: Any) -> None:
+    opt, params = trained(optim.SGD)
+    opt.param_groups[0][name] = text
+    with pytest.raises(TypeError, match=f"{name} must be a number, not"):
+        step(opt, params)
+
+
+def test_pairs_that_a_class_does_not_read_are_the_users() -> None:
+    opt, params = trained(optim.RMSprop)
+    opt.param_groups[0]["betas"] = None
+    step(opt, params)
+    judge, theirs = trained(torch.optim.RMSprop)
+    step(judge, theirs)
+    torch.testing.assert_close(params, theirs)
+
+
+@pytest.mark.parametrize(
+    "option", [{"betas": (torch.tensor(0.9), 0.99)}, {"betas": torch.ones(2) / 2}]
+)
+def test_tensors_that_torchs_foreach_refuses_are_refused(option: dict[str, Any]) -> None:
+    refused: list[Any] = []
+    for module in (optim, torch.optim):
+        opt, params = trained(module.Adam, foreach=True)
+        opt.param_groups[0].update(option)
+        try:
+            step(opt, params)
+            refused.append(None)
+        except (ValueError, RuntimeError) as error:
+            refused.append(type(error))
+    assert refused[0] is refused[1]
