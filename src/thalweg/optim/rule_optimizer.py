@@ -132,14 +132,10 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         Raises:
             TypeError, ValueError: It is no group, or an option is no number; nothing was added.
         """
-        groups = list(self.param_groups)
-        try:
+        with self._added_whole():
             super().add_param_group(param_group)
             hypers_of(self.param_groups[-1], self.rule)
             self._make()
-        except BaseException:
-            self.param_groups[:] = groups
-            raise
 
     def _make(self) -> None:
         """Make the state that parameters lack."""
