@@ -164,3 +164,19 @@ def test_what_is_interrupted_anywhere_is_whole(name: str) -> None:
         if ours.bits() != twin.bits():
             ours.step(number)
         assert ours.bits() == twin.bits(), place
+
+
+ADDING = [name for name in NAMES if name.startswith("optim add")]
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_a_group_is_added_as_a_whole_or_not_at_all(name: str) -> None:
+    ours, twin = TRAININGS[name](), TRAININGS[name]()
+    for each in (ours, twin):
+        each.take(0), each.ready(1)
+    before, number = ours.bits(), 0
+    twin.step(1)
+    while outcome(number, lambda: ours.step(1))[0] is not None and ours.bits() == before:
+        number += 1
+    assert ours.bits() == twin.bits(), number
+    assert number > 10
