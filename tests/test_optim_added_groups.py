@@ -72,3 +72,19 @@ def test_a_group_that_is_refused_leaves_nothing(cls: Any, options: Any, change: 
         param.grad, other.grad = torch.ones_like(param), torch.ones_like(other)
         opt.step()
     assert (other < 1).all()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("cls", [tensorflow.Ftrl, optim.Adam])
+def test_a_load_leaves_the_state_of_parameters_that_were_taken_out(cls: Any, options: Any) -> None:
+    opt, param = trained(cls, **options)
+    saved = opt.state_dict()
+    other = new()
+    opt.add_param_group({"params": [other]})
+    for _ in range(2):
+        param.grad, other.grad = torch.ones_like(param), torch.ones_like(other)
+        opt.step()
+    del opt.param_groups[1]
+    opt.load_state_dict(saved)
+    assert list(opt.state) == [param]
+    assert opt.state_dict()["state"].keys() == saved["state"].keys()

@@ -68,9 +68,18 @@ def another_class_of_gradients() -> tuple[Any, list[Tensor]]:
     return opt, params
 
 
+def options_that_torch_refuses() -> tuple[Any, list[Tensor]]:
+    params = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
+    groups = [{"params": params[:1]}, {"params": params[1:], "lr": torch.tensor(0.5)}]
+    opt = optim.Adam(groups, foreach=True, capturable=False)
+    for param in params:
+        param.grad = torch.ones(4, 3)
+    return opt, params
+
+
 CASES = [
     sparse_after_dense_with_decay, dense_after_sparse, a_buffer_of_another_shape,
-    a_buffer_that_is_expanded, another_class_of_gradients,
+    a_buffer_that_is_expanded, another_class_of_gradients, options_that_torch_refuses,
 ]  # fmt: skip
 
 

@@ -288,6 +288,10 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     calls += optimizer._own.operands.reading(optimizer, gone)
     with writable():
         run(calls)
+    members = {param for group in groups for param in group["params"]}
+    for param in [key for key in optimizer.state if isinstance(key, Tensor)]:
+        if param not in members:  # any more
+            del optimizer.state[param]
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
 

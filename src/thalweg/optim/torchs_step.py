@@ -23,10 +23,10 @@ def whole(optimizer: Any) -> Generator[None]:
     """Have torch take a step in a `with` block, all of it or nothing.
 
     Torch updates one parameter after the other, and refuses a gradient when it comes to it. So what
-    a step changes is copied before, and put back. Nothing is copied where gradients and state are
-    like their parameters, which torch does not refuse, nor after a step of the same kinds: what
-    torch refuses depends on them, and not on numbers. Tensors with a dispatch of their own are left
-    to their class.
+    a step changes is copied before, and put back. Nothing is copied where torch does not refuse,
+    which is where gradients and state are like their parameters, and options are numbers; nor after
+    a step of the same kinds: what torch refuses depends on them alone. Tensors with a dispatch of
+    their own are left to their class.
 
     Args:
         optimizer: A `DropIn`. What it says of a step that failed is set in `begun`.
@@ -71,6 +71,7 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
             return None
         # It differentiates no step that writes to a leaf.
         is_usual = is_usual and not group.get("differentiable")
+        is_usual = is_usual and all(_is_plain(group.get(name)) for name in optimizer._wanted)
         is_usual = is_usual and all(_kind(each) == kind for each in (param.grad, *tensors))
         options = [(name, _kind(each)) for name, each in group.items() if name != "params"]
         found.append((kind, param.is_leaf, *others, *own, *options))
@@ -81,7 +82,16 @@ def _kind(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         layout = value.stride() if value.layout == torch.strided else value.sparse_dim()
         return value.shape, layout, value.dtype, value.device, value.is_neg()
+    if isinstance(value, tuple | list):
+        return tuple(map(_kind, cast("Sequence[Any]", value)))
     return type(value), isinstance(value, int | float) and bool(value)
+
+
+def _is_plain(option: Any) -> bool:
+    """Whether an option is a number, or numbers, or is left out."""
+    if isinstance(option, tuple | list):
+        return all(map(_is_plain, cast("Sequence[Any]", option)))
+    return option is None or isinstance(option, int | float)
 
 
 def _putting_back(optimizer: Any, param: Tensor) -> list[Call]:
