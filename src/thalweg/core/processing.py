@@ -245,7 +245,7 @@ class Known:
 
     @property
     def _has_left(self) -> bool:
-        """Whether `_roots` may be beyond float64, though what clipping makes of gradients is not."""
+        """Whether `_roots` may be beyond float64, but not what clipping makes of gradients."""
         how = self._how
         if how.overflow or how.global_clipnorm is None or not self._is_wide:
             return False

@@ -69,7 +69,10 @@ def load_as_torch(
         raise mismatch([what], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
         _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
-        _widen(staged, [param for param, name in lacking if name == MASTER], optimizer)
+        for group in staged.param_groups:
+            slots = optimizer._rule(group).element_slots
+            for param in group["params"]:
+                kinds.widen(staged.state.get(param, {}), slots, param)
     staged._own.blocks.gather(staged.state, staged._single)
     if lacking:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
@@ -167,17 +170,6 @@ def _give_back_dtypes(
             is_moved = kinds.device is not None and own.device != there
             if is_moved or own.dtype != value.dtype or own.shape != value.shape:
                 staged.state[param][name] = value.detach().to(there, copy=True)
-
-
-def _widen(staged: Any, params: list[Tensor], optimizer: Any) -> None:
-    """Have the slots of parameters that gained a master be as wide as it is."""
-    places = {id(p): group for group in staged.param_groups for p in group["params"]}
-    for param in params:
-        own = staged.state[param]
-        for slot in optimizer._rule(places[id(param)]).element_slots:
-            value = own.get(slot.name)
-            if isinstance(value, Tensor) and value.dtype in REDUCED:
-                own[slot.name] = value.to(optimizer._around.kinds.of(slot, param))
 
 
 def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,5 +297,6 @@ def setting(
 
 
 def _is_alike(value: Tensor, own: Tensor, widens: bool) -> bool:
-    is_wider = widens and value.dtype in REDUCED and own.dtype == torch.float32
+    # Numbers beside masters were of 16 bits once.
+    is_wider = (widens or not value.dim()) and value.dtype in REDUCED and own.dtype == torch.float32
     return (value.dtype == own.dtype or is_wider) and value.shape == own.shape
