@@ -248,7 +248,7 @@ class Known:
 
     @property
     def _has_left(self) -> bool:
-        """Whether `_roots` may be beyond float64, though clipped gradients are not."""
+        """Whether `_roots` may be beyond float64, but not what clipping makes of gradients."""
         how = self._how
         if how.overflow or how.global_clipnorm is None or not self._is_wide:
             return False

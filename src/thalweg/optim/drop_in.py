@@ -71,6 +71,25 @@ class DropIn(OneSweep):
         cls._wanted = [name for name in own.parameters if name not in apart]
         cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
 
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        if not self._around.keeps_as_torch:
+            self._keep_as_options_say()
+
+    def _keep_as_options_say(self) -> None:
+        """Have slots that torch's constructor makes be of the dtype of all others."""
+        kinds = self._around.kinds
+        for group in self.param_groups:
+            starts = self._starts_of(group)
+            for param in group["params"]:
+                own = self.state.get(param, {})
+                for slot in self._rule(group).element_slots:
+                    made = own.get(slot.name)
+                    if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
+                        continue
+                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
+                    own[slot.name] = torch.full_like(made, start, dtype=kinds.of(slot, param))
+
     @staticmethod
     def _rule(group: Group) -> Rule:
         """The rule that updates a group."""

@@ -74,7 +74,10 @@ def load_as_torch(
         raise mismatch([what], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
         _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
-        _widen(staged, [param for param, name in lacking if name == MASTER], optimizer)
+        for group in staged.param_groups:
+            slots = optimizer._rule(group).element_slots
+            for param in group["params"]:
+                kinds.widen(staged.state.get(param, {}), slots, param)
     for _, own in states_of(staged.state):
         own.update(dict(_resolved(own)))
     staged._own.blocks.gather(staged.state, staged._single)
@@ -225,17 +228,6 @@ def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield name, each.resolve_neg().resolve_conj()
 
 
-def _widen(staged: Any, params: list[Tensor], optimizer: Any) -> None:
-    """Have the slots of parameters that gained a master be as wide as it is."""
-    places = {id(p): group for group in staged.param_groups for p in group["params"]}
-    for param in params:
-        own = staged.state[param]
-        for slot in optimizer._rule(places[id(param)]).element_slots:
-            value = own.get(slot.name)
-            if isinstance(value, Tensor) and value.dtype in REDUCED:
-                own[slot.name] = value.to(optimizer._around.kinds.of(slot, param))
-
-
 def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
     """A state of which torch sends nothing that is large to a parameter's device."""
     states = {
@@ -374,4 +366,6 @@ def _wanted(
 
 
 def _dtypes(own: Tensor, widens: bool) -> list[torch.dtype]:
-    return [own.dtype, *(REDUCED if widens and own.dtype == torch.float32 else ())]
+    # Numbers beside masters were of 16 bits once.
+    is_wider = own.dtype == torch.float32 and (widens or not own.dim())
+    return [own.dtype, *(REDUCED if is_wider else ())]

@@ -154,7 +154,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         rule, first = self.rule, self.param_groups[0]["params"][0]
         found = {STEP: Number(0, torch.int64)}
         found |= {name: Number(1.0, torch.float32) for name in self._products}
-        found |= {name: Number(start, first.dtype) for name, start in self._extra.items()}
+        kind = self._around.kinds.updated(first)
+        found |= {name: Number(start, kind) for name, start in self._extra.items()}
         if rule.per_variable is None:  # else that reads and writes them
             found |= {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
         return found
