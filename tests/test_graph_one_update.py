@@ -93,6 +93,25 @@ class InTorch(train.Optimizer):
                 var.sub_(tf.identity(grad))
 
 
+class Mixed:
+    """An `apply_gradients` of a class that is no optimizer."""
+
+    fails: Any = None
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        done: Any = super().apply_gradients(*args, **kwargs)  # pyright: ignore
+        return checked(self.fails, done)
+
+
+def mixed_with(cls: type[Any], *args: Any) -> Callable[[Any], Any]:
+    """Makes an optimizer of such a class and another."""
+
+    def make(fails: Any) -> Any:
+        return type("WithMixin", (Mixed, cls), {"fails": fails})(*args)
+
+    return make
+
+
 V1: dict[str, Callable[[Any], Any]] = {
     "assigning": Assigning,
     "twice": Twice,
@@ -109,6 +128,8 @@ V1: dict[str, Callable[[Any], Any]] = {
     "in a loss scale": lambda fails: train.experimental.MixedPrecisionLossScaleOptimizer(
         Assigning(fails), "dynamic"
     ),
+    "a mixin": mixed_with(train.AdamOptimizer, 0.1),
+    "a mixin of decay": mixed_with(contrib.opt.AdamWOptimizer, 0.1, 0.1),
     "around averages": lambda fails: Around(
         contrib.opt.MovingAverageOptimizer(train.AdamOptimizer(0.1)), fails
     ),

@@ -126,15 +126,16 @@ class Failing(Optimizer):
         return var.assign_sub(self._guard(var.op.name, m_t * 1.0))
 
 
-class Around(Optimizer):
+class Around:
     """An `apply_gradients` of its own around that of a class, after which something fails."""
 
     fails: Any = None
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **kwargs: Any) -> Any:
         first, second = list(grads_and_vars)
-        one = super().apply_gradients([first], name, **kwargs)
-        two = super().apply_gradients([second], name, **kwargs)
+        plain: Any = super()
+        one = plain.apply_gradients([first], name, **kwargs)
+        two = plain.apply_gradients([second], name, **kwargs)
         return tf.group(one, checked(self.fails, two))  # fails after both
 
 

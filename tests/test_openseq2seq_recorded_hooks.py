@@ -130,7 +130,7 @@ def eagerly(options: dict[str, Any]) -> list[Any]:
     """The values of all variables and of the global step after each run."""
     factor, skip = torch.tensor(1.0), torch.tensor(False)
     own = {each: Variable(value, name=each) for each, value in starts(options).items()}
-    skips = {"skip_update_ph": lambda: skip} if "iter_size" in options else {}
+    skips: dict[str, Any] = {"skip_update_ph": lambda: skip} if "iter_size" in options else {}
     step = optimize_loss(
         lambda: loss_of(own, factor), Momentum, {}, rate, list(own.values()), **options, **skips
     )
@@ -156,7 +156,7 @@ def in_a_session(options: dict[str, Any], optimizer: Any) -> tuple[list[Any], An
     with tf.Graph().as_default(), v1.Session() as session:
         own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
         factor, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
-        skips = {"skip_update_ph": skip} if "iter_size" in options else {}
+        skips: dict[str, Any] = {"skip_update_ph": skip} if "iter_size" in options else {}
         op = optimize_loss(loss_of(own, factor), make, {}, rate, **options, **skips)
         assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [op.op]
         session.run(v1.global_variables_initializer())
@@ -209,7 +209,7 @@ def test_an_update_that_fails_puts_back_sums_masters_and_scale(case: str) -> Non
     with tf.Graph().as_default(), v1.Session() as session:
         own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
         fails, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
-        skips = {"skip_update_ph": skip} if "iter_size" in options else {}
+        skips: dict[str, Any] = {"skip_update_ph": skip} if "iter_size" in options else {}
         op = optimize_loss(loss_of(own, 1.0), Failing, {}, rate, **options, **skips)
         session.run(v1.global_variables_initializer())
         session.run(op, {fails: 0.0, skip: True})
@@ -243,7 +243,7 @@ def test_a_writer_is_told_what_it_is_told_of_other_optimizers(case: str) -> None
         with tf.Graph().as_default(), v1.Session() as session:
             own = {each: v1.Variable(value, name=each) for each, value in starts(options).items()}
             factor, skip = v1.placeholder(tf.float32, []), v1.placeholder(tf.bool, [])
-            skips = {"skip_update_ph": skip} if "iter_size" in options else {}
+            skips: dict[str, Any] = {"skip_update_ph": skip} if "iter_size" in options else {}
             summaries = ["learning_rate", "loss_scale", "global_gradient_norm", "variables"]
             summaries = [*summaries, "gradients"]
             op = optimize_loss(

@@ -58,7 +58,7 @@ from thalweg.graph.initializers import (
 from thalweg.graph.loops import foldl, foldr, map_fn, scan, while_loop
 from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.nodes import Operation, SymbolicTensor
-from thalweg.graph.one_update import after_writes, as_one_update, updates_since
+from thalweg.graph.one_update import after_writes, apply_as_one_update, updates_since
 from thalweg.graph.operation import operation
 from thalweg.graph.ops import (
     assign,
@@ -126,7 +126,7 @@ __all__ = [
     "VariableScope",
     "add_to_collection",
     "after_writes",
-    "as_one_update",
+    "apply_as_one_update",
     "assign",
     "assign_add",
     "assign_sub",

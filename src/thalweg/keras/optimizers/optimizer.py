@@ -29,7 +29,7 @@ from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
-from thalweg.graph import as_one_update, deduplicated
+from thalweg.graph import apply_as_one_update, deduplicated
 from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
@@ -118,9 +118,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = vars(cls).get("apply_gradients")
-        if inspect.isfunction(own):
-            cls.apply_gradients = as_one_update(own)
+        apply_as_one_update(cls, Optimizer)
 
     def _forget_step(self) -> None:
         if "_hyper" in vars(self):

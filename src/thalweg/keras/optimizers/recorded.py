@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ def has_hooks(optimizer: Any) -> bool:
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 
 
-def recorded(optimizer: Any, given: Sequence[Pair], name: str, aggregates: bool) -> Any:
+def recorded(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:
     """Call an optimizer's hooks as Keras' `apply_gradients` does while a graph is built.
 
     Args:
@@ -71,7 +71,7 @@ def recorded(optimizer: Any, given: Sequence[Pair], name: str, aggregates: bool)
         pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]
         check_updates(pairs)
         called = optimizer._hyper.called()
-        variables = distinct([var for _, var in pairs])
+        variables: Any = distinct([var for _, var in pairs])
         with graph.control_dependencies(None), explained(optimizer, "_create_slots"):
             optimizer._create_all_weights(variables)
         read = captured(optimizer, called, [var.dtype for var in variables])
@@ -90,7 +90,7 @@ def recorded(optimizer: Any, given: Sequence[Pair], name: str, aggregates: bool)
             optimizer._read = None
 
 
-def _transformed(optimizer: Any, pairs: list[Pair], aggregates: bool) -> list[Pair]:
+def _transformed(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
     """What an optimizer's hooks make of the gradients, checked."""
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     known = {id(var) for var in optimizer._slots.owners()}
@@ -141,16 +141,16 @@ def updated(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
         var: The variable.
         state: The coefficients of the step that a hook was given; None if it has none.
     """
-    read = optimizer._read
+    read, dtype = optimizer._read, cast("torch.dtype", var.dtype)
     if read is None:  # an optimizer around it calls its hooks
         with var.graph.control_dependencies(None):
             optimizer._create_all_weights([var])
-        read = captured(optimizer, optimizer._hyper.called(), [var.dtype])
-    own = ApplyState(state or optimizer._prepare([var])).get((var.device, var.dtype), {})
+        read = captured(optimizer, optimizer._hyper.called(), [dtype])
+    own = ApplyState(state or optimizer._prepare([var])).get((var.device, dtype), {})
     usual: Any = None
     if not is_ours(optimizer._decayed_lr):
-        wide = torch.float64 if compute_dtype(var.dtype) is np.float64 else torch.float32
-        usual = [optimizer._decayed_lr(var.dtype), optimizer._decayed_lr(wide)]
+        wide = torch.float64 if compute_dtype(dtype.to_real()) is np.float64 else torch.float32
+        usual = [optimizer._decayed_lr(dtype), optimizer._decayed_lr(wide)]
 
     def update(grad: Any, leaf: Tensor, rate: Any, usual: Any, *values: Any) -> None:
         if grad is None:

@@ -132,7 +132,7 @@ def step_in_graph(
 
         def run(value: Tensor, *given: Any) -> Tensor:
             *parts, scale, step, captured = given
-            taken, own = begun(value, *parts, captured)
+            taken, own = begun(value, *parts, captured=captured)
             before = value.detach().clone()
             outcome = apply_processed(inner, taken, own, watcher, scale, step, [])
             raise_first(outcome.errors)

@@ -112,7 +112,7 @@ def updated(
             return applied
         return operation(_copy, referred(backward), "copy", control_inputs=[applied])
 
-    named = {} if name is None else {"name": name}
+    named: dict[str, Any] = {} if name is None else {"name": name}
     known = [Output(target.dtype, target.shape, ()) for target in targets]
     known = [Output(torch.bool, (), ()), *known]
     collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)

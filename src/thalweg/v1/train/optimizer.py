@@ -31,7 +31,7 @@ from thalweg.graph import (
     GraphKeys,
     SymbolicSlices,
     SymbolicTensor,
-    as_one_update,
+    apply_as_one_update,
     by_reference,
     check_updates,
     current_session,
@@ -122,9 +122,7 @@ class Optimizer(State, StateDict):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = vars(cls).get("apply_gradients")
-        if inspect.isfunction(own):
-            cls.apply_gradients = as_one_update(own)
+        apply_as_one_update(cls, Optimizer)
 
     def get_name(self) -> str:
         """The name given to the constructor."""
