@@ -190,7 +190,7 @@ def groups() -> list[Figure]:
 
 def all_of_them() -> list[Figure]:
     """Every figure of `thalweg.optim`."""
-    return [*classes(), *small(), *training(), *recipes(), *masters(), *groups()]
+    return [*classes(), *small(), *training(), *recipes(), *groups()]
 
 
 def _step(

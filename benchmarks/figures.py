@@ -53,6 +53,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "recompiling": host.recompiling,
     "saving": saving.files,
     "optim": drop_ins.all_of_them,
+    "optim-masters": drop_ins.masters,
     "optim-compiled": drop_ins.compiled,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,
