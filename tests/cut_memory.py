@@ -300,6 +300,7 @@ VARIABLE: dict[str, Callable[[Variable], Any]] = {
     "deepcopy": copy.deepcopy,
 }
 V1: dict[str, Callable[[Any, Variable], Any]] = {
+    "to_torch": lambda opt, p: checkpoint.to_torch(opt, [p]),
     "apply": lambda opt, p: opt.apply_gradients([(torch.ones(SIZE), p)]),
     "state_dict": lambda opt, p: copy.deepcopy(opt.state_dict()),
     "load_state_dict": lambda opt, p: opt.load_state_dict(
@@ -338,6 +339,7 @@ GOOD = {
     *(f"keras {name}, variable" for name in ("get_weights", "set_weights", "deepcopy", "repr")),
     "keras repr, slot",
     "variable repr",
+    "v1 to_torch, variable",
     "v1 state_dict, variable",
     "v1 load_state_dict, variable",
     "slices check_range, values",

@@ -187,9 +187,16 @@ class SlotStore:
         return self.parts if name in self._in_parts else None
 
     def whole(self, var: Tensor, name: str) -> Tensor:
-        """The value of a slot, all of it; all processes that keep parts of it call this."""
+        """The value of a slot, all of it; all processes that keep parts of it call this.
+
+        Raises:
+            LayoutError: There is no memory that holds it.
+        """
         slot, parts = self.of(var, [name])[0], self.parts_of(name)
-        return slot if parts is None else parts.whole(slot, var)
+        if parts is not None:
+            return parts.whole(slot, var)
+        check_memories([slot])
+        return slot
 
     def saved(self, path: str) -> None:
         """Note that all slots are in a file."""

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -234,13 +234,13 @@ def _nothing() -> Any:
 
 
 def _concrete(grad: Any) -> Gradient:
-    found = grad if isinstance(grad, IndexedSlices) else as_gradient(to_tensor(grad))
-    return cast(Gradient, found)
+    is_one = grad is None or isinstance(grad, IndexedSlices)
+    return grad if is_one else as_gradient(to_tensor(grad))
 
 
 def _are_finite(grads: Iterable[Any]) -> torch.Tensor:
     """Whether all elements of all gradients are finite."""
-    given = [values_of(_concrete(grad)) for grad in grads if grad is not None]
+    given = [values_of(found) for grad in grads if (found := _concrete(grad)) is not None]
     for values in given:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")
     found = [torch.isfinite(values).all() for values in given]
