@@ -215,10 +215,14 @@ OPTIM: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def of_keras(act: Callable[[Any, Variable], Any], victim: str) -> Callable[[], list[Any]]:
+def of_optimizer(
+    make: Callable[[], Any], act: Callable[[Any, Variable], Any], victim: str
+) -> Callable[[], list[Any]]:
+    """One of Keras or of TensorFlow 1, with a step behind it."""
+
     def build() -> list[Any]:
         p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
-        opt = keras.optimizers.Adam(0.1)
+        opt = make()
         opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
         cut({"variable": p, "slot": opt.get_slot(p, "m")}[victim])
         return [lambda: act(opt, p), q]
@@ -233,17 +237,6 @@ def of_averages(act: Callable[..., Any], victim: str) -> Callable[[], list[Any]]
         averages.apply([p, q])
         cut(p if victim == "variable" else averages.average(p))
         return [lambda: act(averages, p, q), q]
-
-    return build
-
-
-def of_v1(act: Callable[[Any, Variable], Any], victim: str) -> Callable[[], list[Any]]:
-    def build() -> list[Any]:
-        p, q = (Variable(torch.ones(SIZE), name=name) for name in "pq")
-        opt = v1.train.AdamOptimizer(0.1)
-        opt.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
-        cut({"variable": p, "slot": opt.get_slot(p, "m")}[victim])
-        return [lambda: act(opt, p), q]
 
     return build
 
@@ -321,13 +314,13 @@ SLICES: dict[str, Callable[[IndexedSlices], Any]] = {
 }
 OTHERS: dict[str, Callable[[], list[Any]]] = {
     **{
-        f"keras {name}, {victim}": of_keras(act, victim)
+        f"keras {name}, {victim}": of_optimizer(lambda: keras.optimizers.Adam(0.1), act, victim)
         for name, act in KERAS.items()
         for victim in ("variable", "slot")
     },
     **{f"variable {name}": of_variable(act) for name, act in VARIABLE.items()},
     **{
-        f"v1 {name}, {victim}": of_v1(act, victim)
+        f"v1 {name}, {victim}": of_optimizer(lambda: v1.train.AdamOptimizer(0.1), act, victim)
         for name, act in V1.items()
         for victim in ("variable", "slot")
     },

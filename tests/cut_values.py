@@ -121,11 +121,11 @@ def of_scaled(part: str) -> Build:
     return build
 
 
-def of_rate(make: Callable[[Any], Any]) -> Build:
-    """A hyperparameter that is a variable."""
+def of_rate(make: Callable[[Any], Any], kind: Callable[..., Any] = Variable) -> Build:
+    """A hyperparameter that is a variable, or a tensor."""
 
     def build() -> list[Any]:
-        rate = Variable(0.1, name="p")
+        rate = kind(0.1)
         p, q = pair()
         own = make(rate)
         own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)])
@@ -133,6 +133,14 @@ def of_rate(make: Callable[[Any], Any]) -> Build:
         return [lambda: own.apply_gradients([(torch.ones(SIZE), p), (torch.ones(SIZE), q)]), q]
 
     return build
+
+
+def of_decay() -> list[Any]:
+    decay = torch.tensor(0.5)
+    p, q = pair()
+    averages = train.ExponentialMovingAverage(decay)
+    cut(decay)
+    return [lambda: averages.apply([p, q]), q]
 
 
 def of_lr(make: Callable[..., Any]) -> Build:
@@ -323,6 +331,12 @@ VALUES: dict[str, Build] = {
     },
     "keras, rate": of_rate(lambda rate: keras.optimizers.Adam(rate)),
     "v1, rate": of_rate(lambda rate: train.AdamOptimizer(rate)),
+    "keras, rate, tensor": of_rate(lambda rate: keras.optimizers.Adam(rate), torch.tensor),
+    "keras, called": of_rate(lambda rate: keras.optimizers.Adam(lambda: rate), torch.tensor),
+    "keras, momentum": of_rate(lambda rate: keras.optimizers.SGD(0.1, momentum=rate), torch.tensor),
+    "v1, rate, tensor": of_rate(lambda rate: train.AdamOptimizer(rate), torch.tensor),
+    "v1, called": of_rate(lambda rate: train.AdamOptimizer(lambda: rate), torch.tensor),
+    "average, decay": of_decay,
     "optim, lr": of_lr(optim.Adam),
     "optim.tensorflow, lr": of_lr(optim.tensorflow.Adam),
     "optim, loaded number": of_state(optim.Adam, "step"),

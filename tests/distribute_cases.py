@@ -1102,6 +1102,49 @@ def resumed_jobs(s: Strategy) -> Any:
 
 
 @case
+def storages_that_were_cut_on_the_last_rank(s: Strategy) -> Any:
+    shared = Strategy(shard_slots=True)
+
+    def cut(tensor: Tensor) -> Tensor:
+        if s.ranks.rank == s.ranks.size - 1:
+            tensor.untyped_storage().resize_(0)
+        return tensor
+
+    def stepped(strategy: Strategy, victim: str) -> Callable[[], Any]:
+        w, opt = Variable(torch.ones(64, 2), name="w"), Adam(0.5)
+        strategy.run(opt.apply_gradients, ([(torch.ones(64, 2), w)],))
+        grad: Any = torch.ones(64, 2)
+        if victim in ("values", "indices"):
+            grad = IndexedSlices(torch.ones(4, 2), torch.arange(4), (64, 2))
+        cut(w if victim == "variable" else getattr(grad, victim, grad))
+        return lambda: strategy.run(opt.apply_gradients, ([(grad, w)],))
+
+    def read(ask: Callable[[Any], Any]) -> Callable[[], Any]:
+        variables, opt = [variable(name) for name in "wxyz"], Adam(0.5)  # parts for each rank
+        shared.run(opt.apply_gradients, ([(torch.ones(2), var) for var in variables],))
+        for var in variables:
+            cut(opt._slots.of(var, ["m"])[0])
+        return lambda: ask(opt)
+
+    x = torch.ones(8)
+    slices = IndexedSlices(torch.ones(8), torch.arange(8))
+    acts: dict[str, Callable[[], Any]] = {
+        **{
+            f"{name}, {victim}": stepped(strategy, victim)
+            for name, strategy in (("step", s), ("step of parts", shared))
+            for victim in ("gradient", "values", "indices", "variable")
+        },
+        "state_dict": read(lambda opt: opt.state_dict()),
+        "get_weights": read(lambda opt: opt.get_weights()),
+        "broadcast": lambda: s.broadcast([cut(x)]),
+        "reduce": lambda: s.reduce("sum", cut(x)),
+        "reduce, axis": lambda: s.reduce("mean", cut(x), axis=0),
+        "reduce, rows": lambda: s.reduce("sum", (cut(slices.indices), slices)[1]),
+    }
+    return {name: refused(act) for name, act in acts.items()}
+
+
+@case
 def files_that_several_ranks_write(s: Strategy) -> Any:
     folder = Path(sys.argv[2]).parent / "many"
     manager, job = checkpoint.CheckpointManager(folder, keep=2), Job(s)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0  # seconds after which a wait counts as endless, on a busy machine, too
 
 
 def told(work: Callable[[], Any], timeout: float = TIMEOUT) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from thalweg.distribute.sharding.scattering import Scatter
 from thalweg.engines.measuring import LEAF
 from thalweg.keras.optimizers import Adam
 
+PATIENCE = 60.0  # seconds, of steps in which nobody is lost, however busy the machine is
 TIMEOUT = 3.0  # seconds
 AT = 3  # the step in which it is lost
 
@@ -38,6 +40,20 @@ def lose(how: str) -> None:
         raise RuntimeError("lost")
 
 
+class Stalls(threading.Thread):
+    """How long the machine kept this process from running where it was to run."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        while True:
+            begun = time.monotonic()
+            time.sleep(0.05)
+            self.seconds += time.monotonic() - begun - 0.05
+
+
 def main() -> None:
     rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     how, when, *kind = sys.argv[4].split("-")
@@ -47,10 +63,10 @@ def main() -> None:
         init_method=f"file://{path}",
         rank=rank,
         world_size=count,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=PATIENCE),
     )
     torch.set_num_threads(1)
-    strategy = Strategy(timeout=TIMEOUT, shard_slots=is_shared)
+    strategy = Strategy(timeout=PATIENCE, shard_slots=is_shared)
     size = 2 * LEAF if is_shared else 1000
     w, opt = Variable(torch.zeros(size), name="w"), Adam(0.1)
     number, saved = 0, str(Path(path).parent / "saved")
@@ -81,14 +97,19 @@ def main() -> None:
         real_join(*args)
 
     shared_step.join = join
-    begun = time.monotonic()
+    stalls = Stalls()
+    stalls.start()
+    begun = stalled = 0.0
     try:
         while True:
             number += 1
-            begun = time.monotonic()
+            if number == AT + (when == "after"):
+                strategy.ranks._timeout = timedelta(seconds=TIMEOUT)
+            begun, stalled = time.monotonic(), stalls.seconds
             strategy.run(step)
     except ReplicaLostError as error:
-        seconds, again, save = time.monotonic() - begun, "", ""
+        seconds = time.monotonic() - begun - (stalls.seconds - stalled)
+        again = save = ""
         try:
             strategy.run(step)
         except ReplicaLostError as other:

@@ -601,6 +601,17 @@ def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -
     assert w.item() == 3.0
 
 
+def test_what_a_part_of_a_file_should_be_is_told(tmp_path: Path) -> None:
+    from thalweg.storage import container
+
+    checkpoint.save(tmp_path / "run", variables=[w := Variable([1.0], name="w")])
+    contents = container.read(tmp_path / "run")
+    document = {**contents.document, "variables": {"$float": "inf"}}
+    container.write(tmp_path / "bad", contents.tensors, document)
+    with pytest.raises(InvalidConfigError, match="'variables' must be a dict of values by name, n"):
+        checkpoint.restore(tmp_path / "bad", variables=[w])
+
+
 def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
     np.zeros(1024, np.float32).tofile(tmp_path / "numbers")
     with warnings.catch_warnings():

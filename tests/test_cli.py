@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -471,6 +473,24 @@ def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
     assert Path("race.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(Path("race.json").read_text())["format"] == 1
     assert not list(Path().glob(".race*"))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644], ids=oct)
+def test_a_result_is_closed_to_whom_the_old_one_was(mode: int) -> None:
+    from thalweg.race.report import whole
+
+    before = os.umask(0o022)
+    try:
+        Path("race.json").write_text("old")
+        Path("race.json").chmod(mode)
+        for name in ("race.json", "new.json"):
+            with whole(Path(name)) as file:
+                written = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                assert written == (mode if name == "race.json" else 0o644)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(Path("race.json").stat().st_mode) == mode
+    assert stat.S_IMODE(Path("new.json").stat().st_mode) == 0o644
 
 
 def test_results_are_written_through_no_link() -> None:

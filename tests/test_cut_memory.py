@@ -15,28 +15,10 @@ from thalweg import InvalidArgumentError, LayoutError, optim
 
 REFUSALS = ("LayoutError: ", "InvalidTypeError: ", "CheckpointMismatchError: ")
 NAMES = (
-    "Variable:0",
-    "p:0",
-    "w:0",
-    "q:0",
-    "p_1:0",
-    "'Variable'",
-    "'p/",
-    "/p'",
-    "/p",
-    "/m'",
-    "slices",
-    "IndexedSlices",
-    "'p'",
-)
-NAMES += (
-    "A tensor of shape",
-    "A value of shape",
-    "'0/",
-    "'parameter 0/",
-    "lr has",
-    "learning_rate has",
-)
+    "'Variable", "p:0", "q:0", "w:0", "p_1:0", "'p'", "'p/", "/p", "/m'", "'0/", "'parameter 0/",
+    "Variable:0", "slices", "IndexedSlices", "A tensor of shape", "A value of shape", "lr has",
+    "learning_rate has", "momentum has",
+)  # fmt: skip
 
 
 def is_good(name: str, said: str) -> bool:

@@ -49,6 +49,14 @@ def agreed(told: list[dict[str, Any]], name: str) -> Any:
     return first
 
 
+def test_storages_that_were_cut_are_refused(told: list[dict[str, Any]], count: int) -> None:
+    *others, last = [each["storages_that_were_cut_on_the_last_rank"] for each in told]
+    assert {name: said for name, said in last.items() if not said.startswith("LayoutError: ")} == {}
+    word = f"ReplicaMismatchError: rank {count - 1} raised an error before its "
+    for each in others:
+        assert {name: said for name, said in each.items() if not said.startswith(word)} == {}
+
+
 CROSS = {
     "keras": "RuntimeError: `apply_gradients()` cannot be called in a cross-replica context.",
     "v1": "RuntimeError: Use `_distributed_apply()` instead of `apply_gradients()` in a",

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import thalweg
-from forks import Stop, told
+from forks import TIMEOUT, Stop, told
 from thalweg import graph as tf
 from thalweg import v1
 from thalweg.core import norms
@@ -347,7 +347,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
     with stop.reached_by(hold):
         start = time.monotonic()
         assert told(lambda: store._lock.acquire(blocking=False))
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < TIMEOUT
 
 
 def test_a_measure_under_way_does_not_hold_up_the_child(monkeypatch):
@@ -524,7 +524,7 @@ def test_workers_that_wait_elsewhere_get_no_token_of_the_child():
     meeting, go = Rendezvous(lambda: []), threading.Event()
     worker = threading.Thread(target=lambda: go.set() or meeting.meet([], 0), daemon=True)
     worker.start()
-    assert go.wait(30)
+    assert go.wait(TIMEOUT)
     while not meeting._era.workers:
         time.sleep(0.01)
 
@@ -534,7 +534,7 @@ def test_workers_that_wait_elsewhere_get_no_token_of_the_child():
 
     assert told(child) == "token"
     meeting.put_tokens("token", 1)
-    worker.join(30)
+    worker.join(TIMEOUT)
     assert not worker.is_alive()
 
 
@@ -569,7 +569,7 @@ def test_runners_of_queues_start_threads_of_their_own_in_the_child(graph):
         session.close()
         for thread in threads:
             thread.start()
-            thread.join(10)
+            thread.join(TIMEOUT)
         return len(threads), dict(runner._running)
 
     threads = runner.create_threads(session)

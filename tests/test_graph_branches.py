@@ -539,7 +539,7 @@ def test_a_branch_that_waits_lets_others_run(graph: Any) -> None:
 
 def _waiting(event: threading.Event) -> Any:
     def wait() -> torch.Tensor:
-        assert event.wait(20)
+        assert event.wait(120)
         return torch.tensor(True)
 
     return graph.operation(wait, [], "wait", kind="blocking", outputs=graph.Output(torch.bool, ()))

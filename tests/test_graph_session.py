@@ -445,7 +445,7 @@ def test_concurrent_gradients_that_follow_an_update_do_not_break() -> None:
 def test_blocking_operation_lets_others_run() -> None:
     w = tf.Variable(0.0)
     opened = threading.Event()
-    wait = tf.operation(lambda: opened.wait(20), [], "wait", kind="blocking")
+    wait = tf.operation(lambda: opened.wait(120), [], "wait", kind="blocking")
     with tf.control_dependencies([wait]):
         after = w.assign_add(1.0)
     session = initialized()

@@ -10,7 +10,7 @@ SEED = 0
 
 
 def check(names: list[str], count: int) -> None:
-    found, said = told(",".join(names), ",".join(KINDS), count, SEED, timeout=120)
+    found, said = told(",".join(names), ",".join(KINDS), count, SEED, timeout=280)
     assert not set(found) & set(WRONG), said
     assert sum(found.values()) == count * len(KINDS) * len(names), said
 

@@ -15,6 +15,7 @@ import torch
 import fresh
 import thalweg
 from forks import Stop, told
+from thalweg.checkpoint.tensorflow import load, restore
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,
@@ -644,3 +645,37 @@ def test_a_step_under_way_at_a_fork_is_neither_continued_nor_saved(tmp_path):
         refused, same = told(child)
     assert len(refused) == 3
     assert same
+
+
+@pytest.mark.parametrize("kind", ["class", "layer"])
+@pytest.mark.parametrize("width", [3, 4])
+def test_slots_in_keras_files_are_never_those_of_other_variables(
+    kind: str, width: int, tmp_path: Path
+) -> None:
+    class Two(keras.Model if kind == "class" else keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.zeta, self.alpha = keras.layers.Dense(width), keras.layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            return self.alpha(self.zeta(x))
+
+    model = Two() if kind == "class" else keras.Sequential([keras.Input((3,)), Two()])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    model.fit(np.ones((4, 3)), np.eye(4, 3), verbose=0)
+    model.save(tmp_path / "model.keras")
+    file = load(tmp_path / "model.keras")
+    (found,) = file.optimizers
+    trained = [*zip(model.trainable_variables, model.optimizer.momentums, strict=True)]
+    if width == 3:  # nothing tells which of the two was made first
+        assert found.slots == {}
+        with pytest.raises(CheckpointMismatchError, match="cannot be told to be slots of its"):
+            restore(file, {n: thalweg.Variable(v.array(), n) for n, v in file.variables.items()})
+        return
+    for name, slots in found.slots.items():
+        own = file.variables[name].array()
+        ((_, slot),) = [
+            pair for pair in trained if np.array_equal(pair[0].numpy(), own) and own.any()
+        ]
+        np.testing.assert_array_equal(slots["momentum"].array(), slot.numpy())
+    assert len(found.slots) == 4

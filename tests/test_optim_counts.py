@@ -247,7 +247,7 @@ def test_workers_count_together() -> None:
     steps(made, 0, 2)
     worker = processes.get_context("fork").Process(target=_work, args=(made,))
     worker.start()
-    worker.join(60)
+    worker.join(120)
     assert worker.exitcode == 0
     steps(alone, 0, 5)
     assert {own["step"].item() for own in made.state.values()} == {5}

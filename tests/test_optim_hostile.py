@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from rulebook import assert_same
-from test_optim_loading import assert_refused, of_one, step
+from test_optim_loading import assert_refused, of_one, step, taken_by
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
 
 FACES = {"torch": optim, "tensorflow": tensorflow}
 NAN = float("nan")
-Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # is given a group, and the states
+Change = Callable[[dict[str, Any], dict[Any, Any]], Any]  # is given a group, and the states
 
 
 def state(name: str, value: Any) -> Change:
@@ -65,6 +65,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], Change, str]] = {
     "passes are true": (SUMS, option("folded", True), "'folded' of group 0 is True, no number of"),
     "steps below 0": ({}, state("step", torch.tensor(-1)), "'0/step' is -1.*, and steps count"),
     "steps are text": ({}, state("step", "1"), "'0/step' is '1'"),
+    "a flag is none": ({}, option("fused", "m"), "'fused' of group 0 is 'm', neither true nor fal"),
     "names are a number": ({}, option("param_names", 5), "'param_names' of group 0 is 5, no list"),
     "names are of others": (
         {},
@@ -103,6 +104,29 @@ def test_a_fraction_of_steps_has_torchs_numbers(steps: float) -> None:
     for each in both:
         each.load_state_dict(damaged(each, state("step", torch.tensor(steps))))
     assert_same(*([step(each).param_groups[0]["params"][0].detach()] for each in both))
+
+
+BETAS = [(2.0, 2.0), (1.0, 1.0), (-1.0, -1.0), (NAN, 0.9)]
+
+
+@pytest.mark.parametrize("betas", BETAS, ids=str)
+@pytest.mark.parametrize("name", ["Adam", "RAdam", "NAdam", "Adamax"])
+def test_options_of_any_size_are_followed_where_torch_follows_them(name: str, betas: Any) -> None:
+    """Else the step names them, whoever set them."""
+    ours, torchs = (step(of_one(module, name), 2) for module in (optim, torch.optim))
+    for each in (ours, torchs):
+        each.load_state_dict(damaged(each, option("betas", betas)))
+    wanted = taken_by(torchs, torchs.state_dict())
+    if wanted is not None:
+        torch.testing.assert_close(
+            step(ours).param_groups[0]["params"][0].detach(), wanted, equal_nan=True
+        )
+        return
+    with pytest.raises(
+        ValueError, match=rf"Group 0 takes no step with .*betas=\({betas[0]}"
+    ) as error:
+        step(ours)
+    assert "The step was not taken" in "".join(error.value.__notes__)
 
 
 @pytest.mark.parametrize("passes", ["x", NAN, -1])
@@ -179,3 +203,30 @@ def test_sums_of_rows_are_loaded_and_looked_at(face: str, count: int) -> None:
         rows(each, 1)
         assert each.last_step.taken
     assert_same([params[0].detach()], [params[1].detach()])
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "SparseAdam", "RAdam"])
+@pytest.mark.parametrize("value", ["m", None, [], torch.zeros(3)], ids=str)
+def test_what_is_neither_true_nor_false_is_refused(name: str, value: Any) -> None:
+    made = step(of_one(optim, name), 2)
+    given = damaged(made, option("maximize", value))
+    assert_refused(made, given, "'maximize' of group 0 is .*, neither true nor false")
+    made.load_state_dict(damaged(made, option("maximize", 1)))
+    step(made)
+
+
+@pytest.mark.parametrize(
+    "rule", [10**5000, torch.ones(2), ["Adam"]], ids=["large", "tensor", "list"]
+)
+def test_a_rule_is_a_name(rule: Any) -> None:
+    made = of_one(tensorflow, "Adam")
+    assert_refused(made, damaged(made, option("rule", rule)), "its rule is a .*, here 'Adam'")
+
+
+def test_tensors_that_torch_only_notes_as_negated_are_loaded() -> None:
+    both = [step(of_one(module, "Adam"), 2) for module in (optim, torch.optim)]
+    for each in both:
+        value = torch.complex(torch.ones(3, 2), torch.full((3, 2), -0.25)).conj().imag
+        each.load_state_dict(damaged(each, state("exp_avg", value)))
+    ours, torchs = (step(each).param_groups[0]["params"][0].detach() for each in both)
+    torch.testing.assert_close(ours, torchs, rtol=2e-5, atol=1e-6)

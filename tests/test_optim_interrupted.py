@@ -14,6 +14,7 @@ from interrupting import outcome
 from thalweg import optim
 from thalweg.errors import FailedPreconditionError
 
+NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 ALL = 10**9  # more instructions than a step has
 
 
@@ -153,8 +154,29 @@ def test_what_is_interrupted_anywhere_is_whole(name: str) -> None:
         twin.step(number)
         found, _ = outcome(place, lambda number=number: ours.step(number), by_opcode=True)
         assert ours.bits() in (before, twin.bits()), place
+        notes = getattr(found, "__notes__", [])
+        if NOT_TAKEN in notes:
+            assert ours.bits() == before, place
+        if any(note.startswith("The step was taken") for note in notes):
+            assert ours.bits() == twin.bits(), place
         if found is not None:
             ours.end()
         if ours.bits() != twin.bits():
             ours.step(number)
         assert ours.bits() == twin.bits(), place
+
+
+ADDING = [name for name in NAMES if name.startswith("optim add")]
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_a_group_is_added_as_a_whole_or_not_at_all(name: str) -> None:
+    ours, twin = TRAININGS[name](), TRAININGS[name]()
+    for each in (ours, twin):
+        each.take(0), each.ready(1)
+    before, number = ours.bits(), 0
+    twin.step(1)
+    while outcome(number, lambda: ours.step(1))[0] is not None and ours.bits() == before:
+        number += 1
+    assert ours.bits() == twin.bits(), number
+    assert number > 10

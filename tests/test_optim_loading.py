@@ -55,7 +55,7 @@ def taken_by(optimizer: Any, state: dict[str, Any]) -> torch.Tensor | None:
     try:
         optimizer.load_state_dict(copy.deepcopy(state))
         step(optimizer)
-    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError):
+    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
     return optimizer.param_groups[0]["params"][0].detach()
 

@@ -167,6 +167,7 @@ def test_a_group_may_say_what_the_constructor_says(face: str) -> None:
     wanted = steps(make([param_of()], lr=0.1, clip_grad_norm=0.5))
     made = make([{"params": [param_of()], "clip_grad_norm": 0.5}], lr=0.1, clip_grad_norm=0.5)
     assert_same([steps(made)], [wanted])
+    assert "clip_grad_norm" not in made.state_dict()["param_groups"][0]
 
 
 @pytest.mark.parametrize("face", FACES)

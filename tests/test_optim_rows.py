@@ -14,7 +14,7 @@ from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim import tensorflow
 from thalweg.rules import ADAM
-from torch_inputs import params_of
+from torch_inputs import give, params_of
 
 ROWS = ((9, 4), (30, 2, 3))
 ENTRIES = 40  # torch's `coalesce` of more than 16 does not add rows as they came
@@ -136,21 +136,30 @@ def assert_added(made: Any, other: Any) -> None:
     assert made.last_step == other.last_step
 
 
-@pytest.mark.parametrize("option", LIMITS)
+def is_refused(beside: str, dtype: torch.dtype, option: str) -> bool:
+    """Whether nothing clips this: a norm needs all gradients, and torch adds no such rows."""
+    if BESIDE[beside] == {"accumulate": 2} and dtype == torch.float16:
+        return True
+    return "in_backward" in BESIDE[beside] and option == "clip_grad_norm"
+
+
 @pytest.mark.parametrize(
-    ("name", "beside", "dtype"),
+    ("name", "beside", "dtype", "option"),
     [
         slow_unless(
             beside == "nothing" or name in QUICK[:2] or (name in QUICK and dtype == torch.float32),
             name,
             beside,
             dtype,
+            option,
         )
         for name in MAKERS
         for beside in BESIDE
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        for option in LIMITS
         # What is made beside the slots has the parameter's dtype, master or not.
         if not ("masters" in beside and name in ("torch's Adagrad", "Nadam"))
+        if not is_refused(beside, dtype, option)
     ],
     ids=str,
 )
@@ -158,11 +167,23 @@ def test_clipping_sees_rows_that_are_added_up(
     name: str, beside: str, dtype: torch.dtype, option: str
 ) -> None:
     options = {option: LIMITS[option], **BESIDE[beside]}
-    if "in_backward" in options and option == "clip_grad_norm":
-        return  # which is refused
-    if dtype == torch.float16 and options == {option: LIMITS[option], "accumulate": 2}:
-        return  # torch has no sum of such gradients
     assert_added(*both(MAKERS[name], dtype, options, 2 if dtype == torch.float16 else 4))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_nothing_clips_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"in_backward applies each .* clip_grad_norm needs"):
+        MAKERS[name](params_of(torch.float32, ROWS), in_backward=True, clip_grad_norm=1.0)
+    made = MAKERS[name](params_of(torch.float16, ROWS), clip_grad_value=0.1, accumulate=2)
+    params = made.param_groups[0]["params"]
+    before = [param.detach().clone() for param in params]
+    give(params, 0, True)
+    made.step()
+    give(params, 1, True)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Half'") as error:
+        made.step()
+    assert "The step was not taken: no variable and no slot has changed." in error.value.__notes__
+    assert_same([param.detach() for param in params], before)
 
 
 def test_a_class_for_every_name() -> None:

@@ -20,6 +20,7 @@ from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.keras import optimizers
+from thalweg.storage import keras_files
 from thalweg.storage.keras_files import KerasFile
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.experimental import DynamicLossScale, FixedLossScale
@@ -269,6 +270,15 @@ def test_rmsprop_of_keras_3_warns_of_its_epsilon() -> None:
         tensorflow.restore(sorted_file("run", found), own)
 
 
+def test_h5_files_say_what_was_inside_of_a_loss_scale() -> None:
+    plain = keras_files.read(HOME / "sgd.h5")
+    inner = {"class_name": plain.class_name, "config": plain.config}
+    scaling = replace(plain, class_name="LossScaleOptimizer", config={"inner_optimizer": inner})
+    (found,), (expected,) = sorted_file("m", scaling).optimizers, sorted_file("m", plain).optimizers
+    assert found.hyperparameters == expected.hyperparameters != {}
+    assert found.slots == expected.slots
+
+
 def _weights(*shapes: tuple[str, tuple[int, ...]], kind: str = "weights.h5") -> KerasFile:
     variables = {name: of_tensor(torch.ones(shape)) for name, shape in shapes}
     return KerasFile(kind, None, None, {}, variables)
@@ -315,6 +325,35 @@ def test_a_keras_file_may_have_layers_that_are_not_trained() -> None:
     assert trained_in(_weights(*names, kind="keras"), [C, (2,)]) == ["b/kernel", "b/bias"]
     alike = [("a/kernel", A), ("b/kernel", A)]
     assert trained_in(_weights(*alike, kind="keras"), [A]) is None
+
+
+PLACES: dict[str, tuple[dict[str, tuple[int | None, str]], list[str] | None]] = {
+    "listed": ({"b": (0, "layers/dense_1"), "a": (1, "layers/dense")}, ["b", "a"]),
+    "a list": ({"b": (None, "blocks/dense"), "a": (None, "blocks/dense_1")}, ["b", "a"]),
+    "attributes": ({"b": (None, "alpha"), "a": (None, "zeta")}, None),
+    "within a layer": ({"b": (0, "layers/block/alpha"), "a": (0, "layers/block/zeta")}, None),
+    "numbers in a layer": (
+        {"b": (0, "layers/rnn/cells/cell"), "a": (0, "layers/rnn/cells/cell_1")},
+        ["b", "a"],
+    ),
+    "own ones first": ({"b": (0, "layers/block"), "a": (0, "layers/block/zeta")}, ["b", "a"]),
+    "own ones last": ({"b": (0, "layers/block/zeta"), "a": (0, "layers/block")}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_keras_files_list_layers_in_their_order_and_attributes_by_name(case: str) -> None:
+    places, wanted = PLACES[case]
+    file = _weights(*[(f"{name}/kernel", A) for name in places], kind="keras")
+    file = replace(file, places={f"{name}/kernel": place for name, place in places.items()})
+    found = trained_in(file, [A, A])
+    assert found == (None if wanted is None else [f"{name}/kernel" for name in wanted])
+
+
+def test_shapes_tell_the_order_of_attributes() -> None:
+    file = _weights(("alpha/kernel", A), ("zeta/kernel", C), kind="keras")
+    file = replace(file, places={name: (None, name.split("/")[0]) for name in file.variables})
+    assert trained_in(file, [C, A]) == ["zeta/kernel", "alpha/kernel"]
 
 
 def test_many_orders_are_not_looked_through() -> None:

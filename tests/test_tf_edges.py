@@ -257,6 +257,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a bias that is too short": (lambda a, i: tf.nn.bias_add(a, [1.0]), "does not fit the"),
     "top_k of too many": (lambda a, i: tf.nn.top_k(a, 5), "no 5 largest of 4"),
     "a mask that does not fit": (lambda a, i: tf.boolean_mask(a, [True]), "does not fit a tensor"),
+    "a bound of another shape": (
+        lambda a, i: tf.clip_by_value(a[:1], -1.0, [[1.0], [2.0]]), r"would have shape \(2, 4\)",
+    ),
+    "a norm of another shape": (
+        lambda a, i: tf.clip_by_norm(a[:1], [[1.0], [2.0]]), r"Cannot clip .* of shape \(1, 4\)",
+    ),
     "segments in disorder": (lambda a, i: tf.math.segment_sum(a[:2], i), "not decrease"),
     "diag_part of no square": (lambda a, i: v1.diag_part(a), "whose shape repeats itself"),
     "paddings of one dimension": (lambda a, i: tf.pad(a, [[1, 1]]), "two numbers for each"),

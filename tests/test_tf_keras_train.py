@@ -71,8 +71,9 @@ def test_what_it_does_not_have() -> None:
     scheduler = keras.callbacks.LearningRateScheduler(lambda _: 0.1)
     with pytest.raises(InvalidTypeError, match="'Adam' cannot be set by Keras"):
         model.fit(ROWS, LABELS, callbacks=[scheduler], verbose=0)
-    for ask in ("get_config", "weights"):
-        with pytest.raises(NotImplementedError, match=r"tf\.train"):
-            getattr(model.optimizer, ask)()
-    with pytest.raises(NotImplementedError, match=r"tf\.train"):
+    with pytest.raises(NotImplementedError, match="has no configuration"):
+        model.optimizer.get_config()
+    with pytest.raises(NotImplementedError, match="has no configuration"):
         type(model.optimizer).from_config({})
+    with pytest.raises(NotImplementedError, match="for its variables"):
+        _ = model.optimizer.weights

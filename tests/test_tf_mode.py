@@ -39,6 +39,7 @@ FIRST: dict[str, Callable[[], Any]] = {
     "a scope": lambda: tf.name_scope("layer"),
     "the step": lambda: tf.train.get_or_create_global_step(),
     "the question": lambda: tf.executing_eagerly(),
+    "the other question": lambda: tf.executing_eagerly_outside_functions(),
     "an iterator": lambda: tf.data.Dataset.range(3).make_one_shot_iterator(),
     "disable_v2_behavior": tf.disable_v2_behavior,
     "disable_eager_execution": tf.disable_eager_execution,

@@ -135,20 +135,23 @@ class Measured:
     "around", [Around(clip_grad_norm=0.5), Around(clip_grad_norm=0.5, clip_grad_value=0.1)]
 )
 @pytest.mark.parametrize("is_torchs", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_unscaling_and_clipping(
-    around: Around, is_torchs: bool, monkeypatch: pytest.MonkeyPatch
+    around: Around, is_torchs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tensor of a GPU that is not there cannot be indexed.
     monkeypatch.setattr(norms, "total", Tensor.sum)
-    seen, variables = Seen(), [torch.ones(2, device=GPU) for _ in range(COUNT)]
+    seen = Seen()
+    variables = [torch.ones(2, dtype=dtype, device=GPU) for _ in range(COUNT)]
     scale = torch.ones((), device=GPU)
     how = processing(around, scale, COUNT, seen, is_torchs)
-    columns = Columns({FLOAT32: {}}, {}, scale > 0)
+    columns = Columns({FLOAT32: {}, np.float64: {}}, {}, scale > 0)
     known = how.known(Measured(), variables, columns)
-    columns = processed(columns, known, how, (FLOAT32,))
+    columns = processed(columns, known, (FLOAT32,))
     known.decision()
     assert_there(columns.separate["unscaling"])
     assert_there(columns.separate["clip_scale"])
+    assert_there(columns.separate["clip_unit"])
     assert_there(seen.grad_norm, ())
     assert columns.taken is not None
 
@@ -159,10 +162,10 @@ def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     around, scale, seen = Around(clip_grad_norm=0.5), torch.ones((), device=GPU), Seen()
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
     how = processing(around, scale, COUNT, seen, is_torchs=True)
-    factor = CommonNorm().clip_scale([], how, seen)
-    assert_there(factor, ())
+    factor = CommonNorm().clip_factor([], how, seen)
+    assert_there(factor.scale, ())
     assert_there(seen.grad_norm, ())
-    how = processing(around, scale, COUNT, seen, is_torchs=True, scale=factor)
+    how = processing(around, scale, COUNT, seen, is_torchs=True, factor=factor)
     known = how.known(Measured(), variables)
     known.decision()
     assert not how.measured

@@ -54,6 +54,18 @@ def test_the_scale_follows_the_gradients(case: str, in_graph: bool) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_sparse_gradients_of_torchs_are_taken() -> None:
+    w = Variable(torch.ones(3, 2), name="w")
+    opt = experimental.MixedPrecisionLossScaleOptimizer(
+        train.GradientDescentOptimizer(0.5), "dynamic"
+    )
+    for value, expected in ((1.0, 0.5), (math.inf, 0.5)):
+        rows = torch.tensor([[1]]), torch.full((1, 2), value)
+        grad = torch.sparse_coo_tensor(*rows, (3, 2), check_invariants=False)
+        opt.apply_gradients([(grad, w)])
+        assert w.tolist() == [[1.0, 1.0], [expected, expected], [1.0, 1.0]]
+
+
 def test_the_scale_is_divided_in_float32() -> None:
     scale = experimental.DynamicLossScale(2**15, 3, 1.1)
     wanted = np.float32(2**15)

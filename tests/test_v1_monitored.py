@@ -288,7 +288,7 @@ def test_threads_of_queue_runners_end_with_it(graph: tf.Graph) -> None:
     train.add_queue_runner(train.QueueRunner("queue", [fill]))
     before = threading.active_count()
     with train.MonitoredSession() as session:
-        assert ran.wait(30)
+        assert ran.wait(120)
         session.run(train_op)
         assert session.run(w) == 1
     assert threading.active_count() == before

@@ -137,7 +137,7 @@ def test_closing_lets_in_who_waits_unless_it_cancels(graph: Any, cancels: bool) 
         found = [int(session.run(queue.dequeue())) for _ in range(1 if cancels else 3)]
         with pytest.raises(OutOfRangeError):
             session.run(queue.dequeue())
-        filler.join(30)
+        filler.join(120)
     assert found == ([1] if cancels else [1, 2, 3])
     assert [type(error) for error in failed] == ([CancelledError] if cancels else [])
 

@@ -25,6 +25,8 @@ Formula = Callable[..., Any]
 STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what slots may be
 FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
+SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
+_UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 
 def _check_named(thing: Slot | Hyper, number: str) -> None:
@@ -241,6 +243,18 @@ class Rule:
 
 def gradient_squares(var: Any, grad: Any) -> Any:
     """A measure: its root is the norm of the gradient."""
+    return grad * grad
+
+
+def large_gradient_squares(var: Any, grad: Any) -> Any:
+    """A measure: as `gradient_squares` of elements so large that no square leaves float64."""
+    grad = grad * _DOWN
+    return grad * grad
+
+
+def small_gradient_squares(var: Any, grad: Any) -> Any:
+    """A measure: as `gradient_squares` of elements so small that no square leaves float64."""
+    grad = grad * _UP
     return grad * grad
 
 

@@ -236,6 +236,55 @@ def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> A
     return build
 
 
+def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
+    """Groups of parameters that are added, each to one that has taken steps."""
+
+    def build() -> Training:
+        generator = torch.Generator().manual_seed(2)
+        new = [torch.nn.Parameter(torch.randn(2, generator=generator))]
+        opt = make(new[:])
+
+        def ready(_: int) -> None:
+            opt.zero_grad()
+            sum((param * param).sum() for param in new).backward()
+            opt.step()
+            new.append(torch.nn.Parameter(torch.randn(2, generator=generator)))
+
+        def state() -> list[Tensor]:
+            own = opt.param_groups
+            told = [len(own), len(opt.state), len(opt._own.heard), *map(len, own)]
+            lie = [param.grad is None or param.grad._base is not None for param in new]
+            return [*state_of(opt), torch.tensor(told), torch.tensor(lie)]
+
+        return Training(lambda _: opt.add_param_group({"params": [new[-1]]}), state, ready)
+
+    return build
+
+
+def scaled(make: Callable[[Any], Any]) -> Callable[[], Training]:
+    """Steps by `GradScaler`, some of which it leaves out."""
+
+    def build() -> Training:
+        own = parameters(torch.float32)
+        opt = make(own)
+
+        def step(number: int) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            scaler.scale(torch.zeros(()))
+            for param, grad in zip(own, gradients(own, number), strict=True):
+                param.grad = grad * 4
+            if not number % 4:
+                own[0].grad[0, 0] = torch.inf
+            for name in ("grad_scale", "found_inf"):  # which torch leaves if it is interrupted
+                vars(opt).pop(name, None)
+            scaler.step(opt)
+            scaler.update()
+
+        return Training(step, lambda: state_of(opt))
+
+    return build
+
+
 def clearing() -> Training:
     """Gradients in buffers, which others replace."""
     own = parameters(torch.float32)
@@ -364,6 +413,21 @@ TRAININGS: dict[str, Callable[[], Training]] = {
         lambda own: optim.tensorflow.Ftrl(own, 0.01, accumulate=2)
     ),
     "optim unscale": of_optim(unscaled),
+    "optim scaler": scaled(lambda own: optim.Adam(own, 0.01, ema_decay=0.5)),
+    "optim scaler unscale": scaled(
+        lambda own: optim.Adam(own, 0.01, fused_unscale=True, clip_grad_norm=1.0)
+    ),
+    "optim scaler tensorflow": scaled(
+        lambda own: optim.tensorflow.RMSprop(own, 0.01, fused_unscale=True)
+    ),
+    "optim state device": of_optim(
+        lambda own: optim.AdamW(own, 0.01, state_device="cpu", masters=True, ema_decay=0.5),
+        torch.bfloat16,
+    ),
+    "optim add": adding(lambda own: optim.Adam(own, 0.01, ema_decay=0.5)),
+    "optim add tensorflow": adding(lambda own: optim.tensorflow.Nadam(own, 0.01, ema_decay=0.5)),
+    "optim add flat": adding(lambda own: optim.SGD(own, 0.01, momentum=0.9, gradients="flat")),
+    "optim add in backward": adding(lambda own: optim.Adam(own, 0.01, in_backward=True)),
     "optim narrow": of_optim(
         lambda own: optim.AdamW(
             own, 0.01, state_dtype=torch.bfloat16, clip_grad_value=0.1, ema_decay=0.5

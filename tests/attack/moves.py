@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attack.trainings import Training, numbers, rows
-from thalweg import Variable
+from thalweg import IndexedSlices, Variable
 
 Move = Callable[[Training, random.Random], None]
 
@@ -185,8 +185,9 @@ def slot_cut(training: Training, dice: random.Random) -> None:
 
 def gradient_cut(training: Training, dice: random.Random) -> None:
     grad = training.gradients[_place(training, dice)]
-    if _is_dense(grad):
-        _cut(training, grad, dice)
+    part = dice.choice([grad.values, grad.indices]) if isinstance(grad, IndexedSlices) else grad
+    if _is_dense(part):
+        _cut(training, part, dice)
 
 
 # Slots

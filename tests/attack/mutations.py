@@ -84,7 +84,7 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "unwritten": lambda tensor: tensor.as_subclass(Unwritten),
     "wrapper": Wrapper,
     "list": lambda tensor: tensor.tolist(),
-    "array": lambda tensor: tensor.numpy(),
+    "array": lambda tensor: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(),
     "number": lambda tensor: tensor.flatten()[0].item(),
 }
 JUNK: list[Any] = [
@@ -107,12 +107,18 @@ def places(state: Any) -> Iterator[tuple[dict[Any, Any], Any]]:
     """Every dictionary in a state with each of its keys."""
     for key, value in state.items():
         yield state, key
-        if isinstance(value, dict):
-            yield from places(value)
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                yield from places(each)
 
 
 def mutated(state: dict[str, Any], dice: random.Random) -> str:
     """Change a state in one place, and say how."""
+    return mutated_at(state, dice)[0]
+
+
+def mutated_at(state: dict[str, Any], dice: random.Random) -> tuple[str, list[Any]]:
+    """The same with the keys that were changed."""
     found = list(places(state))
     home, key = dice.choice(found)
     value = home[key]
@@ -122,16 +128,20 @@ def mutated(state: dict[str, Any], dice: random.Random) -> str:
     if kind == "change" and isinstance(value, Tensor):
         name = dice.choice(list(CHANGES))
         home[key] = CHANGES[name](value)
-        return f"{key}: {name}"
+        return f"{key}: {name}", [key]
+    keys = [key]
     if kind == "drop":
         del home[key]
     elif kind == "add":
-        home[dice.choice(NAMES)] = _own(dice.choice([*JUNK, value]))
+        keys = [dice.choice(NAMES)]
+        home[keys[0]] = _own(dice.choice([*JUNK, value]))
     elif kind == "rename":
-        home[dice.choice(NAMES)] = home.pop(key)
+        keys.append(dice.choice(NAMES))
+        home[keys[1]] = home.pop(key)
     elif kind == "swap":
         other, name = dice.choice(found)
         home[key], other[name] = other[name], home[key]
+        keys.append(name)
     else:
         home[key] = _own(dice.choice(JUNK))
-    return f"{key}: {kind}"
+    return f"{key}: {kind}", keys

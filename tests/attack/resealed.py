@@ -12,10 +12,10 @@ import copy
 import io
 import json
 import random
-import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -326,18 +326,7 @@ def attempt(seed: int, number: int) -> str:
     make, takes = READERS[list(READERS)[number % len(READERS)]]
     path, take = make(dice), dice.choice(takes)
     title = f"{make.__name__} by {take.__name__}"
-
-    def work() -> str:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                left = take(path, dice)
-            except Exception as error:
-                return f"{title}: {type(error).__name__}: {str(error)[:200]}"
-        if not all(bool((each.detach() == 1).all()) for each in left):
-            return f"{title}: it was refused, and something changed"
-        return "refused" if left else "taken"
-
+    work = partial(restores.judged, take, path, dice, title)
     return work() if take in WRITERS else watched.watched(work, _folder[0])
 
 

@@ -12,6 +12,7 @@ import random
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,30 +226,31 @@ def written(kind: str, dice: Dice) -> str:
     return str(path)
 
 
-def attempt(seed: int, number: int) -> str:
+def judged(take: Take, path: str, dice: Dice, title: str) -> str:
     """What became of a file: "taken", "refused", or what went wrong."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            left = take(path, dice)
+        except Exception as error:
+            return f"{title}: {type(error).__name__}: {str(error)[:200]}"
+    if not all(bool((each.detach() == 1).all()) for each in left):
+        return f"{title}: it was refused, and something changed"
+    return "refused" if left else "taken"
+
+
+def attempt(seed: int, number: int) -> str:
+    """What became of one of them."""
     dice = random.Random(f"{seed}/{number}")
     for each in _folder[0].iterdir():
         each.unlink()
     kind, take = TAKES[number % len(TAKES)]
     path = written(kind, dice)
     names = sorted(each.name for each in _folder[0].iterdir())
-    title = f"{kind} by {take.__name__}"
-
-    def work() -> str:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                left = take(path, dice)
-            except Exception as error:
-                return f"{title}: {type(error).__name__}: {str(error)[:200]}"
-        if not all(bool((each.detach() == 1).all()) for each in left):
-            return f"{title}: it was refused, and something changed"
-        return "refused" if left else "taken"
-
+    work = partial(judged, take, path, dice, f"{kind} by {take.__name__}")
     outcome = watched.watched(work, _folder[0])
     if sorted(each.name for each in _folder[0].iterdir()) != names:
-        return f"{title}: other files are there"
+        return f"{kind} by {take.__name__}: other files are there"
     return outcome
 
 

@@ -40,8 +40,11 @@ def same(one: Any, other: Any) -> bool:
     """Whether two values of a state are the same to the bit; NaN is NaN."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and type(one) is type(other):
-        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, list | tuple):
+        is_like = type(one) is type(other) and len(one) == len(other)
+        return is_like and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return type(one) is type(other) and one.tobytes() == other.tobytes()
     if isinstance(one, Tensor) and one.layout == torch.sparse_coo:
         return other.layout == one.layout and all(
             same(getattr(one, part)(), getattr(other, part)()) for part in ("_indices", "_values")

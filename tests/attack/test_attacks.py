@@ -98,7 +98,7 @@ def test_the_attack_notices_a_missing_check_in_every_face(
 
 @pytest.mark.slow
 def test_the_attack_notices_writes_that_can_be_split() -> None:
-    found, _ = interruptions.told("keras", "signal", 40, SEED, 120, "sections are split")
+    found, _ = interruptions.told("keras", "signal", 40, SEED, 900, "sections are split")
     assert set(found) & set(interruptions.WRONG)
 
 

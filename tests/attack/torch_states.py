@@ -1,8 +1,9 @@
 """Hostile states of `thalweg.optim`: one damage at a time, with torch as the judge.
 
-A state that is refused leaves every bit of the optimizer and the parameters as they were. One that
-is taken is one that torch takes, too, and the step after it gives torch's number. Options keep
-state that torch has not: such an optimizer is judged by itself.
+A state that is refused leaves every bit of the optimizer and the parameters as they were, and the
+error names what was damaged; an error that is not of ours is torch's own. One that is taken is one
+that torch takes, too, and the step after it gives torch's number; where torch steps, so do we.
+Options keep state that torch has not: such an optimizer is judged by itself, but for that.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ TRIED = "states of optim and optim.tensorflow with one damage each, or of anothe
 CASES = {False: 5000, True: 100_000}
 GOOD = ("taken", "refused")
 BATCH = 250
-DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError, RuntimeError)
+TORCHS = (ValueError, TypeError, RuntimeError, NotImplementedError)
 UNSEEN = (": wrapper", ": unwritten", ": unreadable")  # what nobody can look at
+# What shows elsewhere: in the parameters that groups have, or in slots that an option asks for.
+WIDE = {"state", "param_groups", "params", "amsgrad", "centered", "momentum"}
+# What torch says of numbers that are booleans or beyond float32, and steps here compute with.
+QUIRKS = ("without overflow", "can't convert negative int", "int too big", "Boolean alpha")
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
@@ -43,37 +48,52 @@ def attempt(seed: int, number: int) -> str:
     added = {} if dice.random() < 0.5 else added
     opt, params = trained(getattr(home, name), {**own, **added}, name == "SparseAdam")
     title = f"{seed}/{number}/damage"
-    given, damage = damaged(opt, title)
+    given, damage, keys = damaged(opt, title)
     damage = f"{home.__name__}.{name} {own} {added}, {damage}"
     before = everything(opt, params)
     refused = loaded(opt, given)
     if damage.endswith(UNSEEN):
-        is_good = refused is None or isinstance(refused, DOCUMENTED)
+        is_good = refused is None or isinstance(refused, (thalweg.errors.ThalwegError, *TORCHS))
         return "refused" if is_good else f"{damage} raised {type(refused).__name__}"
+    judge: tuple[Any, list[Tensor]] | None = None
+    again: Any = None
+    if is_torchs:
+        judge = trained(getattr(torch.optim, name), own, name == "SparseAdam")
+        # Steps count in the tensor that was given, as torch's do: the judge has one of its own.
+        fresh, _ = trained(getattr(home, name), {**own, **added}, name == "SparseAdam")
+        again = damaged(fresh, title)[0]
     if refused is not None:
-        if not isinstance(refused, DOCUMENTED):
+        theirs = loaded(judge[0], again) if judge else None
+        if not isinstance(refused, thalweg.errors.ThalwegError) and type(refused) is not type(
+            theirs
+        ):
             return f"{damage} raised {type(refused).__name__}: {refused}"
         if not same(everything(opt, params), before):
             return f"half a state: {damage} ({type(refused).__name__}: {refused})"
+        if type(refused) is not type(theirs) and not is_named(keys, str(refused)):
+            return f"{damage}: not named in {refused}"
         return "refused"
-    if not is_torchs or added:
-        return judged_by_itself(opt, params, damage)
-    fresh, _ = trained(getattr(home, name), own, name == "SparseAdam")
-    judge, theirs = trained(getattr(torch.optim, name), own, name == "SparseAdam")
-    # Steps count in the tensor that was given, as torch's do: the judge has one of its own.
-    again, _ = damaged(fresh, title)
-    return judged_by_torch((opt, params), (judge, theirs), again, damage)
+    return judged((opt, params), judge, again, damage, not added)
 
 
-def damaged(opt: Any, title: str) -> tuple[Any, str]:
-    """The state of an optimizer with one damage, or that of another class, and what it is."""
+def is_named(keys: list[Any], message: str) -> bool:
+    """Whether a message tells of one of the keys, or of something where one is."""
+    if not keys or not WIDE.isdisjoint(keys):
+        return True
+    # True is the key 1, and what a parameter has beside a sum alone is no state of a step.
+    own = [int(key) if isinstance(key, bool) else key for key in keys]
+    return any(str(key) in message for key in own) or "step' is missing" in message
+
+
+def damaged(opt: Any, title: str) -> tuple[Any, str, list[Any]]:
+    """The state of an optimizer with one damage, or that of another class; what and where it is."""
     dice = random.Random(title)
     if dice.random() < 0.2:
         other, theirs = dice.choice(OURS)
         made, _ = trained(getattr(torch.optim, other), theirs, other == "SparseAdam")
-        return made.state_dict(), f"from {other} {theirs}"
+        return made.state_dict(), f"from {other} {theirs}", []
     given = copy.deepcopy(opt.state_dict())
-    return given, mutations.mutated(given, dice)
+    return given, *mutations.mutated_at(given, dice)
 
 
 def trained(cls: Any, options: dict[str, Any], is_sparse: bool = False) -> tuple[Any, list[Tensor]]:
@@ -118,35 +138,66 @@ def stepped(opt: Any, params: list[Tensor]) -> Exception | None:
     return None
 
 
-def judged_by_itself(opt: Any, params: list[Tensor], damage: str) -> str:
-    """A state that was taken can be stepped from, or the step is refused and changes nothing."""
-    if damage.endswith((": cut", ": freed")):
-        refused = stepped(opt, params)
-        return "refused" if isinstance(refused, DOCUMENTED) else f"{damage}: stepped, {refused!r}"
-    before = everything(opt, params)
-    refused = stepped(opt, params)
-    if refused is None:
-        return "taken"
-    if not isinstance(refused, DOCUMENTED):
-        return f"{damage}: a step raised {type(refused).__name__}: {refused}"
-    if not same(everything(opt, params), before):
-        return f"{damage}: a refused step changed something ({refused})"
-    return "refused"
-
-
-def judged_by_torch(
-    ours: tuple[Any, list[Tensor]], judge: tuple[Any, list[Tensor]], given: Any, damage: str
+def judged(
+    ours: tuple[Any, list[Tensor]],
+    judge: tuple[Any, list[Tensor]] | None,
+    given: Any,
+    damage: str,
+    is_alike: bool,
 ) -> str:
-    found = judged_by_itself(*ours, damage)
-    if found != "taken":
-        return found
-    refused = loaded(judge[0], given) or stepped(*judge)
+    """What becomes of a step with a state that was taken.
+
+    Args:
+        ours: The optimizer and its parameters.
+        judge: Torch's, which has not loaded the state yet; None if there is none.
+        given: The state.
+        damage: What is wrong with it.
+        is_alike: Whether the numbers are torch's.
+    """
+    opt, params = ours
+    before = everything(opt, params) if not damage.endswith((": cut", ": freed")) else None
+    refused = stepped(opt, params)
+    if before is None:
+        is_good = isinstance(refused, (thalweg.errors.ThalwegError, *TORCHS))
+        return "refused" if is_good else f"{damage}: stepped, {refused!r}"
+    theirs = (loaded(judge[0], given) or stepped(*judge)) if judge else None
     if refused is not None:
-        return f"{damage}: taken, and torch refuses it ({type(refused).__name__}: {refused})"
-    for one, other in zip(ours[1], judge[1], strict=True):
+        is_ours = isinstance(refused, thalweg.errors.ThalwegError)
+        is_left = not is_alike and isinstance(refused, NotImplementedError)  # beside an option
+        is_left = is_left or "'complex'" in str(refused)  # which torch's ASGD keeps for later
+        if not is_left and (theirs is None or not (is_ours or type(refused) is type(theirs))):
+            return f"{damage}: taken, and a step raised {type(refused).__name__}: {refused}"
+        if not is_of_torch(refused) and not same(
+            *map(without_sums, (everything(opt, params), before))
+        ):
+            return f"{damage}: a refused step changed something ({refused})"
+        return "refused"
+    if judge is None or not is_alike:
+        return "taken"
+    if theirs is not None and any(each in str(theirs) for each in QUIRKS):
+        return "taken"
+    if theirs is not None:
+        return f"{damage}: taken, and torch refuses it ({type(theirs).__name__}: {theirs})"
+    for one, other in zip(params, judge[1], strict=True):
         if not torch.allclose(one, other, equal_nan=True, **CLOSE):
             return f"{damage}: {one.tolist()}, and torch's is {other.tolist()}"
     return "taken"
+
+
+def is_of_torch(refused: Exception) -> bool:
+    """Whether an error says that the step was torch's, which writes one group after the other."""
+    return any("torch's own" in note for note in getattr(refused, "__notes__", ()))
+
+
+def without_sums(everything: dict[str, Any]) -> dict[str, Any]:
+    """The same without sums of gradients: those of a step that was refused stay."""
+    everything["state"]["state"] = {
+        key: {n: x for n, x in own.items() if n != "gradient_sum"} if isinstance(own, dict) else own
+        for key, own in everything["state"]["state"].items()
+    }
+    for group in everything["state"]["param_groups"]:
+        group.pop("folded", None)
+    return everything
 
 
 def warm() -> None:

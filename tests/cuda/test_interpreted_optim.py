@@ -398,3 +398,36 @@ def test_fast_kernels_of_the_interpreter():
     with thalweg.engine(math="fast"):
         found = trained("cuda", make)
     assert_same(found, trained("cuda", make))
+
+
+NORMS = {  # beyond what float32 or float64 hold, their squares, and their factors
+    torch.float32: (3e38, 1e20, 1e-40),
+    torch.bfloat16: (3e38,),
+    torch.float64: (1.7e308, 1e200, 1e-310),
+}
+
+
+@pytest.mark.parametrize("make", [optim.SGD, tensorflow.SGD], ids=["torch", "TensorFlow"])
+@pytest.mark.parametrize("dtypes", [[each] for each in NORMS] + [[*NORMS]], ids=str)
+def test_norms_at_the_ends(make, dtypes):
+    """With the bits of the CPU, and nobody waits for the device."""
+    sizes = NORMS[dtypes[0]] if len(dtypes) == 1 else (3e38, 1.7e308)
+
+    def stepped(engine, size, limit):
+        params = [torch.nn.Parameter(torch.zeros(130, dtype=dtype)) for dtype in dtypes]
+        made = make(params, lr=1.0, clip_grad_norm=limit)
+        for param in params:
+            largest = min(size, torch.finfo(param.dtype).max)
+            param.grad = torch.full(param.shape, largest, dtype=param.dtype)
+            param.grad[0] = 0
+        with thalweg.engine(engine):
+            made.step()
+            with waiting_for_nothing(True) if engine == "cuda" else contextlib.nullcontext():
+                made.step()
+        return [param.detach() for param in params], made.last_step
+
+    for size in sizes:
+        for limit in (1.0, 1e10, 0.0):
+            found, wanted = stepped("cuda", size, limit), stepped("cpu", size, limit)
+            assert_same(found[0], wanted[0])
+            assert found[1] == wanted[1]

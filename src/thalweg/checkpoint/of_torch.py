@@ -175,10 +175,13 @@ class OfTorch:
         devices = {
             key: "cpu" if key == "step" and not moves else kinds.home(key, param) for key in given
         }
-        return {
+        made = {
             key: _mapped(value, lambda own, to=devices[key]: own.to(to, copy=True))
             for key, value in given.items()
         }
+        if self._is_ours:
+            kinds.widen(made, self.optimizer._rule(group).element_slots, param)
+        return made
 
     def _options(self, group: Group, given: Group) -> Group:
         """A group with the numbers of a file and the other options of its own."""

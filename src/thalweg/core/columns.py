@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg import scalars
 from thalweg.core import vectors
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.processing import SCALARS, Known, Processing
+from thalweg.core.processing import SCALARS, Known
 from thalweg.core.section import Call
 from thalweg.core.vectors import Device
 from thalweg.engines import compute_dtype, given_to, prepared
@@ -119,9 +119,9 @@ def columns_of(
     return Columns(shared, separate)
 
 
-def processed(columns: Columns, known: Known, how: Processing, dtypes: Sequence[Dtype]) -> Columns:
+def processed(columns: Columns, known: Known, dtypes: Sequence[Dtype]) -> Columns:
     """The same with the scalars of the stages."""
-    shared = {dtype: {**columns.shared[dtype], **how.shared(dtype)} for dtype in dtypes}
+    shared = {dtype: {**columns.shared[dtype], **known.shared(dtype)} for dtype in dtypes}
     return columns._replace(shared=shared, separate={**columns.separate, **known.separate})
 
 

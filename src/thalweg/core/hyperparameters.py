@@ -19,7 +19,7 @@ from thalweg.running import SessionVariable, SymbolicVariable, is_symbolic, reso
 from thalweg.scalars import ScalarType, as_scalar, scalar_type
 from thalweg.schedules import LearningRateSchedule
 from thalweg.switches import Within
-from thalweg.variable import Variable, check_number, dtype_name, numpy_value, to_tensor
+from thalweg.variable import Variable, check_held, check_number, dtype_name, numpy_value, to_tensor
 
 _TINY = float(np.finfo(np.float32).tiny)
 _SHOWN_BITS = 256  # of an integer whose digits a message gives
@@ -56,8 +56,11 @@ def as_number(name: str, value: Any) -> Any:
     Raises:
         InvalidTypeError: It is no real number; names the argument.
         InvalidArgumentError: It is NaN.
+        LayoutError: It is a tensor whose storage was cut.
     """
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
+        if isinstance(value, torch.Tensor):
+            check_number(value, name)
         is_double = scalar_type(value) is np.float64  # a Python float would become float32
         value = np.float64(value.item()) if is_double else value.item()
     if not is_number(value):
@@ -108,7 +111,10 @@ def as_step_scalar(name: str, value: Any, dtype: ScalarType) -> Any:
     Raises:
         InvalidTypeError: It is no number; names it.
         InvalidArgumentError: It is a whole number that no float can hold.
+        LayoutError: It is a tensor whose storage was cut.
     """
+    if isinstance(value, torch.Tensor) and not value.dim():
+        check_number(value, name)
     try:
         return as_hyper(value, dtype)
     except OverflowError:
@@ -157,6 +163,7 @@ def check_scalar(name: str, value: Any, accepted: str) -> None:
     Raises:
         InvalidTypeError: It is no number, is complex, or has no value.
         InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
+        LayoutError: It is a tensor whose storage was cut.
     """
     shape = getattr(value, "shape", None)
     if shape is not None and tuple(shape):
@@ -168,6 +175,7 @@ def check_scalar(name: str, value: Any, accepted: str) -> None:
             raise InvalidTypeError(f"{name} must be real, not {dtype_name(value.dtype)}.")
         if value.is_meta:
             raise InvalidTypeError(f"{name} must have a value, not be on the meta device.")
+        check_number(value, name)
         return
     number: Any = value[()] if _is_array(value) else value
     if not is_number(number):
@@ -306,6 +314,8 @@ class Hyperparameters(Mapping[str, Any]):
             )
         else:
             is_tensor = isinstance(value, torch.Tensor)
+            if is_tensor:
+                check_held(value, name)
             number = value.item() if is_tensor or _is_numpy_scalar(value) else value
             dtype: torch.dtype = getattr(old, "dtype", None) or torch.float32
             is_whole = not dtype.is_floating_point

@@ -14,7 +14,7 @@ from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ign
 
 from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.engines.layout import check_memory
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.switches import no_grad, writable
 from thalweg.variable import check_held, variable_constraint
 
@@ -72,6 +72,12 @@ def say(error: BaseException, done: Sequence[str]) -> None:
             error.add_note(done[0])
     elif not says_not_taken(error):
         error.add_note(_NOT_TAKEN)
+
+
+def say_refused(error: Exception) -> None:
+    """Add the note of `not_taken` to what a step raised, unless that says what has become of it."""
+    if not (says_taken(error) or isinstance(error, ReplicaLostError)):
+        say(error, ())
 
 
 def says_not_taken(error: BaseException) -> bool:

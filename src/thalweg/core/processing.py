@@ -22,6 +22,7 @@ from torch import Tensor
 
 from thalweg.core import norms, vectors
 from thalweg.core.checks import check_memories, check_readable
+from thalweg.core.common_factor import FURTHER, Factor, Norm, exact_norm, factor_of, parts_of
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import compute_dtype, transform
@@ -43,7 +44,9 @@ _STAGES: dict[str, Formula] = {
 }
 # What stages are given beside the rule's scalars, which must have other names.
 SCALARS = frozenset(
-    name for stage in _STAGES.values() for name in list(signature(stage).parameters)[1:]
+    name
+    for stage in (*_STAGES.values(), clipping.clip_by_common_norm)
+    for name in list(signature(stage).parameters)[1:]
 )
 _SAFE = 1e38  # norms below it leave every element finite in float32, rounding included
 
@@ -87,12 +90,13 @@ class Processing:
         clipnorm: Each gradient is scaled so that its norm is no higher.
         global_clipnorm: All gradients are scaled so that their common norm is no higher.
         overflow: Whether a sum of squares beyond float32 is infinite, unless it is of float64
-            gradients, or has some among others'; see `norms.norms`.
+            gradients, or has some among others'; see `norms.norms`. Without it the common norm has
+            no ends; see `common_factor`.
         casts: Whether it is infinite of float64 gradients, too.
         whole_is_nan: Whether an infinite common norm makes NaN of everything.
-        factor: Makes of the common norm and its limit what gradients are multiplied by, all of one
-            dtype. TensorFlow's if None.
-        clip_scale: That number, where it is known: the norm is common with gradients elsewhere.
+        epsilon: Added to the common norm by the factor of torch; without it that is TensorFlow's.
+        clip_factor: What gradients are multiplied by, where it is known: the norm is common with
+            gradients elsewhere.
         trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
             shape (n,), as float32: of arrays, or of tensors of a device. Sparse gradients are made
             dense for it.
@@ -116,8 +120,8 @@ class Processing:
     overflow: bool = True
     casts: bool = False
     whole_is_nan: bool = True
-    factor: Callable[[Any, Any], Any] | None = None
-    clip_scale: Any = None
+    epsilon: float | None = None
+    clip_factor: Factor | None = None
     trust: Callable[[Any, Any], Any] | None = None
     decide: Callable[[Any, Any], Decision] | None = None
     decides_there: bool = False
@@ -134,14 +138,17 @@ class Processing:
     @lazy
     def stages(self) -> Stages:
         """The formulas that the update applies to each gradient."""
-        return tuple(stage for key, stage in _STAGES.items() if getattr(self, key) is not None)
+        found = {key: each for key, each in _STAGES.items() if getattr(self, key) is not None}
+        if "global_clipnorm" in found and not self.overflow:
+            found["global_clipnorm"] = clipping.clip_by_common_norm
+        return tuple(found.values())
 
     @lazy
     def measured(self) -> tuple[Formula, ...]:
         """What is measured in any case."""
         if self.trust is not None:
             return gradient_squares, variable_squares
-        is_open = self.global_clipnorm is not None and self.clip_scale is None
+        is_open = self.global_clipnorm is not None and self.clip_factor is None
         by_norm = self.clipnorm is not None or is_open
         return (gradient_squares,) if by_norm or self.decide is not None else ()
 
@@ -227,6 +234,26 @@ class Known:
         """What the common norm is computed in."""
         return np.float32 if self._narrow.all() else np.float64
 
+    @property
+    def _is_wide(self) -> bool:
+        """Whether squares may leave float64."""
+        return self._dtype is np.float64
+
+    @property
+    def _may_leave(self) -> bool:
+        """Whether the common norm has no ends though squares may leave float64."""
+        how = self._how
+        is_open = how.global_clipnorm is not None and how.clip_factor is None
+        return is_open and not how.overflow and self._is_wide
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether `_roots` may be beyond float64, but not what clipping makes of gradients."""
+        how = self._how
+        if how.overflow or how.global_clipnorm is None or not self._is_wide:
+            return False
+        return isinstance(self._roots, Tensor) or not np.isfinite(self._roots).all()
+
     def _overflow(self, vector: Any) -> Any:
         """Which sums of squares are infinite beyond float32: all, none, or some of a vector's."""
         if not self._how.overflow or self._how.casts or self._narrow.all():
@@ -250,12 +277,15 @@ class Known:
             separate = columns.separate
             if how.unscaling is not None:
                 separate = {**separate, "unscaling": how.unscaling}
-            asked = wanted, how.first, Columns(shared, separate)
-            found = self._measures.there(*asked) if self._stays else None
+            # A device does not tell whether squares have left float64.
+            further = FURTHER if self._may_leave else ()
+            asked = how.first, Columns(shared, separate)
+            found = self._measures.there((*wanted, *further), *asked) if self._stays else None
             if found is None:
                 here = {name: vectors.alike(each, None) for name, each in separate.items()}
-                found = self._measures.sums(*asked[:2], Columns(shared, here))
-            self._sums |= zip(wanted, found, strict=True)
+                found = self._measures.sums(wanted, how.first, Columns(shared, here))
+                further = ()
+            self._sums |= zip((*wanted, *further), found, strict=True)
         return self._sums[formula]
 
     @property
@@ -268,12 +298,23 @@ class Known:
     @lazy
     def _roots(self) -> Any:
         """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
-        how, squares = self._how, self._sum(gradient_squares)
+        return self._roots_of(gradient_squares)
+
+    def _roots_of(self, formula: Formula) -> Any:
+        how, squares = self._how, self._sum(formula)
         with np.errstate(all="ignore"):
             found = vectors.functions_of(squares).sqrt(squares)
             if how.unscaling is None or how.clipvalue is not None:
                 return found
             return found * vectors.alike(how.unscaling, found)
+
+    def _squares_of(self, formula: Formula) -> Any:
+        """The squares of each gradient, unscaled, its elements clipped, added up."""
+        if self._how.unscaling is None:
+            return self._sum(formula)
+        roots = self._roots if formula is gradient_squares else self._roots_of(formula)
+        with np.errstate(all="ignore"):
+            return vectors.functions_of(roots).square(roots)
 
     def _overflowing(self, roots: Any) -> Any:
         """Norms, infinite where a sum of squares may not be as large as theirs."""
@@ -298,28 +339,37 @@ class Known:
     @lazy
     def global_norm(self) -> Any:
         """The common norm of the gradients, unscaled, their elements clipped, of shape ()."""
+        if not self._how.overflow:
+            return self._norm.value
         with np.errstate(all="ignore"):
-            if self._how.unscaling is None:
-                squares = self._sum(gradient_squares)
-            else:
-                squares = vectors.functions_of(self._roots).square(self._roots)
-            return norms.global_norm(squares, self._overflows)
+            return norms.global_norm(self._squares_of(gradient_squares), self._overflows)
 
     @lazy
-    def clip_scale(self) -> Any:
+    def _norm(self) -> Norm:
+        """The same where it has no ends."""
+        return exact_norm(self._squares_of, not self._is_wide)
+
+    @lazy
+    def clip_factor(self) -> Factor:
         """What clipping by the common norm multiplies all gradients by; 1 without it."""
-        limit, dtype = self._how.global_clipnorm, self._dtype
+        how, dtype = self._how, self._dtype
+        limit = how.global_clipnorm
         if limit is None:
-            return dtype(1)
-        if self._how.clip_scale is not None:
-            return self._how.clip_scale
+            return Factor(dtype(1))
+        if how.clip_factor is not None:
+            return how.clip_factor
+        if not how.overflow:
+            return factor_of(self._norm, limit, dtype, how.epsilon, how.whole_is_nan)
         with np.errstate(all="ignore"):
             there = vectors.place_of(self.global_norm)
             norm = vectors.rounded(self.global_norm, dtype, there)
             bound = vectors.number(dtype(limit), there)
-            if self._how.factor is not None:
-                return self._how.factor(norm, bound)
-        return norms.clip_factor(norm, bound, self._how.whole_is_nan)
+        return Factor(norms.clip_factor(norm, bound, how.whole_is_nan))
+
+    @property
+    def clip_scale(self) -> Any:
+        """The same in one number."""
+        return self.clip_factor.value
 
     @lazy
     def clipped_norms(self) -> Any:
@@ -346,6 +396,25 @@ class Known:
             return np.ones(len(self.clipped_norms), np.float32)
         return self._how.trust(self.variable_norms, self.clipped_norms)
 
+    def shared(self, dtype: Dtype) -> dict[str, Any]:
+        """The scalars of the stages that all variables share, of a compute dtype."""
+        found = self._how.shared(dtype)
+        if self._how.global_clipnorm is not None and self._has_one_factor:
+            scale, unit = self.clip_parts
+            found |= {"clip_scale": dtype(scale), "clip_unit": dtype(unit)}
+        return found
+
+    @lazy
+    def _has_one_factor(self) -> bool:
+        """Whether `clip_parts` are numbers of the host, the same ones for all variables."""
+        scale, _ = self.clip_parts
+        return not isinstance(scale, Tensor) and getattr(scale, "ndim", 0) == 0
+
+    @lazy
+    def clip_parts(self) -> tuple[Any, Any]:
+        """Scale and unit of `clip_factor`, of shape () or for each variable."""
+        return self.clip_factor if self._how.overflow else parts_of(self.clip_factor, self._narrow)
+
     @lazy
     def separate(self) -> dict[str, Any]:
         """The scalars of the stages that differ by variable."""
@@ -356,8 +425,9 @@ class Known:
         if how.clipnorm is not None:
             # maximum() keeps NaN, as TensorFlow's does.
             found["clip_divisor"] = vectors.at_least(self.gradient_norms, how.clipnorm)
-        if how.global_clipnorm is not None:
-            found["clip_scale"] = vectors.for_each(self._variables, self.clip_scale)
+        if how.global_clipnorm is not None and not self._has_one_factor:
+            for name, part in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
+                found[name] = vectors.for_each(self._variables, part)
         if how.trust is not None:
             found["trust_factor"] = self.trust
         return found
@@ -369,7 +439,7 @@ class Known:
         """
         if formula is variable_squares or not self._how.stages:
             return self._sum(formula)
-        if formula is gradient_squares:
+        if formula is gradient_squares and not self._has_left:
             with np.errstate(all="ignore"):
                 found = self.clipped_norms
                 found = found if self._how.trust is None else found * self.trust
@@ -436,7 +506,8 @@ class Known:
             limit = vectors.at_least(self.gradient_norms, how.clipnorm)
             peaks = peaks * dtype(how.clipnorm) / each(limit)
         if how.global_clipnorm is not None:
-            peaks = peaks * each(vectors.for_each(found, self.clip_scale))
+            for part in self.clip_parts:
+                peaks = peaks * each(vectors.for_each(found, part))
         return peaks if how.trust is None else peaks * each(self.trust)
 
 
@@ -470,7 +541,7 @@ def materialised(
     values = [values_of(grad) for grad, _ in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
     known = how.known(Tensors(values, variables, flush), variables)
-    shared: Mapping[Dtype, Any] = {dtype: how.shared(dtype) for dtype in dtypes}
+    shared: Mapping[Dtype, Any] = {dtype: known.shared(dtype) for dtype in dtypes}
     columns = Columns(shared, known.separate)
     found: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):

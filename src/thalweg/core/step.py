@@ -243,7 +243,7 @@ def _carried_out(
                 numbers = numbers or not (is_last and _may_leave(hooks, asked, ready))
             formulas = tuple(rule.measures.values())
             known = how.known(measures, asked.variables, columns, formulas, numbers)
-            columns = processed(columns, known, how, ready.dtypes)
+            columns = processed(columns, known, ready.dtypes)
             decision = known.decision()
             if isinstance(decision.taken, Tensor):
                 hooks.taken = decision.taken

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from thalweg.core.checks import check_readable
+from thalweg.core.checks import check_memories, check_readable
 from thalweg.core.pairs import as_gradient, check_variables
 from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
@@ -117,7 +117,7 @@ def converted(given: Pairs) -> Pairs:
     Raises:
         TypeError, ValueError: There is something else.
         FailedPreconditionError: A variable is a DTensor.
-        LayoutError: The storage of a gradient was cut.
+        LayoutError: There is no memory that holds a gradient, or a variable.
     """
     variables = [var for _, var in given]
     check_variables(variables)
@@ -132,6 +132,7 @@ def converted(given: Pairs) -> Pairs:
             grad = as_gradient(grad, var, title)
             check_shape(grad, var, title)
         found.append((grad, var))
+    check_memories(variables)
     check_readable([grad for grad, _ in found], titles_of(variables))
     return found
 

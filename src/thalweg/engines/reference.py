@@ -32,7 +32,7 @@ from thalweg.engines.engine import (
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.measuring import combined, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
-from thalweg.formula import Formula, Rule, gradient_squares, narrow, wide
+from thalweg.formula import Formula, Rule, narrow, variable_squares, wide
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.switches import no_grad
 from thalweg.variable import numpy_copy
@@ -308,7 +308,7 @@ class ReferencePart:
         """See `Ready`."""
         if isinstance(self._gradient, IndexedSlices):
             grad, var = self._staged(stages, columns), self._resumed
-            beside = [grad if each is gradient_squares else var for each in formulas]
+            beside = [var if each is variable_squares else grad for each in formulas]
             found = [_leaves(each, [one, one], {}) for each, one in zip(formulas, beside)]
             return [combined(each, np.array([len(each)])) for each in found]
         (leaves,) = self.leaves(formulas, stages, columns)

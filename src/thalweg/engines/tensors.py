@@ -11,7 +11,7 @@ from thalweg.engines.arrays import Float64
 from thalweg.engines.cpu import measure
 from thalweg.engines.engine import Columns, Stages
 from thalweg.engines.layout import compute_dtype
-from thalweg.formula import Formula, gradient_squares
+from thalweg.formula import Formula, variable_squares
 
 
 class Tensors:
@@ -33,10 +33,10 @@ class Tensors:
     def sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`; formulas are `gradient_squares` and `variable_squares`."""
+        """See `Ready`; formulas read the gradient, but for `variable_squares`."""
         if not stages:
             return [
-                measure.sums(each, self._gradients if each is gradient_squares else self._variables)
+                measure.sums(each, self._variables if each is variable_squares else self._gradients)
                 for each in formulas
             ]
         found = np.zeros((len(formulas), len(self._variables)))

@@ -5,6 +5,7 @@ Random numbers are torch's. `==` between symbolic tensors compares identities, a
 """
 
 from thalweg.graph.arguments import by_reference
+from thalweg.graph.called_once import constrained, explained, gradient_symbol, update_of
 from thalweg.graph.checking import must_hold
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.conditional import case, cond
@@ -55,6 +56,7 @@ from thalweg.graph.initializers import (
     zeros_initializer,
 )
 from thalweg.graph.loops import foldl, foldr, map_fn, scan, while_loop
+from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.one_update import after_writes, as_one_update, updates_since
 from thalweg.graph.operation import operation
@@ -81,6 +83,7 @@ from thalweg.graph.ops import (
     stop_gradient,
     zeros,
 )
+from thalweg.graph.rows import deduplicated
 from thalweg.graph.session import InteractiveSession, Session
 from thalweg.graph.shapes import Output
 from thalweg.graph.sizes import ints, known_size, known_sizes, sizes_of
@@ -134,13 +137,16 @@ __all__ = [
     "cond",
     "constant",
     "constant_initializer",
+    "constrained",
     "control_dependencies",
     "convert_to_tensor",
     "current_session",
+    "deduplicated",
     "disable_eager_execution",
     "embedding_lookup",
     "enable_eager_execution",
     "executing_eagerly",
+    "explained",
     "foldl",
     "foldr",
     "gather",
@@ -153,6 +159,7 @@ __all__ = [
     "global_variables",
     "global_variables_initializer",
     "glorot_uniform_initializer",
+    "gradient_symbol",
     "gradients",
     "graph_variable_of",
     "group",
@@ -166,6 +173,7 @@ __all__ = [
     "known_sizes",
     "local_variables",
     "local_variables_initializer",
+    "made_of_gradients",
     "make_variable",
     "map_fn",
     "moving_average_variables",
@@ -200,6 +208,7 @@ __all__ = [
     "truncated_normal",
     "truncated_normal_initializer",
     "tuple_",
+    "update_of",
     "updates_since",
     "variable_scope",
     "variables_initializer",

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.common_factor import Factor
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.processing import NOTHING, Known, Processing
-from thalweg.core.vectors import functions_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED, Rule
 from thalweg.optim.averaging import EMA, averaged
@@ -192,6 +192,7 @@ def _equal(one: Any, other: Any) -> bool:
 KEYWORDS = tuple(each.name for each in fields(Around))
 NONE = Around()
 _NARROW = Processing(narrow=True)
+EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 
 
 def apart(keywords: dict[str, Any]) -> Around:
@@ -211,18 +212,13 @@ class Seen:
         self.grad_norm, self.clip_factor = known.global_norm, known.clip_scale
 
 
-def torch_factor(norm: Any, limit: Any) -> Any:
-    """What `torch.nn.utils.clip_grad_norm_` multiplies gradients by."""
-    return functions_of(norm).clip(limit / (norm + 1e-6), None, 1)
-
-
 def processing(
     around: Around,
     unscaling: float | Tensor | None,
     count: int,
     seen: Seen,
     is_torchs: bool,
-    scale: Any = None,
+    factor: Factor | None = None,
 ) -> Processing:
     """What happens to the gradients of a step.
 
@@ -232,7 +228,7 @@ def processing(
         count: How many gradients there are.
         seen: Is told of them where they are measured.
         is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
-        scale: What clips them by a common norm, where that is known; see `CommonNorm`.
+        factor: What clips them by a common norm, where that is known; see `CommonNorm`.
     """
     if not around.clips and unscaling is None:
         return _NARROW if around.masters else NOTHING
@@ -247,8 +243,9 @@ def processing(
         clipvalue=around.clip_grad_value,
         global_clipnorm=around.clip_grad_norm,
         overflow=False,  # not even with TensorFlow's numbers: the option is ours
-        factor=torch_factor if is_torchs else None,
-        clip_scale=scale,
-        watch=seen if by_norm and scale is None else None,
+        whole_is_nan=not is_torchs,
+        epsilon=EPSILON if is_torchs else None,
+        clip_factor=factor,
+        watch=seen if by_norm and factor is None else None,
         narrow=around.masters,
     )

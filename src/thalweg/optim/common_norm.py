@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.common_factor import Factor
 from thalweg.core.processing import Measures, Processing
 from thalweg.engines import Gate, Tensors, layout
 from thalweg.engines.engine import Ready, Request
@@ -26,7 +27,7 @@ class CommonNorm:
         self._ready: Ready | None = None
 
     def again(self, shares: Sequence[Share]) -> bool:
-        """Whether gradients are like those before; if so `clip_scale` is ready for them.
+        """Whether gradients are like those before; if so `clip_factor` is ready for them.
 
         Args:
             shares: Those of the step.
@@ -37,8 +38,8 @@ class CommonNorm:
             self._ready = None
         return self._ready is not None
 
-    def clip_scale(self, shares: Sequence[Share], how: Processing, seen: Seen) -> Any:
-        """What clips all gradients: a number, or a tensor of their device.
+    def clip_factor(self, shares: Sequence[Share], how: Processing, seen: Seen) -> Factor:
+        """What clips all gradients.
 
         Args:
             shares: Those that `again` was given.
@@ -58,7 +59,7 @@ class CommonNorm:
         try:
             known = how.known(measures, variables)
             seen(known)
-            return known.clip_scale
+            return known.clip_factor
         finally:
             if self._ready is not None:
                 self._ready.let_go()

@@ -17,7 +17,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
 from thalweg.optim.folding import COUNT, SUM, is_count
-from thalweg.optim.groups import PAIRS, Group
+from thalweg.optim.groups import HOW, PAIRS, Group
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.rows import check_inside
 from thalweg.optim.sharded import is_on_mesh
@@ -105,7 +105,7 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
     Args:
         group: The group.
         wanted: Those that a step reads.
-        flags: Of these, those that are looked at as true or false.
+        flags: Those that are looked at as true or false.
         place: The number of the group.
     """
     found: list[str] = []
@@ -113,13 +113,16 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
         what = f"'{name}' of group {place}"
         if name not in group:
             found.append(f"{what} is missing")
-        elif name in flags:
+        elif name in flags or name == "rule":  # which is compared apart
             continue
         elif name in PAIRS:
             if not _is_pair(group[name]):
                 found.append(f"{what} is {_named(group[name])}, no pair of numbers")
         elif not is_number(group[name]):
             found.append(f"{what} is {_named(group[name])}, no number")
+    for name in dict.fromkeys((*flags, *HOW)):
+        if name in group and (group[name] is not None or name not in HOW):
+            found += _of_flag(group[name], f"'{name}' of group {place}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
         found.append(
@@ -128,6 +131,12 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
     if COUNT in group and not is_count(count := group[COUNT]):
         found.append(f"'{COUNT}' of group {place} is {_named(count)}, no number of gradients")
     return found
+
+
+def _of_flag(value: Any, what: str) -> list[str]:
+    if isinstance(value, np.bool_) or is_number(value):
+        return []
+    return [f"{what} is {_named(value)}, neither true nor false"]
 
 
 def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str]:

@@ -60,7 +60,7 @@ class DropIn(OneSweep):
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _wanted: ClassVar[list[str]]  # those that it reads
-    _flags: ClassVar[list[str]]  # those of these that are true or false
+    _flags: ClassVar[list[str]]  # those that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
@@ -69,7 +69,26 @@ class DropIn(OneSweep):
         cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
         apart = ("params", *HOW, *cls._unread)
         cls._wanted = [name for name in own.parameters if name not in apart]
-        cls._flags = [n for n in cls._wanted if isinstance(own.parameters[n].default, bool)]
+        cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        if not self._around.keeps_as_torch:
+            self._keep_as_options_say()
+
+    def _keep_as_options_say(self) -> None:
+        """Have slots that torch's constructor makes be of the dtype of all others."""
+        kinds = self._around.kinds
+        for group in self.param_groups:
+            starts = self._starts_of(group)
+            for param in group["params"]:
+                own = self.state.get(param, {})
+                for slot in self._rule(group).element_slots:
+                    made = own.get(slot.name)
+                    if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
+                        continue
+                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
+                    own[slot.name] = torch.full_like(made, start, dtype=kinds.of(slot, param))
 
     @staticmethod
     def _rule(group: Group) -> Rule:
@@ -104,8 +123,8 @@ class DropIn(OneSweep):
             return self._step_of_torch()
         with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen, scale = Seen(), None
-        # In one section with the last of them.
+        seen, factor = Seen(), None
+        # In one section with the last of them: `rule` is that at which the loop above ended.
         hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.clip_grad_norm is not None:
@@ -115,7 +134,7 @@ class DropIn(OneSweep):
             count = sum(len(share.pairs) for share in shares.values())
             how = processing(around, unscaling, count, seen, is_torchs=True)
             with no_grad():
-                scale = norm.clip_scale(all_of_it, how, seen)
+                factor = norm.clip_factor(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
         try:
@@ -123,7 +142,7 @@ class DropIn(OneSweep):
                 own, kept = hooks[rule], parts[rule].kept
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
-                how = processing(around, unscaling, len(pairs), seen, True, scale)
+                how = processing(around, unscaling, len(pairs), seen, True, factor)
                 outcome = None
                 if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
                     outcome = repeat(own, kept, pairs, how, copies)

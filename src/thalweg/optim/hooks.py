@@ -11,10 +11,12 @@ from torch import Tensor
 from thalweg.core.checks import check_pairs, sparse_and_constrained
 from thalweg.core.complexes import as_real
 from thalweg.core.hooks import Dtype, Hooks, Shared
+from thalweg.core.hyperparameters import shown
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
+from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
@@ -254,10 +256,18 @@ class TorchHooks(GroupHooks):
             step = numbers[STEP]
             step = step.double() if isinstance(step, Tensor) else step
             numbers["t"] = numbers[STEP] = step + 1
-        made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
-        for name, each in made.items():
-            if type(each) is not float and not self._stays(each):
-                made[name] = number(each)
+        try:
+            made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
+            for name, each in made.items():
+                if type(each) is not float and not self._stays(each):
+                    made[name] = number(each)
+        except (ArithmeticError, TypeError) as error:  # such as a root that is complex
+            group = optimizer.param_groups[place]
+            names = [n for n in optimizer._wanted_options() if n not in optimizer._flags]
+            own = ", ".join(f"{name}={shown(group.get(name))}" for name in names)
+            raise InvalidArgumentError(
+                f"Group {place} takes no step with {own}: {error} in step {numbers.get('t', 1)}."
+            ) from error
         return {**options.numbers(self._stays), **numbers, **made}
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:

@@ -18,7 +18,7 @@ from thalweg.optim import differing
 from thalweg.optim.averaging import EMA
 from thalweg.optim.differing import Want, sum_of
 from thalweg.optim.folding import COUNT, SUM
-from thalweg.optim.groups import Group, hypers_of
+from thalweg.optim.groups import Group, hypers_of, states_of
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.sharded import cut, local
 from thalweg.switches import writable
@@ -74,7 +74,12 @@ def load_as_torch(
         raise mismatch([what], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
         _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
-        _widen(staged, [param for param, name in lacking if name == MASTER], optimizer)
+        for group in staged.param_groups:
+            slots = optimizer._rule(group).element_slots
+            for param in group["params"]:
+                kinds.widen(staged.state.get(param, {}), slots, param)
+    for _, own in states_of(staged.state):
+        own.update(dict(_resolved(own)))
     staged._own.blocks.gather(staged.state, staged._single)
     if lacking:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
@@ -150,6 +155,8 @@ def _twin(optimizer: Any) -> Any:
 def _handing_over(staged: Any, optimizer: Any) -> list[Call]:
     """What makes all that was loaded into a twin the optimizer's, as functions in C."""
     own = vars(optimizer)
+    # `_own` has the lock that is held, and what was listened to: its plans are made anew by
+    # whoever finds another state.
     apart = ("_own", "_around", "defaults", *_HOOKS)
     made = {
         name: value
@@ -214,15 +221,11 @@ def _give_back_dtypes(
                 staged.state[param][name] = value.detach().to(there, copy=True)
 
 
-def _widen(staged: Any, params: list[Tensor], optimizer: Any) -> None:
-    """Have the slots of parameters that gained a master be as wide as it is."""
-    places = {id(p): group for group in staged.param_groups for p in group["params"]}
-    for param in params:
-        own = staged.state[param]
-        for slot in optimizer._rule(places[id(param)]).element_slots:
-            value = own.get(slot.name)
-            if isinstance(value, Tensor) and value.dtype in REDUCED:
-                own[slot.name] = value.to(optimizer._around.kinds.of(slot, param))
+def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a state of which torch only notes that they are negated or conjugated."""
+    for name, each in own.items():
+        if isinstance(each, Tensor) and (each.is_neg() or each.is_conj()):
+            yield name, each.resolve_neg().resolve_conj()
 
 
 def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,4 +366,6 @@ def _wanted(
 
 
 def _dtypes(own: Tensor, widens: bool) -> list[torch.dtype]:
-    return [own.dtype, *(REDUCED if widens and own.dtype == torch.float32 else ())]
+    # Numbers beside masters were of 16 bits once.
+    is_wider = own.dtype == torch.float32 and (widens or not own.dim())
+    return [own.dtype, *(REDUCED if is_wider else ())]

@@ -44,6 +44,10 @@ class Kinds(NamedTuple):
         """Whether a parameter has a master, which is state."""
         return self.masters and param.dtype in REDUCED
 
+    def updated(self, param: Tensor) -> torch.dtype:
+        """The dtype of what a step updates: a parameter, or its master."""
+        return torch.float32 if self.has_master(param) else param.dtype
+
     def is_away(self, param: Tensor) -> bool:
         """Whether a parameter is on another device than its state."""
         return self.device is not None and layout.is_far(param, self.device)
@@ -70,6 +74,19 @@ class Kinds(NamedTuple):
         if self.state is not None:
             return self.state
         return torch.float32 if self.masters and dtype in REDUCED else dtype
+
+    def widen(self, own: dict[str, Any], slots: Sequence[Slot], param: Tensor) -> None:
+        """Have slots of 16 bits beside a master be what the options say, which they were not once.
+
+        Args:
+            own: The state of the parameter, which is changed.
+            slots: The rule's, of the parameter's shape.
+            param: The parameter.
+        """
+        for slot in slots if self.has_master(param) else ():
+            value = own.get(slot.name)
+            if isinstance(value, Tensor) and value.dtype in REDUCED:
+                own[slot.name] = value.to(self.of(slot, param))
 
 
 PLAIN = Kinds()

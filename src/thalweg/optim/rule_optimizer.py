@@ -13,6 +13,7 @@ from thalweg.core.columns import check_names
 from thalweg.core.hyperparameters import hint, shown
 from thalweg.core.outcome import raise_first
 from thalweg.core.section import run
+from thalweg.core.state import shown as told
 from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
@@ -79,7 +80,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
     _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
-    _flags: ClassVar[list[str]] = ["rule"]  # options that are no numbers
+    _flags: ClassVar[list[str]] = []
     _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
 
     rule: Rule
@@ -153,7 +154,8 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         rule, first = self.rule, self.param_groups[0]["params"][0]
         found = {STEP: Number(0, torch.int64)}
         found |= {name: Number(1.0, torch.float32) for name in self._products}
-        found |= {name: Number(start, first.dtype) for name, start in self._extra.items()}
+        kind = self._around.kinds.updated(first)
+        found |= {name: Number(start, kind) for name, start in self._extra.items()}
         if rule.per_variable is None:  # else that reads and writes them
             found |= {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
         return found
@@ -233,8 +235,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
-        if group.get("rule") != self.rule.name:
-            return [f"its rule is {group.get('rule')!r}, here {self.rule.name!r}"]
+        rule = group.get("rule")
+        if not isinstance(rule, str) or rule != self.rule.name:
+            return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
     def _wanted_options(self) -> Sequence[str]:

@@ -99,6 +99,7 @@ def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+        optimizer._own.begun, optimizer._own.is_folded = (), False
         try:
             return step(optimizer, closure)
         except BaseException as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import repeat as again
 from operator import is_
@@ -141,23 +141,38 @@ class OneSweep(Scaled):
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
             self._check_options(param_group, len(self.param_groups), complete=False)
-        apart = [name for name in KEYWORDS if name not in param_group]
-        groups, known = list(self.param_groups), set(self.state)
-        try:
+        with self._added_whole():
             super().add_param_group(param_group)  # pyright: ignore
-            for name in apart:
+            for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
             self._complete()
             self._begin()
-        except BaseException:
-            self.param_groups[:] = groups
-            for param in set(self.state) - known:
-                del self.state[param]
-            self._own.operands.read_again(self)
-            raise
 
     def _complete(self) -> None:
         """Make what a group that was added needs before its first step."""
+
+    @contextmanager
+    def _added_whole(self) -> Generator[None]:
+        """Take groups of parameters out again that are added in the block, if it fails."""
+        own, count, known = self._own, len(self.param_groups), list(self.state)
+        heard, flat = list(own.heard), own.flat
+        had = [] if flat is None else [(param, param.grad) for param in flat.params]
+        try:
+            yield
+        except BaseException:
+            added = [param for group in self.param_groups[count:] for param in group["params"]]
+            del self.param_groups[count:]
+            for param in added:
+                if not any(param is each for each in known):
+                    self.state.pop(param, None)
+            for key in own.heard.keys() - heard:
+                own.heard.pop(key).remove()
+            own.flat = flat
+            for param, grad in had:
+                param.grad = grad
+            own.places.clear()
+            own.operands.read_again(self)
+            raise
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
         """Refuse a group whose options a step would not follow.
@@ -243,7 +258,6 @@ class OneSweep(Scaled):
     @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
-        self._own.begun = ()
         self._check_alone()
         loss = None
         if closure is not None:
@@ -409,7 +423,7 @@ class OneSweep(Scaled):
         own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True
-        own.sums, own.is_folded = None, False  # those of a step not taken are in the state still
+        own.sums = None  # those of a step that was not taken are in the state still
         with no_grad():
             count = fold(
                 self.param_groups,

@@ -53,6 +53,7 @@ def _prepared(optimizer: Any) -> tuple[list[Call], list[Call]]:
             _refuse()
         swaps = _swaps(optimizer)
     back = [while_whole(partial(each.plain.copy_, each.kept)) for each in swaps]
+    # Empty until the block is open: one that is refused closes nothing.
     closing: list[Call] = []
     into = [
         partial(setattr, own, "is_swapped", True),

@@ -17,6 +17,7 @@ from thalweg.race import sweep
 from thalweg.race.outcome import Outcome
 from thalweg.race.run import BLOCK, Lane, Race
 from thalweg.race.standings import Standing, standings
+from thalweg.storage import calls
 from thalweg.tables import fitted
 
 if TYPE_CHECKING:
@@ -277,9 +278,16 @@ def save(outcome: Outcome, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that is never left half written: it comes into being at the end."""
+    """A file to write that is never left half written: it comes into being at the end.
+
+    It is closed to whom the file that it replaces was, and to whom the umask is.
+    """
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # of an interrupted run, or a link that another user put there
-    with open(partial, "xb") as file:
+    old = path.stat() if path.exists() and not path.is_symlink() else None
+    mode = 0o666 if old is None else old.st_mode & 0o666 | 0o600
+    with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        if old is not None:
+            calls.give(file.fileno(), old)
         yield file
     partial.replace(path)

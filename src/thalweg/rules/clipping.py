@@ -23,6 +23,11 @@ def clip_by_global_norm(grad, *, clip_scale):
     return grad * clip_scale
 
 
+def clip_by_common_norm(grad, *, clip_scale, clip_unit):
+    """The same with a factor that may be below the normal numbers: the product of both."""
+    return grad * clip_scale * clip_unit
+
+
 def scale_by_trust(grad, *, trust_factor):
     """LARC: each variable has a factor of its own."""
     return grad * trust_factor

@@ -11,6 +11,7 @@ from thalweg import graph
 from thalweg.errors import InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, tensor
+from thalweg.tf.elementwise import as_shaped
 from thalweg.variable import dtype_name
 
 __all__ = [
@@ -25,6 +26,9 @@ _SLICES = (IndexedSlices, graph.SymbolicSlices)
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
     """A tensor, or slices, scaled so that its norm is at most `clip_norm`; the norm of each part
     along `axes`, or of all elements. A NaN makes NaN of all that share its norm.
+
+    Raises:
+        InvalidArgumentError: `clip_norm` has more elements than there is room for in the tensor.
     """
     if isinstance(t, _SLICES):
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
@@ -36,7 +40,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
         limit = _in(given, limit).clamp(min=0)
         bound = torch.where(size < limit, limit, size)  # a NaN stays
-        return given * limit / torch.where(bound == 0, 1, bound)
+        return as_shaped(given, given * limit / torch.where(bound == 0, 1, bound))
 
     return call(clip, tensor(t), _limit(clip_norm), name=name or "clip_by_norm")
 

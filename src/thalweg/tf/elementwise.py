@@ -209,6 +209,9 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
     """Elements below the minimum become the minimum, those above the maximum the maximum.
 
     Where the minimum is the larger one, it is all there is.
+
+    Raises:
+        InvalidArgumentError: A bound has more elements than there is room for in the tensor.
     """
     if isinstance(t, IndexedSlices | graph.SymbolicSlices):
         values = clip_by_value(t.values, clip_value_min, clip_value_max, name)
@@ -219,7 +222,21 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 
 
 def _clipped(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    return torch.clamp(t, low, torch.maximum(low, high))
+    return as_shaped(t, torch.clamp(t, low, torch.maximum(low, high)))
+
+
+def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
+    """What a tensor was clipped to, which a bound must not have given another shape.
+
+    Raises:
+        InvalidArgumentError: It has.
+    """
+    if clipped.shape != given.shape:
+        raise InvalidArgumentError(
+            f"Cannot clip a tensor of shape {tuple(given.shape)}: with this bound it would have"
+            f" shape {tuple(clipped.shape)}."
+        )
+    return clipped
 
 
 def cast(x: Any, dtype: Any, name: str | None = None) -> Any:

@@ -127,7 +127,6 @@ class Part(Entry):
 
     def read(self) -> Tensor:
         """The value; all processes call this."""
-        check_memory(self.own, f"'{name_of(self.own)}'")
         return self.parts.whole(self.own, self.var)
 
     def mine(self, value: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.arrays import Float64
 from thalweg.engines.engine import Columns, Ready, Request, Stages
+from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
@@ -74,7 +75,12 @@ class Locals:
         return local(distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None))
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """The value, on each rank of the mesh; all of them call this."""
+        """The value, on each rank of the mesh; all of them call this.
+
+        Raises:
+            LayoutError: There is no memory that holds this rank's part.
+        """
+        check_memory(own, f"'{name_of(var)}'")
         if not is_on_mesh(var):
             return own.detach().clone()
         from torch.distributed.tensor import DTensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
-from thalweg.distribute.message import Doing, Message
+from thalweg.distribute.message import Doing, Message, telling
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.pieces import Piece, pieces_of
 from thalweg.engines import layout
@@ -215,10 +215,13 @@ class Shards:
             The value; in `collecting`, on other ranks than 0, an empty tensor.
 
         Raises:
-            ReplicaMismatchError: Other ranks do something else.
+            LayoutError: There is no memory that holds this rank's part; others raise the next one.
+            ReplicaMismatchError: Other ranks do something else, or have none.
             ReplicaLostError: A rank did not answer.
         """
         with self.reading():
+            with telling(self.ranks, Doing.STATE):
+                layout.check_memory(own, f"'{name_of(own)}'")
             Message(self.ranks, Doing.STATE).heard()
         if self._collects and self.ranks.rank:
             with self.reading():

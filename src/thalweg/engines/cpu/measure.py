@@ -16,7 +16,7 @@ from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Dtype, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
-from thalweg.formula import Formula, gradient_squares
+from thalweg.formula import Formula, variable_squares
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -180,7 +180,7 @@ def sums(
     """The sum over the elements of each tensor of a formula that reads no other.
 
     Args:
-        formula: `gradient_squares` or `variable_squares`, of a tensor as gradient or variable.
+        formula: One that reads the gradient alone, or `variable_squares`.
         tensors: Tensors on any devices.
         stages: What is applied to the elements first.
         scalars: Those of the stages.
@@ -202,7 +202,7 @@ def sums(
     def of_other(tensor: Tensor) -> Tensor:
         kind = torch.float64 if compute is np.float64 else None
         values = reference.transform(stages, tensor, scalars or {}, flush, kind).double()
-        leaves = leaves_of(values.square())
+        leaves = leaves_of(formula(values, values))
         return Tree(leaf_counts([tensor.numel()]), tensor.device).combined(leaves)[0]
 
     return _by_tensor(tensors, of_memory, of_other)
@@ -222,7 +222,7 @@ def sums_of_pair(
     The values of a sparse gradient count as they come, repeated rows and all.
 
     Args:
-        formulas: `gradient_squares` and `variable_squares`.
+        formulas: Each reads the gradient alone, but for `variable_squares`.
         grad, var: Gradient and variable.
         stages, scalars, compute, flush: Of the gradient, as in `sums`.
 
@@ -230,9 +230,9 @@ def sums_of_pair(
         For each formula an array of shape (1,), float64.
     """
     return [
-        sums(each, [grad], stages, scalars, compute, flush)
-        if each is gradient_squares
-        else sums(each, [var])
+        sums(each, [var])
+        if each is variable_squares
+        else sums(each, [grad], stages, scalars, compute, flush)
         for each in formulas
     ]
 

@@ -107,7 +107,7 @@ class _OfKeras(keras.optimizers.Optimizer):
 
 
 @cache
-def _lent(own: type[Optimizer]) -> type[Optimizer]:
+def _lent(own: type[Optimizer]) -> Any:
     """The class of optimizers of the class `own` that are in a model."""
     asked = {name for name in dir(_OfKeras) if not name.startswith("__")}
     asked = {name: _from_lender(name) for name in asked if not hasattr(Lent, name)}

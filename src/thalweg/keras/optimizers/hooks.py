@@ -19,7 +19,7 @@ from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import resolve
+from thalweg.running import current_session, resolve
 from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 
 
@@ -100,8 +100,9 @@ class KerasHooks(Hooks):
         check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create(self, variables: Sequence[Tensor]) -> None:
-        with making(self._optimizer, variables):
-            self._optimizer._create_all_weights(list(variables))
+        if current_session() is None:  # in a graph they were made when it was built
+            with making(self._optimizer, variables):
+                self._optimizer._create_all_weights(list(variables))
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
         self._state = self._optimizer._prepare(distinct(variables))
@@ -208,12 +209,21 @@ class AloneHooks(RuleHooks):
 
     constrains = False  # the step does that
 
-    def __init__(self, optimizer: Any, apply_state: ApplyState | None) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        apply_state: ApplyState | None,
+        rates: dict[Dtype, float] | None = None,
+    ) -> None:
         super().__init__(optimizer, False)
         self._state = apply_state or ApplyState()
+        self._rates = rates or {}
+        self._is_told = rates is not None  # the rates, as hooks had them when a graph was built
         self.repeats = True
 
     def prepare(self, variables: Sequence[Tensor]) -> None:
+        if self._is_told:
+            return
         if not self._state:
             super().prepare(variables)
         elif "_prepare_local" in self._optimizer._overridden():
@@ -238,8 +248,14 @@ class AloneHooks(RuleHooks):
 class ComplexHooks(AloneHooks):
     """A complex variable, updated on its own as pairs of real numbers."""
 
-    def __init__(self, optimizer: Any, apply_state: ApplyState | None, var: Tensor) -> None:
-        super().__init__(optimizer, apply_state)
+    def __init__(
+        self,
+        optimizer: Any,
+        apply_state: ApplyState | None,
+        var: Tensor,
+        rates: dict[Dtype, float] | None = None,
+    ) -> None:
+        super().__init__(optimizer, apply_state, rates)
         self._var = var
 
     def titles(self, variables: Sequence[Tensor]) -> list[str]:

@@ -108,7 +108,7 @@ def applied(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Opera
         called = optimizer._hyper.called()
         variables = distinct([var for _, var in pairs])
         optimizer._create_all_weights(variables)
-        read = _captured(optimizer, called, [var.dtype for var in variables])
+        read = captured(optimizer, called, [var.dtype for var in variables])
 
         def run(grads: list[Any], leaves: list[Tensor], *values: Any) -> None:
             with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
@@ -116,7 +116,18 @@ def applied(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Opera
 
         grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
         with get_default_graph().name_scope(name):
-            return operation(run, [grads, leaves, *read.inputs], "AssignAddVariableOp")
+            op = operation(run, [grads, leaves, *read.inputs], "AssignAddVariableOp")
+        op.written += tuple(kept_in_graph(optimizer, variables))
+        return op
+
+
+def kept_in_graph(optimizer: Any, variables: Sequence[Any]) -> list[GraphVariable]:
+    """The variables of the graph that a step of these variables writes to beside them."""
+    found: list[Any] = []
+    for each in optimizer._with_inner():
+        found += [slot for var in variables for slot in each._slots.all_of(var).values()]
+        found += [*each._own_children().values(), *each._added]
+    return [var for var in found if isinstance(var, GraphVariable)]
 
 
 def nothing(optimizer: Any) -> Operation:
@@ -131,7 +142,7 @@ def rate(optimizer: Any, dtype: torch.dtype) -> Any:
     """The learning rate that a step would have, as a tensor of the graph."""
     optimizer._create_hypers()
     step = optimizer.iterations
-    read = _captured(optimizer, optimizer._hyper.called(), [dtype])
+    read = captured(optimizer, optimizer._hyper.called(), [dtype])
 
     def run(_: Any, *values: Any) -> Tensor:
         with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
@@ -149,7 +160,7 @@ def written(symbol: Any) -> Any:
 
 
 @dataclass
-class _Captured:
+class Captured:
     """The hyperparameters of an operation.
 
     Attributes:
@@ -172,7 +183,8 @@ class _Captured:
         return found
 
 
-def _captured(optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]) -> _Captured:
+def captured(optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]) -> Captured:
+    """What an operation that an optimizer takes part in has of hyperparameters."""
     fixed = optimizer._hyper.all_of(called)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}
     numbers = [name for name, value in symbols.items() if _is_number(value)]
@@ -186,7 +198,7 @@ def _captured(optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dty
     read: Any = ()
     if variables:
         read = operation(_read, variables, "ReadVariableOp", kind="pure", outputs=output)
-    return _Captured(fixed, numbers, [read, tensors])
+    return Captured(fixed, numbers, [read, tensors])
 
 
 def _is_number(value: Any) -> bool:

@@ -18,25 +18,29 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from thalweg import distribute
+from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.kept import Plans
-from thalweg.core.outcome import raise_first
+from thalweg.core.outcome import raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
+from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.graph import as_one_update, deduplicated
+from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, with_gradients
 from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
+from thalweg.keras.optimizers.recorded import clipped, has_hooks, recorded
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.locks import Guard
-from thalweg.running import current_session, executing_eagerly
+from thalweg.running import current_session, executing_eagerly, is_symbolic
 from thalweg.scattering import scatter
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.tracing import untraced
@@ -61,7 +65,9 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
     `_create_slots(var_list)` and `get_config()`. The first two change `var` and its slots in
     place, and may take `apply_state`; autograd is off. Should they fail, variables and slots are
-    put back from copies, made before each step. To have an optimizer fused instead, write a
+    put back from copies, made before each step. In graph mode all hooks are called once, when the
+    graph is built, with tensors that have no value yet, and return operations, as in TensorFlow;
+    a session runs what they recorded as one update. To have an optimizer fused instead, write a
     `thalweg.Rule` and run it with `RuleOptimizer`.
 
     `repr` gives the hyperparameters, the engine, and how many bytes of slots there are for how
@@ -79,6 +85,11 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             variables), `decay` (of the learning rate: `lr / (1 + decay * iterations)`), `lr` (old
             name of learning_rate).
 
+    Attributes:
+        HOOKS_AT_EACH_RUN: Set to True in a class whose hooks need values in graph mode, too: all
+            but `_create_slots` are then called at each run, with the session's tensors, which they
+            change in place; so are aggregators and transformers.
+
     Raises:
         TypeError: An unknown keyword, or one whose value is not a number.
         ValueError: A negative keyword argument, both norms, or clipping with transformers.
@@ -91,8 +102,10 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
 
-    _NOT_COPIED: tuple[str, ...] = ("_lock", "_plans")
+    _NOT_COPIED: tuple[str, ...] = ("_lock", "_plans", "_read")
+    HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _HAS_AGGREGATE_GRAD = True  # `apply_gradients` takes experimental_aggregate_gradients
+    _read: Any = None  # what an operation has of hyperparameters, while hooks are recorded
     _use_locking = True  # what subclasses hand on to assignments and kernels
     _BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks as they are without a subclass
 
@@ -102,6 +115,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         object.__setattr__(self, "_lock", Guard(self, Optimizer._forget_step))
         object.__setattr__(self, "_plans", Plans())
         return self
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("apply_gradients")
+        if inspect.isfunction(own):
+            cls.apply_gradients = as_one_update(own)
 
     def _forget_step(self) -> None:
         if "_hyper" in vars(self):
@@ -180,45 +199,54 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         """
         waits = experimental_aggregate_gradients and self._is_summed()
         told = distribute.awaited(self) if waits else contextlib.nullcontext()
-        with self._lock, self._hyper, told:
-            given = grads_and_vars if type(grads_and_vars) is list else as_pairs(grads_and_vars)
-            if not given:
-                if waits and executing_eagerly():
-                    distribute.summed(self, distribute.get_strategy(), [], self._said())
-                return in_graph.nothing(self) if in_graph.is_deferred() else None
-            if distribute.in_cross_replica_context() and current_session() is None:
-                raise RuntimeError(
-                    "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
-                    " the function that thalweg.distribute.Strategy.run calls."
-                )
-            aggregates = experimental_aggregate_gradients
-            sums_first = aggregates and self._sums_first()
-            hooks = self._hooks(aggregates and not sums_first)
-            if not sums_first:
-                if waits and executing_eagerly():
-                    given = distribute.completed_here(as_pairs(given))
-                given, hooks.sharing = distribute.sharing_here(self, given, hooks)
-            elif distribute.shards_of(self) is not None:
-                given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
-            else:
-                given = self._summed(as_pairs(given))
-            how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
-            kept = self._plans.now()
-            with distribute.taking(hooks.sharing):
-                outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
-                if outcome is None:
-                    if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-                        return self._deferred(given, name, aggregates and not sums_first)
-                    outcome = take(hooks, kept, given, how, tries=False)
-            distribute.taken(self, bool(outcome.errors))
-            raise_first(outcome.errors)
-            return self.iterations
+        try:
+            with self._lock, self._hyper, told:
+                return self._applied(grads_and_vars, name, experimental_aggregate_gradients, waits)
+        except Exception as error:
+            if executing_eagerly():
+                say_refused(error)
+            raise
+
+    def _applied(self, given: Any, name: str | None, aggregates: bool, waits: bool) -> Any:
+        """Apply gradients, which are completed first where `waits`."""
+        given = given if type(given) is list else as_pairs(given)
+        if not given:
+            if waits and executing_eagerly():
+                distribute.summed(self, distribute.get_strategy(), [], self._said())
+            return in_graph.nothing(self) if in_graph.is_deferred() else None
+        if distribute.in_cross_replica_context() and current_session() is None:
+            raise RuntimeError(
+                "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
+                " the function that thalweg.distribute.Strategy.run calls."
+            )
+        sums_first = aggregates and self._sums_first()
+        hooks = self._hooks(aggregates and not sums_first)
+        if not sums_first:
+            if waits and executing_eagerly():
+                given = distribute.completed_here(as_pairs(given))
+            given, hooks.sharing = distribute.sharing_here(self, given, hooks)
+        elif distribute.shards_of(self) is not None:
+            given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
+        else:
+            given = self._summed(as_pairs(given))
+        how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
+        kept = self._plans.now()
+        with distribute.taking(hooks.sharing):
+            outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
+            if outcome is None:
+                if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+                    return self._deferred(given, name, aggregates and not sums_first)
+                outcome = take(hooks, kept, given, how, tries=False)
+        distribute.taken(self, bool(outcome.errors))
+        raise_first(outcome.errors)
+        return self.iterations
 
     def _deferred(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
         """The operation that takes the step when a session runs it."""
         given = as_pairs(given)
         pairs = with_gradients(given, titles_of([var for _, var in given]))
-
+        if self._is_recorded():
+            return recorded(self, pairs, name or self._name, aggregate)
         replica = distribute.current_replica()
 
         def step(grads: list[Any], leaves: list[Tensor]) -> None:
@@ -228,6 +256,10 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
                 Optimizer.apply_gradients(self, pairs, None, aggregate)
 
         return in_graph.applied(self, step, pairs, name or self._name)
+
+    def _is_recorded(self) -> bool:
+        """Whether hooks are called once, when a graph is built."""
+        return has_hooks(self) and not self.HOOKS_AT_EACH_RUN and distribute.shards_of(self) is None
 
     def _sums_first(self) -> bool:
         """Whether the sum over replicas is all that comes before `_transform_gradients`."""
@@ -250,6 +282,10 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         found = distribute.summed(self, distribute.get_strategy(), pairs, self._said())
         return _all_of(pairs, found)
+
+    def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
+        """What counts a step of these variables beside `iterations`, as functions in C."""
+        return []
 
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)
@@ -356,7 +392,10 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clips gradients and calls `gradient_transformers`."""
         flush = self._selection().denormals == "flush"
-        pairs, _ = materialised(grads_and_vars, self._clipping, flush)
+        if in_graph.is_deferred(*(grad for grad, _ in grads_and_vars)):
+            pairs = clipped(grads_and_vars, self._clipping, flush)
+        else:
+            pairs, _ = materialised(grads_and_vars, self._clipping, flush)
         for transformer in self._transformers:
             pairs = as_pairs(transformer(pairs))
         return pairs
@@ -375,16 +414,20 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
         """Hook: as `_resource_apply_sparse`, where `indices` may name a row twice."""
-        summed = IndexedSlices(grad, indices).deduplicated()
-        return call(self._resource_apply_sparse, (summed.values, var, summed.indices), apply_state)
+        values, unique = deduplicated(grad, indices)
+        return call(self._resource_apply_sparse, (values, var, unique), apply_state)
 
     def _resource_scatter_add(self, x: Any, i: Any, v: Any) -> Tensor:
         """Add the rows of `v` to the rows `i` of a variable; returns its value."""
+        if is_symbolic(x):
+            return x.scatter_add(EitherSlices(v, i))
         scatter(x, i, v, "add")
         return x.detach().clone()
 
     def _resource_scatter_update(self, x: Any, i: Any, v: Any) -> Tensor:
         """Set the rows `i` of a variable to the rows of `v`; returns its value."""
+        if is_symbolic(x):
+            return x.scatter_update(EitherSlices(v, i))
         scatter(x, i, v, "update")
         return x.detach().clone()
 
@@ -457,12 +500,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         return cls(**config)
 
 
-def _deduplicate_indexed_slices(values: Any, indices: Any) -> tuple[Tensor, Tensor]:
-    """The sums of rows that the same index names, and the indices, each once."""
-    summed = IndexedSlices(values, indices).deduplicated()
-    return summed.values, summed.indices
-
-
+_deduplicate_indexed_slices = deduplicated
 _var_key = variable_key
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -13,15 +12,14 @@ from torch import Tensor
 from thalweg.core.checks import scatters
 from thalweg.core.columns import check_names, derived
 from thalweg.core.complexes import real_pair, update_analytic
-from thalweg.core.hooks import Dtype, Shared
+from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import checked, hint, shown
 from thalweg.core.outcome import raise_within
-from thalweg.core.section import Call
 from thalweg.core.step import take
 from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.keras.optimizers.hooks import (
     UPDATES,
     AloneHooks,
@@ -30,8 +28,9 @@ from thalweg.keras.optimizers.hooks import (
     RuleHooks,
 )
 from thalweg.keras.optimizers.optimizer import Optimizer
+from thalweg.keras.optimizers.recorded import updated
 from thalweg.rules import RULES
-from thalweg.running import is_ours
+from thalweg.running import current_session, is_ours, is_symbolic
 
 
 class RuleOptimizer(Optimizer):
@@ -118,7 +117,8 @@ class RuleOptimizer(Optimizer):
 
     def _rate(self, dtype: Dtype) -> Any:
         """The learning rate of this step, as a subclass's `_decayed_lr` would have it."""
-        if type(self)._decayed_lr is not Optimizer._decayed_lr:
+        is_own = type(self)._decayed_lr is not Optimizer._decayed_lr
+        if is_own and (current_session() is None or not self._is_recorded()):
             kind = torch.float64 if dtype is np.float64 else torch.float32
             return dtype(float(self._decayed_lr(kind)))
         return self._learning_rate(dtype)
@@ -158,17 +158,13 @@ class RuleOptimizer(Optimizer):
                 found[compute_dtype(dtype)] = float(own["lr_t"])
         return found
 
-    def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
-        """What counts a step of these variables beside `iterations`, as functions in C."""
-        return []
-
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
-        self._apply_one(grad, var, apply_state)
+        return self._apply_one(grad, var, apply_state)
 
     def _resource_apply_sparse(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
-        self._apply_one(IndexedSlices(grad, indices), var, apply_state)
+        return self._apply_one(EitherSlices(grad, indices), var, apply_state)
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
@@ -176,14 +172,21 @@ class RuleOptimizer(Optimizer):
         # Where TensorFlow scatters it calls no other hook, whichever a subclass has.
         scatters = self._rule().duplicates == "successive"
         if "_resource_apply_sparse" in self._overridden() and not scatters:
-            super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
-        else:
-            self._apply_one(IndexedSlices(grad, indices), var, apply_state)
+            return super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
+        return self._apply_one(EitherSlices(grad, indices), var, apply_state)
 
-    def _apply_one(self, grad: Any, var: Tensor, apply_state: Any) -> None:
+    def _apply_one(self, grad: Any, var: Any, apply_state: Any) -> Any:
         """Hand a variable back to the rule, from a hook that wanted to see it."""
+        if is_symbolic(var):
+            return updated(self, grad, var, apply_state)
+        self._update_one(grad, var, apply_state)
+
+    def _update_one(
+        self, grad: Any, var: Tensor, apply_state: Any, rates: dict[Dtype, float] | None = None
+    ) -> None:
+        """Update a variable by the rule, at these learning rates if they are known."""
         kept = self._plans.now().alone(var)
-        hooks, pair = AloneHooks(self, apply_state), (grad, var)
+        hooks, pair = AloneHooks(self, apply_state, rates), (grad, var)
         if var.is_complex() and not self._rule().linear:
             hooks.create([var])
             hooks.prepare([var])
@@ -192,7 +195,7 @@ class RuleOptimizer(Optimizer):
             update_analytic(self._rule(), grad, tensors, hooks.scalars(dtype, None))
             return
         if var.is_complex():
-            hooks, pair = ComplexHooks(self, apply_state, var), real_pair(grad, var)
+            hooks, pair = ComplexHooks(self, apply_state, var, rates), real_pair(grad, var)
         raise_within(take(hooks, kept, [pair], is_last=False).errors)
 
     def _arguments(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from thalweg.core import state
-from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
@@ -101,7 +100,6 @@ class StateDict(TrackableSlots, state.Copied):
         with self._lock:
             self._settle()
             owners = self._owners()
-            check_memories([slot for *_, slot in self._slots.triples()])
             slots = {
                 name: {each.name[1:]: each.read() for each in state.of_slots(self._slots, var, "")}
                 for name, var in zip(names(owners), owners, strict=True)

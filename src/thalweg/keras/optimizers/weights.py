@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.checks import check_memories
 from thalweg.core.hyperparameters import Hyperparameters, is_function
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import SlotsByVariable
@@ -298,7 +297,6 @@ class Weights(TrackableSlots):
         if any(map(is_symbolic, own)):
             return backend.batch_get_value(own)
         with self._lock:
-            check_memories(own)
             return [numpy_value(entry.read()) for entry in self._weight_entries()]
 
     @untraced

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.common_factor import Norm, factor_of
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.norms import clip_factor
 from thalweg.core.processing import Processing
@@ -87,10 +88,15 @@ def _clip_by_global_norm(
             None if grad is None else with_values(grad, values_of(grad).float())
             for grad in gradients
         ]
-        with np.errstate(over="ignore"):
-            factor = clip_factor(np.float32(float(size)), np.float32(float(limit)), False)
-        factors = np.full(len(wide) - wide.count(None), factor)
         of = [None if grad is None else values_of(grad) for grad in wide]
+        size, limit = float(size), float(limit)
+        if not as_shipped:
+            factor = factor_of(Norm(np.float64(size)), limit, np.float32, None, False)
+            how = Processing(global_clipnorm=limit, clip_factor=factor, overflow=False)
+            return processed(wide, of, how)
+        with np.errstate(over="ignore"):
+            shipped = clip_factor(np.float32(size), np.float32(limit), False)
+        factors = np.full(len(wide) - wide.count(None), shipped)
         return processed(wide, of, Processing(unscaling=factors))
 
     found = each(

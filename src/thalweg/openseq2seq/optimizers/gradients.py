@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.core.processing import Processing, materialised
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import Output, SymbolicSlices, executing_eagerly, is_symbolic, operation
+from thalweg.graph import executing_eagerly, is_symbolic, made_of_gradients
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.switches import no_grad
 from thalweg.variable import name_of, to_tensor
@@ -140,35 +140,11 @@ def each(
     if not deferred([*gradients, *variables, *others]):
         with no_grad():
             return list(function(concretes(gradients), variables, *others))
-    present = [index for index, grad in enumerate(gradients) if grad is not None]
-    if not present:
-        return list(gradients)
 
     def run(gradients: list[Any], *given: Any) -> list[Any]:
         with no_grad():
             return list(function(concretes(gradients), *given))
 
-    made = operation(
-        run,
-        [
-            [gradients[index] for index in present],
-            [variables[index] for index in present],
-            *others,
-        ],
-        name,
-        kind="pure",
-        outputs=[
-            Output(dtypes[index], _shape(variables[index], gradients[index]), ())
-            for index in present
-        ],
+    return made_of_gradients(
+        run, gradients, variables, *others, name=name, dtypes=dtypes, dense=dense
     )
-    results: list[Any] = [None] * len(gradients)
-    for index, output in zip(present, made, strict=True):
-        is_sparse = isinstance(gradients[index], SymbolicSlices | IndexedSlices) and not dense
-        output.may_be_sparse = not dense
-        results[index] = SymbolicSlices.of(output) if is_sparse else output
-    return results
-
-
-def _shape(var: Any, grad: Any) -> Any:
-    return getattr(grad if var is None else var, "shape", None)

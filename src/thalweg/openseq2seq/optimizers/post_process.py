@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Known, Processing
-from thalweg.core.vectors import number, place_of
+from thalweg.core.vectors import for_each, number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -145,10 +145,13 @@ class PostProcessing(NamedTuple):
         if shows_norm:
             journal.scalar("global_gradient_norm", _single(rows.global_norm))
         tags = tags_of([var for _, var in pairs])
+        parts = [for_each(tags, part) for part in known.clip_parts]
         for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
             if "gradients" in journal.wanted:
                 factor = 1.0 if unscaling is None else _factor(unscaling[index])
-                values = values_of(grad).float() * factor * _factor(known.clip_scale)
+                values = values_of(grad).float() * factor
+                for part in parts:
+                    values = values * _factor(part[index])
                 journal.histogram(f"gradients/{tag}", values, masked=True)
             if "gradient_norm" in journal.wanted:
                 journal.scalar(f"gradient_norm/{tag}", _single(rows.clipped_norms[index]))

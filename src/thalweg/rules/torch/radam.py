@@ -37,7 +37,7 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay
         "mean_weight": 1 - beta1,
         "square_weight": 1 - beta2,
         "mean_correction": 1 - beta1**t,
-        "root_correction": correction**0.5,
+        "root_correction": value_if(is_rectified, lambda: correction**0.5, 1.0),
         "is_rectified": as_read(is_rectified),
         "rectification": value_if(is_rectified, root, 1.0),
     }

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.storage import disk, foreign
 from thalweg.storage.hdf5 import file
 from thalweg.storage.keras_files import archive, keras3, legacy
-from thalweg.storage.keras_files.arrays import Arrays
 from thalweg.storage.keras_files.config import Described
+from thalweg.storage.keras_files.keras3 import Place
 from thalweg.storage.keras_files.opened import opened
 from thalweg.storage.stored import Stored
 
@@ -34,6 +34,8 @@ class KerasFile:
             names as "Adam/dense/kernel/m".
         variables: The model's variables by path, "dense/kernel"; in the model's order where the
             file says it (`.keras` and `.h5`), else in alphabetical order.
+        places: For each of them the number of its layer in the model, None where the file does not
+            say it, and its group in the file; {} of a `.h5` file.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class KerasFile:
     config: dict[str, Any] | None
     optimizer: dict[str, Stored]
     variables: dict[str, Stored]
+    places: dict[str, Place] = field(default_factory=dict[str, Place])
 
 
 def read(
@@ -71,8 +74,8 @@ def read(
         return _made("weights.h5", (None, None), *keras3.weights(source, group, {}))
 
 
-def _made(kind: str, described: Described, optimizer: Arrays, variables: Arrays) -> KerasFile:
-    return KerasFile(kind, *described, optimizer, variables)
+def _made(kind: str, described: Described, *arrays: Any) -> KerasFile:
+    return KerasFile(kind, *described, *arrays)
 
 
 def is_keras_file(path: str | os.PathLike[str]) -> bool:

@@ -25,8 +25,11 @@ _METRICS = "metrics"  # sums that Keras 2.12 to 2.15 saved, too, and that are no
 _LARGEST = 100_000_000  # bytes of a description
 
 
-def archive(source: Source) -> tuple[Described, Arrays, Arrays]:
-    """The optimizer's class and configuration, its arrays and the model's, of a `.keras` file."""
+Place = tuple[int | None, str]  # of a layer in the model, if that is known, and its group
+
+
+def archive(source: Source) -> tuple[Described, Arrays, Arrays, dict[str, Place]]:
+    """The optimizer's class and configuration, and what `weights` returns, of a `.keras` file."""
     members = zipped.members(source)
     for name in (WEIGHTS, CONFIG):
         if name not in members:
@@ -51,8 +54,10 @@ def _without(source: Source, name: str, members: Iterable[str]) -> Exception:
     )
 
 
-def weights(source: Source, root: Group, layers: dict[str, str]) -> tuple[Arrays, Arrays]:
-    """The optimizer's arrays and the model's.
+def weights(
+    source: Source, root: Group, layers: dict[str, str]
+) -> tuple[Arrays, Arrays, dict[str, Place]]:
+    """The optimizer's arrays, the model's, and where these are.
 
     Args:
         source: The file.
@@ -75,7 +80,13 @@ def weights(source: Source, root: Group, layers: dict[str, str]) -> tuple[Arrays
             if dataset.name != f"{path}/{number}":
                 raise source.damaged(0, f"{path}/{number} is missing")
             optimizer[dataset.name] = array(dataset)
-    return optimizer, {name: array(each) for name, each in named(root, ordered, layers).items()}
+    found = named(root, ordered, layers)
+    groups = {each.name: each.name.rsplit("/", 2)[0] for each in found.values()}
+    where = {
+        name: (places.get("/".join(each.name.split("/")[:2])), groups[each.name])
+        for name, each in found.items()
+    }
+    return optimizer, {name: array(each) for name, each in found.items()}, where
 
 
 def _owners(source: Source, root: Group) -> dict[str, list[Dataset]]:

@@ -28,7 +28,7 @@ _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleopti
 
 
 def as_optimizer(optimizer: Any) -> Any:
-    """What `compile` of Keras takes: an optimizer of thalweg or `tf.train` is wrapped, and so is
+    """What `compile` of Keras takes: an optimizer of thalweg or of `tf.train` is wrapped, and so is
     the one that a name such as "adam" stands for.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:

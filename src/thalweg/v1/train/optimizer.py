@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from thalweg.autodiff import has_replicas
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.kept import Plans
-from thalweg.core.outcome import Outcome, raise_first, says_taken
+from thalweg.core.outcome import Outcome, raise_first, say_refused, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.processing import NOTHING, Processing
 from thalweg.core.section import run
@@ -34,6 +35,7 @@ from thalweg.graph import (
     by_reference,
     check_updates,
     current_session,
+    deduplicated,
     executing_eagerly,
     get_default_graph,
     graph_variable_of,
@@ -46,6 +48,7 @@ from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Guard, Lock
 from thalweg.running import is_ours
+from thalweg.switches import Sections, Within
 from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients, processors
 from thalweg.v1.train.hooks import V1Hooks, counted
@@ -299,7 +302,12 @@ class Optimizer(State, StateDict):
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
-        return self._applied(as_pairs(grads_and_vars), global_step, name)
+        try:
+            return self._applied(as_pairs(grads_and_vars), global_step, name)
+        except Exception as error:
+            if executing_eagerly():
+                say_refused(error)
+            raise
 
     def _applied(self, given: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
         """Apply gradients that are those of all replicas."""
@@ -386,20 +394,20 @@ class Optimizer(State, StateDict):
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
 
-    @contextlib.contextmanager
-    def _taking(self, hooks: V1Hooks) -> Iterator[V1Hooks]:
+    def _taking(self, hooks: V1Hooks) -> Within:
         """Take a step; whoever calls has the locks.
 
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
         is found there as long as it lasts, and no longer.
         """
-        before, self._under_way = self._under_way, hooks
-        of_graph = {} if current_session() is None else self._symbols()
-        try:
-            yield hooks
-        finally:
-            vars(self).update(of_graph)  # hooks that ran may have put a run's values there
-            self._under_way = before
+
+        def begun() -> Sections:
+            change, outside = vars(self).update, {"_under_way": self._under_way}
+            if current_session() is not None:
+                outside |= self._symbols()  # hooks that run may put a run's values there
+            return [partial(change, {"_under_way": hooks})], [partial(change, outside)]
+
+        return Within(begun, hooks)
 
     def _prepare_for_graph(self) -> None:
         """Take over the symbols that a subclass's `_prepare` makes, for those who ask for them.
@@ -707,7 +715,7 @@ class Optimizer(State, StateDict):
 
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
         """Hook: as `_apply_sparse`, where a row may be named twice."""
-        values, indices = processors.deduplicated(grad.values, grad.indices)
+        values, indices = deduplicated(grad.values, grad.indices)
         return self._apply_sparse(EitherSlices(values, indices, grad.dense_shape), var)
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Any, indices: Tensor) -> Any:
@@ -718,7 +726,7 @@ class Optimizer(State, StateDict):
         self, grad: Tensor, handle: Any, indices: Tensor
     ) -> Any:
         """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
-        values, unique = processors.deduplicated(grad, indices)
+        values, unique = deduplicated(grad, indices)
         return self._resource_apply_sparse(values, handle, unique)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -767,5 +775,5 @@ _StreamingModelPortProcessor = processors.StreamingModelPortProcessor
 _TensorProcessor = processors.TensorProcessor
 get_filtered_grad_fn = gradients.get_filtered_grad_fn
 _get_processor = processors.processor_of
-_deduplicate_indexed_slices = processors.deduplicated
+_deduplicate_indexed_slices = deduplicated
 _var_key = variable_key_in_graph

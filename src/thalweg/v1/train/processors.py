@@ -14,35 +14,12 @@ import torch
 from thalweg.core.checks import sparse_and_constrained
 from thalweg.graph import (
     GraphVariable,
-    Output,
-    SymbolicSlices,
-    control_dependencies,
+    constrained,
     executing_eagerly,
-    operation,
 )
 from thalweg.graph.either import IndexedSlices
 from thalweg.running import is_symbolic
 from thalweg.variable import is_variable, name_of, variable_constraint
-
-
-def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
-    """The sums of rows that are named more than once, and the indices, each once.
-
-    Args:
-        values: The rows.
-        indices: int32 or int64, of shape (rows,).
-    """
-    slices = IndexedSlices(values, indices)
-    if not isinstance(slices, SymbolicSlices):
-        return _summed(slices)
-    rows = None if values.shape is None else (None, *values.shape[1:])
-    known = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
-    return tuple(operation(_summed, [slices], "deduplicate", kind="pure", outputs=known))
-
-
-def _summed(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    found = slices.deduplicated()
-    return found.values, found.indices
 
 
 class OptimizableVariable(ABC):
@@ -84,8 +61,7 @@ class OptimizableVariable(ABC):
             return update
         if executing_eagerly():
             return self._v.assign(constraint(self._v))
-        with control_dependencies([] if update is None else [update]):
-            return self._v.assign(constraint(self._v.read_value()))
+        return constrained(self._v, update)
 
     def _check_variable(self) -> None:
         if not _is_variable(self._v):

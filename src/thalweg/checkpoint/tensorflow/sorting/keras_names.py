@@ -69,10 +69,12 @@ def sorted_file(
 def _without_scale(file: KerasFile) -> KerasFile:
     """The file with the optimizer inside of one that scales the loss."""
     own = {name: each for name, each in file.optimizer.items() if _INNER in name}
-    if not own or file.class_name not in (None, _SCALING):
-        return file
     inner = table(table(file.config).get("inner_optimizer"))
     name, config = inner.get("class_name"), inner.get("config")
+    if file.kind == "h5" and isinstance(name, str):  # which has the arrays of the inner one alone
+        own = own or dict(file.optimizer)
+    if not own or file.class_name not in (None, _SCALING):
+        return file
     return replace(
         file,
         class_name=name if isinstance(name, str) else None,

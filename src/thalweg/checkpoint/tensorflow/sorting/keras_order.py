@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
+    from thalweg.storage.keras_files.keras3 import Place
     from thalweg.storage.stored import Stored
 
 _NEVER_TRAINED = ("moving_mean", "moving_variance", "seed_generator_state")
@@ -23,8 +24,10 @@ Shape = tuple[int, ...]
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
     """The variables that have slots of these shapes, or None where that is not certain.
 
-    A `.keras` and a `.h5` file list the model's variables in its order. A `.weights.h5` file has
-    its layers by class, each class in its order: which class comes when, shapes have to tell.
+    A `.h5` file lists the model's variables in its order, and a `.keras` file its layers. What is
+    inside of a layer, and the layers of a class of your own, have the names of attributes there,
+    in alphabetical order; a `.weights.h5` file has its layers by class. Each class is in its order:
+    which comes when, shapes have to tell.
     """
     names = [
         name
@@ -32,22 +35,65 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
         if name.rpartition("/")[2] not in _NEVER_TRAINED and value.dtype in _FLOATS
     ]
     given = {name: file.variables[name].shape for name in names}
-    if file.kind == "weights.h5":
-        return _by_layers(given, list(shapes))
+    places = {name: file.places.get(name, (None, name.rpartition("/")[0])) for name in names}
+    is_known = not file.places or _is_ordered([*places.values()])
+    if file.kind == "weights.h5" or not is_known:
+        return _by_blocks(given, list(shapes), places)
     if list(shapes) == list(given.values()):
         return names
     chosen = _only_way(list(given.values()), list(shapes))
     return None if chosen is None else [names[index] for index in chosen]
 
 
-def _by_layers(given: Mapping[str, Shape], wanted: Sequence[Shape]) -> list[str] | None:
+def _is_ordered(places: Sequence[Place]) -> bool:
+    """Whether the model has these places in this order for certain."""
+    return all(map(_follows, places, places[1:]))
+
+
+def _follows(one: Place, other: Place) -> bool:
+    if one[0] != other[0]:  # layers of the model, as they are listed
+        return one[0] is not None and other[0] is not None
+    parts, others = one[1].split("/"), other[1].split("/")
+    first = next((pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]), None)
+    if first is None:  # a layer has its own variables before those of layers inside of it
+        return len(parts) <= len(others)
+    return _class(first[0]) == _class(first[1])
+
+
+def _class(group: str) -> str:
+    return re.sub(r"_?\d+$", "", group)
+
+
+def _by_blocks(
+    given: Mapping[str, Shape], wanted: Sequence[Shape], places: Mapping[str, Place]
+) -> list[str] | None:
+    """The variables in the order of the shapes, where the order of the model's layers is known."""
+    numbers = [places[name][0] for name in given]
+    blocks: dict[int | None, list[str]] = {}
+    for name, number in zip(given, numbers, strict=True):
+        blocks.setdefault(None if None in numbers else number, []).append(name)
+    found: list[str] = []
+    for names in blocks.values():
+        part = wanted[len(found) : len(found) + len(names)]
+        shapes = {name: given[name] for name in names}
+        is_sure = None not in numbers and _is_ordered([places[name] for name in names])
+        own = names if is_sure else _by_layers(shapes, part, places)
+        if own is None or [given[name] for name in own] != list(part):
+            return None
+        found += own
+    return found if len(found) == len(wanted) else None
+
+
+def _by_layers(
+    given: Mapping[str, Shape], wanted: Sequence[Shape], places: Mapping[str, Place]
+) -> list[str] | None:
     """The variables in the order of the shapes, if there is just one order of whole layers."""
     layers: dict[str, list[str]] = {}
     for name in given:
-        layers.setdefault(name.rpartition("/")[0], []).append(name)
+        layers.setdefault(places[name][1], []).append(name)
     classes: dict[str, list[list[str]]] = {}
     for layer, names in layers.items():
-        classes.setdefault(re.sub(r"_?\d+$", "", layer), []).append(names)
+        classes.setdefault(_class(layer), []).append(names)
     queues = list(classes.values())
     ways: dict[tuple[int, ...], list[list[str]]] = {}
 

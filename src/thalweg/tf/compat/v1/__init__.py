@@ -74,6 +74,7 @@ from thalweg.graph import (
     zeros_initializer,
 )
 from thalweg.graph import Shape as TensorShape
+from thalweg.graph import executing_eagerly as executing_eagerly_outside_functions
 from thalweg.graph import tuple_ as tuple
 from thalweg.graph.tape import GradientTape
 from thalweg.tf import (

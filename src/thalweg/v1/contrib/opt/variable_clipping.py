@@ -97,9 +97,9 @@ class VariableClippingOptimizer(WrappingOptimizer):
     ) -> Any:
         """As `Optimizer.apply_gradients`; variables are clipped after the step."""
         pairs = as_pairs(grads_and_vars)
-        step = self._opt.apply_gradients(pairs, global_step=global_step)
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
+        step = self._opt.apply_gradients(pairs, global_step=global_step)
         if step is None:
             try:
                 with self._turn(), self._locked(), no_grad():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -22,6 +21,7 @@ from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic, operation
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.scalars import as_operand
+from thalweg.switches import Within
 from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, checked
@@ -126,13 +126,9 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     _APPLIES = True
 
-    @contextlib.contextmanager
-    def _decaying(self, chosen: Iterable[Any] | None) -> Iterator[None]:
-        token = _DECAYED.set((self, list(chosen or ()) or None))
-        try:
-            yield
-        finally:
-            _DECAYED.reset(token)
+    def _decaying(self, chosen: Iterable[Any] | None) -> Within:
+        change, decayed = _DECAYED.set, (self, list(chosen or ()) or None)
+        return Within(lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())]))
 
     def _read(self) -> dict[str, Any]:
         optimizer, chosen = _DECAYED.get()

@@ -1,0 +1,32 @@
+"""Rows of a sparse gradient, each index once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thalweg.graph.either import IndexedSlices
+from thalweg.graph.operation import operation
+from thalweg.graph.shapes import Output
+from thalweg.graph.slices import SymbolicSlices
+
+
+def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
+    """The sums of rows that are named more than once, and the indices, each once.
+
+    Args:
+        values: The rows.
+        indices: int32 or int64, of shape (rows,).
+    """
+    slices = IndexedSlices(values, indices)
+    if not isinstance(slices, SymbolicSlices):
+        return _summed(slices)
+    rows = None if values.shape is None else (None, *values.shape[1:])
+    known = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
+    return tuple(operation(_summed, [slices], "deduplicate", kind="pure", outputs=known))
+
+
+def _summed(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    found = slices.deduplicated()
+    return found.values, found.indices

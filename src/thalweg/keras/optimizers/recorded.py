@@ -1,0 +1,202 @@
+"""Hooks of Keras optimizers in graph mode: called once, as the graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.core.checks import counting
+from thalweg.core.pairs import Pair, as_pairs, distinct
+from thalweg.core.processing import Processing, materialised
+from thalweg.core.section import run
+from thalweg.distribute import updating
+from thalweg.engines import compute_dtype
+from thalweg.graph import (
+    GraphVariable,
+    by_reference,
+    check_updates,
+    explained,
+    get_default_graph,
+    gradient_symbol,
+    graph_variable_of,
+    is_symbolic,
+    made_of_gradients,
+    operation,
+    update_of,
+)
+from thalweg.graph.either import IndexedSlices
+from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, call
+from thalweg.keras.optimizers.in_graph import Captured, captured, kept_in_graph
+from thalweg.running import is_ours
+
+HOOKS = (
+    *UPDATES,
+    "_prepare",
+    "_prepare_local",
+    "_decayed_lr",
+    "_transform_unaggregated_gradients",
+    "_aggregate_gradients",
+    "_transform_gradients",
+)
+
+
+def has_hooks(optimizer: Any) -> bool:
+    """Whether a step calls functions of a user's, but for those of hyperparameters."""
+    hooks = [getattr(optimizer, hook) for hook in HOOKS]
+    return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
+
+
+def recorded(optimizer: Any, given: Sequence[Pair], name: str, aggregates: bool) -> Any:
+    """Call an optimizer's hooks as Keras' `apply_gradients` does while a graph is built.
+
+    Args:
+        optimizer: The optimizer.
+        given: Gradients, none of them None, and variables.
+        name: The name of the step.
+        aggregates: Whether gradients are aggregated first.
+
+    Returns:
+        The operation that counts the step, after its updates.
+
+    Raises:
+        InvalidTypeError: A hook needs values that only a run has.
+    """
+    graph = next((var.graph for _, var in given if is_symbolic(var)), get_default_graph())
+    with graph.as_default(), graph.as_one(), graph.name_scope(optimizer._name):
+        pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]
+        check_updates(pairs)
+        called = optimizer._hyper.called()
+        variables = distinct([var for _, var in pairs])
+        with graph.control_dependencies(None), explained(optimizer, "_create_slots"):
+            optimizer._create_all_weights(variables)
+        read = captured(optimizer, called, [var.dtype for var in variables])
+        optimizer._read = read
+        try:
+            with explained(optimizer, "_prepare"):
+                state = optimizer._prepare(variables)
+            pairs = _transformed(optimizer, pairs, aggregates)
+            with graph.name_scope(name):
+                updates = [
+                    update_of(optimizer, var, partial(_called, optimizer, grad, var, state))
+                    for grad, var in pairs
+                ]
+                return _count(optimizer, variables, read, updates)
+        finally:
+            optimizer._read = None
+
+
+def _transformed(optimizer: Any, pairs: list[Pair], aggregates: bool) -> list[Pair]:
+    """What an optimizer's hooks make of the gradients, checked."""
+    before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
+    known = {id(var) for var in optimizer._slots.owners()}
+    for hook in (*before, "_transform_gradients"):
+        with explained(optimizer, hook):
+            pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
+    found: list[Any] = [(gradient_symbol(grad), var) for grad, var in pairs if grad is not None]
+    if not found:
+        raise ValueError("The aggregator or transformer returned no gradients.")
+    check_updates(found)
+    new = [var for _, var in found if id(var) not in known]
+    if known and new:
+        optimizer._create_slots(distinct(new))
+    return found
+
+
+def _called(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
+    """What the hook for one pair returns."""
+    with updating():
+        if isinstance(grad, IndexedSlices):
+            hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
+            return call(hook, (rows.values, var, rows.indices), state)
+        return call(optimizer._resource_apply_dense, (grad, var), state)
+
+
+def _count(
+    optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[Any]
+) -> Any:
+    """The operation that counts a step after its updates."""
+
+    def count(step: Tensor, leaves: list[Tensor], *values: Any) -> None:
+        with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
+            run([counting(step), *optimizer._counted({}, leaves)])
+
+    inputs = [by_reference(optimizer.iterations), [by_reference(var) for var in variables]]
+    done = [made for made in updates if made is not None]
+    op = operation(count, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
+    op.written += tuple(kept_in_graph(optimizer, []))
+    return op
+
+
+def updated(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
+    """The operation that updates one variable by the rule of an optimizer.
+
+    Args:
+        optimizer: The optimizer, a `RuleOptimizer`.
+        grad: The gradient.
+        var: The variable.
+        state: The coefficients of the step that a hook was given; None if it has none.
+    """
+    read = optimizer._read
+    if read is None:  # an optimizer around it calls its hooks
+        with var.graph.control_dependencies(None):
+            optimizer._create_all_weights([var])
+        read = captured(optimizer, optimizer._hyper.called(), [var.dtype])
+    own = ApplyState(state or optimizer._prepare([var])).get((var.device, var.dtype), {})
+    usual: Any = None
+    if not is_ours(optimizer._decayed_lr):
+        wide = torch.float64 if compute_dtype(var.dtype) is np.float64 else torch.float32
+        usual = [optimizer._decayed_lr(var.dtype), optimizer._decayed_lr(wide)]
+
+    def update(grad: Any, leaf: Tensor, rate: Any, usual: Any, *values: Any) -> None:
+        if grad is None:
+            return
+        with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
+            rates = _rates(optimizer, leaf.dtype, rate, usual)
+            optimizer._update_one(grad, leaf, None, rates)
+
+    inputs = [grad, by_reference(var), own.get("lr_t"), usual, *read.inputs]
+    op = operation(update, inputs, f"ResourceApply{type(optimizer).__name__}")
+    op.written += tuple(optimizer._slots.all_of(var).values())
+    return op
+
+
+def _rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[Any, float]:
+    """The learning rate that hooks gave a step, where it is not the usual one.
+
+    Args:
+        optimizer: The optimizer.
+        dtype: That of the variable.
+        rate: What `_prepare_local` left as the learning rate, or None.
+        usual: What a `_decayed_lr` of a user's gave, in the variable's dtype and in one that it is
+            computed in; None if it is the library's.
+    """
+    kind = compute_dtype(dtype.to_real())
+    narrow, wide = usual or (None, None)
+    if rate is not None:
+        expected = optimizer._decayed_lr(dtype) if narrow is None else narrow
+        if float(rate) != float(expected):
+            return {kind: float(rate)}
+    return {} if wide is None else {kind: float(wide)}
+
+
+def clipped(pairs: Sequence[Pair], how: Processing, flush: bool) -> list[Pair]:
+    """The pairs with gradients that are clipped when a session runs."""
+    if not how:
+        return list(pairs)
+    variables: list[Any] = [var for _, var in pairs]
+
+    def clip(gradients: list[Any], leaves: list[Tensor]) -> list[Any]:
+        own = [(grad, leaf) for grad, leaf in zip(gradients, leaves, strict=True)]
+        found, _ = materialised([pair for pair in own if pair[0] is not None], how, flush)
+        made = iter([grad for grad, _ in found])
+        return [None if grad is None else next(made) for grad, _ in own]
+
+    dtypes = [var.dtype for var in variables]
+    gradients = [grad for grad, _ in pairs]
+    made = made_of_gradients(clip, gradients, variables, name="clip", dtypes=dtypes)
+    return list(zip(made, variables, strict=True))

@@ -1,0 +1,38 @@
+"""Subclasses as the public writes them give TensorFlow's numbers, in graphs and in eager mode."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+import public_subclasses as written
+from golden_files import FOLDER
+from many import many
+
+RECORDED = json.loads((FOLDER / "public_subclasses.json").read_text())
+
+# Where TensorFlow adds up in another order, or takes an approximate root or power: the distance in
+# ulp of the largest element.
+BOUNDS = {
+    **{f"v1/{name}": 1 for name in ("bounded", "accumulating hooks")},
+    **{"v1/lookahead": 3, "v1/lars": 2, "keras/clipped lamb": 2, "keras/centralized": 3},
+    **{f"keras/{name}": 1 for name in ("lamb", "lamb on a schedule", "factored", "decayed Adam")},
+    **{"keras/lookahead": 1, "keras/lookahead of hooks": 2, "keras/multiplied": 1},
+}
+
+
+@many("case", list(RECORDED))
+def test_a_subclass_gives_the_numbers_and_names_of_tensorflow(case: str) -> None:
+    recorded, found = RECORDED[case], written.taken(case)
+    assert found.get("name") == recorded.get("name")
+    assert list(found["values"]) == list(recorded["values"])
+    for variable, steps in recorded["values"].items():
+        expected = np.array(steps, np.float32)
+        distance = np.abs(np.array(found["values"][variable], np.float32) - expected)
+        bound = BOUNDS.get(case.rpartition("/")[0], 0) * np.spacing(np.abs(expected).max())
+        assert distance.max() <= bound, variable
+
+
+def test_there_is_a_record_of_every_case() -> None:
+    assert set(RECORDED) == set(written.CASES)
