@@ -42,10 +42,11 @@ _STAGES: dict[str, Formula] = {
     "global_clipnorm": clipping.clip_by_global_norm,
     "trust": clipping.scale_by_trust,
 }
+_COMMON_NORM: Formula = clipping.clip_by_common_norm  # in place of that by the global norm
 # What stages are given beside the rule's scalars, which must have other names.
 SCALARS = frozenset(
     name
-    for stage in (*_STAGES.values(), clipping.clip_by_common_norm)
+    for stage in (*_STAGES.values(), _COMMON_NORM)
     for name in list(signature(stage).parameters)[1:]
 )
 _SAFE = 1e38  # norms below it leave every element finite in float32, rounding included
@@ -140,7 +141,7 @@ class Processing:
         """The formulas that the update applies to each gradient."""
         found = {key: each for key, each in _STAGES.items() if getattr(self, key) is not None}
         if "global_clipnorm" in found and not self.overflow:
-            found["global_clipnorm"] = clipping.clip_by_common_norm
+            found["global_clipnorm"] = _COMMON_NORM
         return tuple(found.values())
 
     @lazy

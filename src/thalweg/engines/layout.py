@@ -93,7 +93,7 @@ def all_have_memory(tensors: Sequence[Tensor]) -> bool:
     """
     if not {*map(type, tensors)} <= _PLAIN or not {*map(_LAYOUT, tensors)} <= _STRIDED:
         return False
-    ends = map(mul, map(Tensor.storage_offset, tensors), map(Tensor.element_size, tensors))
+    ends: Any = map(mul, map(Tensor.storage_offset, tensors), map(Tensor.element_size, tensors))
     ends = map(add, ends, map(_NBYTES, tensors))
     return (
         all(map(Tensor.is_contiguous, tensors))
