@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ _STAGES: dict[str, Formula] = {
     "global_clipnorm": clipping.clip_by_global_norm,
     "trust": clipping.scale_by_trust,
 }
-_COMMON_NORM: Formula = clipping.clip_by_common_norm  # in place of that by the global norm
+_COMMON_NORM = cast("Formula", clipping.clip_by_common_norm)  # in place of that by the global norm
 # What stages are given beside the rule's scalars, which must have other names.
 SCALARS = frozenset(
     name

@@ -93,8 +93,9 @@ def all_have_memory(tensors: Sequence[Tensor]) -> bool:
     """
     if not {*map(type, tensors)} <= _PLAIN or not {*map(_LAYOUT, tensors)} <= _STRIDED:
         return False
-    ends: Any = map(mul, map(Tensor.storage_offset, tensors), map(Tensor.element_size, tensors))
-    ends = map(add, ends, map(_NBYTES, tensors))
+    starts: Any = map(mul, map(Tensor.storage_offset, tensors), map(Tensor.element_size, tensors))
+    sizes: Any = map(_NBYTES, tensors)
+    ends: Any = map(add, starts, sizes)
     return (
         all(map(Tensor.is_contiguous, tensors))
         and all(map(Tensor.data_ptr, tensors))  # there is none for zeros without memory
