@@ -101,6 +101,8 @@ def factor_of(
     is_there = isinstance(root, Tensor)
     # As far as the formula neither rounds to numbers without all their bits nor overflows.
     furthest = min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
+    if limit == math.inf and epsilon is None:
+        furthest = math.inf  # TensorFlow's formula makes NaN of all gradients
     if limit < 0:
         limit = math.inf
     plain: Any = None

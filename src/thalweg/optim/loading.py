@@ -75,7 +75,7 @@ def load_as_torch(
     if not optimizer._around.is_lossless:
         _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
         for group in staged.param_groups:
-            slots = optimizer._rule(group).element_slots
+            slots = optimizer._rule(group).slots
             for param in group["params"]:
                 kinds.widen(staged.state.get(param, {}), slots, param)
     for _, own in states_of(staged.state):

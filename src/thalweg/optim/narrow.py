@@ -80,13 +80,13 @@ class Kinds(NamedTuple):
 
         Args:
             own: The state of the parameter, which is changed.
-            slots: The rule's, of the parameter's shape.
+            slots: The rule's.
             param: The parameter.
         """
         for slot in slots if self.has_master(param) else ():
             value = own.get(slot.name)
             if isinstance(value, Tensor) and value.dtype in REDUCED:
-                own[slot.name] = value.to(self.of(slot, param))
+                own[slot.name] = value.to(torch.float32 if slot.scalar else self.of(slot, param))
 
 
 PLAIN = Kinds()

@@ -86,6 +86,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         OpenSeq2Seq has no bfloat16, and takes no int for a scale.
 
     Example:
+        >>> import torch
         >>> from thalweg import Variable
         >>> from thalweg.v1.train import GradientDescentOptimizer
         >>> w = Variable(torch.tensor([1.0], dtype=torch.float16), name="w")
