@@ -450,8 +450,8 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 
 
 TRIED = (
-    "steps of 28 trainings, interrupted by SIGINT or an asynchronous exception at random moments,"
-    " or at a random instruction"
+    f"steps of {len(TRAININGS)} trainings, interrupted by SIGINT or an asynchronous exception at"
+    " random moments, or at a random instruction"
 )
 _ALL = 10**9  # more instructions than a step has
 CASES = {False: 170, True: 2040}  # of each training and kind
