@@ -396,7 +396,6 @@ class KerasDecaying(Slotted):
 class KerasCounting(Slotted):
     """Keeps count in Python, and asks whether it computes at once."""
 
-    HOOKS_AT_EACH_RUN = False
     calls = 0
 
     def _update(self, grad: Any, var: Any, apply_state: Any) -> Any:

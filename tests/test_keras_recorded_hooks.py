@@ -18,11 +18,6 @@ from thalweg.keras.optimizers import SGD, Adam, Nadam, Optimizer
 v1 = tf.compat.v1
 
 
-@pytest.fixture(autouse=True)
-def called_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizers.Optimizer, "HOOKS_AT_EACH_RUN", False)
-
-
 @pytest.fixture
 def session() -> Iterator[Any]:
     with tf.Graph().as_default(), v1.Session() as opened:

@@ -112,7 +112,12 @@ def test_masters_have_the_bits_of_float32(make: Any, dtype: torch.dtype) -> None
 
 
 # What earlier versions kept in 16 bits beside masters.
-NARROW = {"torch's Adagrad": "sum", "Nadam": "momentum_cache"}
+NARROW = {
+    "torch's Adagrad": "sum",
+    "torch's ASGD": "eta",
+    "torch's NAdam": "mu_product",
+    "Nadam": "momentum_cache",
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

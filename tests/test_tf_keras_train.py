@@ -77,3 +77,21 @@ def test_what_it_does_not_have() -> None:
         type(model.optimizer).from_config({})
     with pytest.raises(NotImplementedError, match="for its variables"):
         _ = model.optimizer.weights
+
+
+def test_in_a_graph() -> None:
+    with tf.Graph().as_default():
+        given = keras.optimizers.SGD(0.1)
+        model = small()
+        model.compile(given, "mse")
+        model.fit(ROWS, LABELS, verbose=0)
+        made = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
+        assert made.get_config() == given.get_config()
+        scaled = tf.train.experimental.MixedPrecisionLossScaleOptimizer(
+            tf.train.GradientDescentOptimizer(0.1), "dynamic"
+        )
+        model.compile(scaled, "mse")
+        before = model.get_weights()
+        with pytest.raises(ValueError, match="'current_loss_scale:0' was made in a graph"):
+            model.fit(ROWS, LABELS, verbose=0)
+        assert all(map(np.array_equal, model.get_weights(), before))

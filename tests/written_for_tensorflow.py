@@ -167,11 +167,14 @@ class Lazy(Adam):
         m_t = beta_1 * tf.gather(m, indices) + (1 - beta_1) * grad
         v_t = beta_2 * tf.gather(v, indices) + (1 - beta_2) * tf.math.square(grad)
         move = rate * m_t / (tf.math.sqrt(v_t) + tf.convert_to_tensor(self.epsilon, dtype))
-        for resource, rows in ((m, m_t), (v, v_t)):
+        kept = [
             tf.raw_ops.ResourceScatterUpdate(
                 resource=resource.handle, indices=indices, updates=rows
             )
-        return tf.raw_ops.ResourceScatterSub(resource=var.handle, indices=indices, updates=move)
+            for resource, rows in ((m, m_t), (v, v_t))
+        ]
+        moved = tf.raw_ops.ResourceScatterSub(resource=var.handle, indices=indices, updates=move)
+        return tf.group(moved, *kept)
 
 
 class NormalizedLayers(Written):
@@ -571,6 +574,8 @@ class SlowAndFast(Around):
 class Averaged(Around):
     """MovingAverage; the average begins with the variable."""
 
+    HOOKS_AT_EACH_RUN = True  # its `if` is AutoGraph's
+
     def __init__(
         self,
         optimizer: Any,
@@ -603,6 +608,8 @@ class Averaged(Around):
 
 class Snapshots(Around):
     """SWA: the mean of the variable at certain steps."""
+
+    HOOKS_AT_EACH_RUN = True  # its `if` is AutoGraph's
 
     def __init__(self, optimizer: Any, start: int = 0, period: int = 10, **kwargs: Any) -> None:
         super().__init__(optimizer, **kwargs)

@@ -155,15 +155,12 @@ def _named(tensor: torch.Tensor) -> str:
 
 def check_number(tensor: torch.Tensor, what: str = "") -> None:
     """As `check_held`, of a tensor of shape (): quickly, as every step asks."""
-    if tensor.is_meta or tensor.layout != torch.strided:
-        return
     try:
-        is_held = (
-            tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + 1) * tensor.itemsize
-        )
-    except (RuntimeError, NotImplementedError):  # one of functorch's
+        held = tensor.untyped_storage().nbytes()
+        needed = (tensor.storage_offset() + 1) * tensor.itemsize
+    except (RuntimeError, NotImplementedError):  # one of functorch's, or no strided one
         return
-    if not is_held:
+    if held < needed:
         check_held(tensor, what)
 
 

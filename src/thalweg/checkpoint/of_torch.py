@@ -180,7 +180,7 @@ class OfTorch:
             for key, value in given.items()
         }
         if self._is_ours:
-            kinds.widen(made, self.optimizer._rule(group).element_slots, param)
+            kinds.widen(made, self.optimizer._rule(group).slots, param)
         return made
 
     def _options(self, group: Group, given: Group) -> Group:

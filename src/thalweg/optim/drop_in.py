@@ -190,7 +190,7 @@ class DropIn(OneSweep):
     def _is_torchs_group(self, group: Group) -> bool:
         """Whether a group's options ask for what torch's own step alone does, or refuses."""
         if group.get("capturable"):
-            params = [param for each in self.param_groups for param in each["params"]]
+            params = self._params()
             if self._around.state_device or device_of(params) is None:
                 return True
         betas = group.get("betas")
@@ -354,7 +354,7 @@ class DropIn(OneSweep):
             LayoutError: Names it.
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = self._params()
         params = [param for param in params if param.grad is not None and not param.is_meta]
         of_each = [(param, param.grad, *(self.state.get(param) or {}).values()) for param in params]
         tensors = [each for own in of_each for each in own if isinstance(each, Tensor)]

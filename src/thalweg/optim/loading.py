@@ -276,14 +276,14 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
         warn(differing.begun_anew(_title(optimizer), [n for _, n in gained]), CheckpointWarning)
     if left:
         warn_of_sums(optimizer)
+    members = {param for group in groups for param in group["params"]}
+    for param, _ in states_of(optimizer.state):
+        if param not in members:  # any more
+            calls.append(partial(optimizer.state.pop, param))
     gone = {id(optimizer.state[param][name]) for param, name in gained}
     calls += optimizer._own.operands.reading(optimizer, gone)
     with writable():
         run(calls)
-    members = {param for group in groups for param in group["params"]}
-    for param in [key for key in optimizer.state if isinstance(key, Tensor)]:
-        if param not in members:  # any more
-            del optimizer.state[param]
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
 

@@ -145,7 +145,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         if rule not in parts:
             kinds, blocks = self._around.kinds, self._own.blocks
             parts[rule] = Part(rule, self._numbers(), kinds=kinds, blocks=blocks)
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = self._params()
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
 

@@ -494,8 +494,8 @@ class OneSweep(Scaled):
             told["sums"] = None
             calls += forgetting(self.param_groups, self.state)
         if self._around.in_backward:  # of parameters that nobody listened to yet
-            params = [param for group in self.param_groups for param in group["params"]]
-            calls += [partial(setattr, p, "grad", None) for p in params if p.grad is not None]
+            given = [param for param in self._params() if param.grad is not None]
+            calls += [partial(setattr, param, "grad", None) for param in given]
         return [*calls, partial(vars(own).update, told)]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:

@@ -45,6 +45,7 @@ def whole(optimizer: Any) -> Generator[None]:
     with writable():
         new = [param for _, param in members if param not in optimizer.state]
         back = [call for _, param in members for call in _putting_back(optimizer, param)]
+        back += [partial(optimizer.state.pop, param, None) for param in new]
     try:
         yield
         own.begun = (_OF_TORCH,)
@@ -52,8 +53,6 @@ def whole(optimizer: Any) -> Generator[None]:
         own.begun = (_OF_TORCH,)
         with writable():
             run(back)
-        for param in new:
-            optimizer.state.pop(param, None)
         own.begun = ()
         raise
     own.kinds_of_torch = kinds

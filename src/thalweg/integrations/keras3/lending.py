@@ -10,6 +10,7 @@ import keras
 
 from thalweg.integrations.keras3.optimizer import FusedOptimizer
 from thalweg.keras.optimizers import Optimizer
+from thalweg.running import eagerly
 
 # The attribute for the lender. Keras saves what it finds under names of all other kinds.
 _LENDER = "__lender"
@@ -21,6 +22,10 @@ class Lender(FusedOptimizer):
 
     Each model that an optimizer trains has a lender of its own.
     """
+
+    @eagerly()  # also while a graph is built: Keras' variables are torch's
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
 
     def shown(self) -> Optimizer:
         """The optimizer itself, which answers Keras as this lender does from now on."""

@@ -86,10 +86,9 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             name of learning_rate).
 
     Attributes:
-        HOOKS_AT_EACH_RUN: In graph mode all hooks but `_create_slots` are called at each run, with
-            the session's tensors, which they change in place, and so are aggregators and
-            transformers. Set to False in a class to have them called once, as the graph is built,
-            as TensorFlow does; see docs/migrate-from-tf1.md.
+        HOOKS_AT_EACH_RUN: Set to True in a class whose hooks need values in graph mode, too: all
+            but `_create_slots` are then called at each run, with the session's tensors, which they
+            change in place; so are aggregators and transformers.
 
     Raises:
         TypeError: An unknown keyword, or one whose value is not a number.
@@ -104,7 +103,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
     """
 
     _NOT_COPIED: tuple[str, ...] = ("_lock", "_plans", "_read")
-    HOOKS_AT_EACH_RUN: ClassVar[bool] = True
+    HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _HAS_AGGREGATE_GRAD = True  # `apply_gradients` takes experimental_aggregate_gradients
     _read: Any = None  # what an operation has of hyperparameters, while hooks are recorded
     _use_locking = True  # what subclasses hand on to assignments and kernels

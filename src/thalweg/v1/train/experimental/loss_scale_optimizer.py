@@ -22,6 +22,7 @@ from thalweg.graph import (
     executing_eagerly,
     get_default_graph,
     group,
+    is_symbolic,
     no_op,
     resolve,
 )
@@ -106,6 +107,12 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         A step that fails leaves the loss scale as it was, too.
         """
         scale = self._loss_scale
+        own = [resolve(var) for var in scale._weights.values()]
+        for var in filter(is_symbolic, own):
+            raise InvalidArgumentError(
+                f"'{var.name}' was made in a graph, and has no value in eager mode: make the"
+                " optimizer there."
+            )
         if how is NOTHING and self._may_leave(given):
             how = Processing(decide=scale.decide, decides_there=True, overflow=False)
             self._opt._apply(given, global_step, name, captured, sharing, how)
@@ -118,7 +125,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         ]
         check_readable(gradients, titles)
         with self._turn(), self._locked():
-            undo = calls(putting_back([resolve(var) for var in self._loss_scale._weights.values()]))
+            undo = calls(putting_back(own))
             try:
                 _, should_apply = self._loss_scale.update(gradients)
                 if should_apply:
