@@ -363,7 +363,8 @@ class DropIn(OneSweep):
                           for own in of_each]  # fmt: skip
             params = list(compress(params, is_strange))
         for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
-            held = {"": param, "The gradient of ": param.grad}
+            gradient = param.grad
+            held = {"": param, "The gradient of ": gradient}
             held |= {f"'{key}' of ": each for key, each in (self.state.get(param) or {}).items()}
             for what, each in held.items():
                 # A class with a dispatch of its own keeps its elements elsewhere.
@@ -372,7 +373,8 @@ class DropIn(OneSweep):
                     if each.is_sparse:
                         check_inside(each, f"{what}'{name}'")
             rows = [each for each in held.values() if isinstance(each, Tensor) and each.is_sparse]
-            if param.grad.is_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
+            is_sparse = gradient is not None and gradient.is_sparse
+            if is_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
                 raise LayoutError(
                     f"'{name}' does not begin where its storage does: torch would add its sparse"
                     " gradient elsewhere. Give the optimizer a tensor that is no view."
