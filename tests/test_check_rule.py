@@ -338,6 +338,34 @@ ADVICE = {
 BRANCHES = (an_if, a_choice, an_and)
 
 
+def by_rows(var, grad, m, *, learning_rate):
+    return var, m * grad.mean(axis=1)
+
+
+def a_norm(var, grad, m, *, learning_rate):
+    return var, m * torch.linalg.norm(grad)
+
+
+def a_sum(var, grad, m, *, learning_rate):
+    return var, m * sum(grad)
+
+
+def a_largest(var, grad, m, *, learning_rate):
+    return var, m * grad.max()
+
+
+def without_nan(var, grad, m, *, learning_rate):
+    return var, m * np.nanmean(grad)
+
+
+SUMMED = (
+    "; a formula is for one element: sums over a whole variable are `measures` of the rule"
+    " (docs/rules.md#norms-and-numbers-per-variable), and those of its rows or columns cannot be"
+    " said."
+)
+ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUMMED)
+
+
 @pytest.mark.parametrize(("formula", "advice"), ADVICE.items(), ids=[f.__name__ for f in ADVICE])
 def test_a_refusal_says_what_to_write_instead(formula: Any, advice: str) -> None:
     text = refusal(rule(formula))

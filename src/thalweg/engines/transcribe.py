@@ -30,6 +30,10 @@ _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in _EVE
 # What other libraries call them, where the name is another.
 _ALIASES = {"abs": "absolute", "fabs": "absolute", "max": "maximum", "min": "minimum",
             "fmax": "maximum", "fmin": "minimum", "pow": "power"}  # fmt: skip
+_REDUCTIONS = {"all", "amax", "amin", "any", "average", "cumsum", "dot", "einsum", "fsum", "inner",
+               "l2_loss", "logsumexp", "matmul", "max", "mean", "median", "min", "mm", "norm",
+               "numel", "prod", "softmax", "std", "sum", "trace", "var", "vdot",
+               "vector_norm"}  # fmt: skip
 _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
@@ -118,10 +122,21 @@ def _advice(node: ast.AST) -> str:
     return ""
 
 
-def _instead(called: str) -> str:
+def _instead(call: ast.Call) -> str:
     """The function of `thalweg.formula` that one of another library stands for."""
-    last = called.rpartition(".")[2]
+    last = ast.unparse(call.func).rpartition(".")[2]
     name = _ALIASES.get(last, last)
+    # `max` of two values is no reduction.
+    if last.removeprefix("nan").removeprefix("reduce_") in _REDUCTIONS and (
+        name not in FUNCTIONS or len(call.args) < 2
+    ):
+        return (
+            "; a formula is for one element: sums over a whole variable are `measures` of the rule"
+            " (docs/rules.md#norms-and-numbers-per-variable), and those of its rows or columns"
+            " cannot be said"
+        )
+    if call.keywords:
+        return "; give the arguments by position"
     if name not in FUNCTIONS:
         return f"; it may call {', '.join(FUNCTIONS)} and plain helper functions, by position"
     return f"; write `{name}(...)`, from thalweg import {name}"
@@ -252,18 +267,15 @@ class _Writer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
-            instead = _instead(ast.unparse(node.func))
-            if node.keywords:
-                instead = "; give the arguments by position"
-            raise self.refuse(node, f"a formula cannot call `{ast.unparse(node)}`{instead}.")
+            text = ast.unparse(node)
+            raise self.refuse(node, f"a formula cannot call `{text}`{_instead(node)}.")
         function = self.outer.get(node.func.id)
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
         if name is None:
             if not isinstance(function, types.FunctionType):
-                instead = _instead(node.func.id)
-                raise self.refuse(node, f"a formula cannot call `{node.func.id}`{instead}.")
+                raise self.refuse(node, f"a formula cannot call `{node.func.id}`{_instead(node)}.")
             name = self.helpers.name(function)
             self.count(node, function.__code__.co_argcount)
             kinds = self.helpers.parameters[function]
