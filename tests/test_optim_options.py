@@ -181,3 +181,40 @@ def test_an_option_that_was_taken_away_is_missed(face: str) -> None:
     assert_same([made.param_groups[0]["params"][0].detach()], [before])
     made.param_groups[0]["lr"] = rate
     steps(made)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "epsilon", "beta1", "beta2"])
+def test_what_rules_call_an_option_is_the_users_in_groups_of_torch(name: str) -> None:
+    found: list[torch.Tensor] = []
+    for face in (torch.optim, optim):
+        first = face.Adam([param_of()], lr=0.1)
+        first.param_groups[0][name] = 0.5
+        second = face.Adam([{"params": [param_of()], name: "mine"}], lr=0.1)
+        found += [steps(first), steps(second)]
+    for wanted, got in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "title"),
+    [
+        (tensorflow.Adam, "beta1", "betas"),
+        (tensorflow.LazyAdam, "beta2", "betas"),
+        (tensorflow.RMSprop, "epsilon", "eps"),
+        (tensorflow.SGD, "learning_rate", "lr"),
+    ],
+)
+def test_what_rules_call_an_option_is_refused_in_groups(cls: Any, name: str, title: str) -> None:
+    text = rf"'{name}' of group 0 is 0.5, which groups of {cls.__name__} call '{title}'"
+    with pytest.raises(ValueError, match=text):
+        cls([{"params": [param_of()], name: 0.5}], lr=0.1)
+    optimizer = cls([param_of()], lr=0.1)
+    with pytest.raises(ValueError, match=text.replace("group 0", "group 1")):
+        optimizer.add_param_group({"params": [param_of()], name: 0.5})
+    state = optimizer.state_dict()
+    state["param_groups"][0][name] = 0.5
+    with pytest.raises(CheckpointMismatchError, match=text):
+        optimizer.load_state_dict(state)
+    optimizer.param_groups[0][name] = 0.5
+    with pytest.raises(ValueError, match=text):
+        steps(optimizer)

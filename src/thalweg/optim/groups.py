@@ -159,15 +159,17 @@ def named(group: Mapping[str, Any], rule: Rule | None = None) -> dict[str, Any]:
 
     Args:
         group: The group.
-        rule: Optional. Pairs that it does not read are the user's, whatever they are.
+        rule: Optional. What it does not read is the user's, whatever it is: `learning_rate` beside
+            `lr`, or a pair.
 
     Raises:
         InvalidTypeError: What is to be a pair is none; names it.
     """
     found: dict[str, Any] = {}
-    read = None if rule is None else {hyper.name for hyper in rule.hypers}
-    for key, value in group.items():
-        if key in PAIRS and (read is None or not read.isdisjoint(PAIRS[key])):
+    read = group if rule is None else as_options({hyper.name: None for hyper in rule.hypers})
+    for key in group.keys() & read.keys():
+        value = group[key]
+        if key in PAIRS:
             try:
                 found.update(zip(PAIRS[key], value, strict=True))
             except (TypeError, ValueError):

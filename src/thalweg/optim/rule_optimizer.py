@@ -21,7 +21,7 @@ from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
 from thalweg.optim.folding import SUM
-from thalweg.optim.groups import Group, as_options, hypers_of, named, number, title_of
+from thalweg.optim.groups import PAIRS, Group, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
 from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part, check_number
@@ -249,6 +249,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         for name in self._decided:
             if name in group and name not in own:
                 found[name] = f"but the constructor of {kind} decides it for all groups"
+        for name in {hyper.name for hyper in self.rule.hypers} & group.keys() - set(own):
+            title = next((key for key, names in PAIRS.items() if name in names), title_of(name))
+            found[name] = f"which groups of {kind} call {title!r}"
         for name in _OF_OTHERS:
             if name not in (*own, *found) and group.get(name):
                 found[name] = f"which is no option of {kind}"
