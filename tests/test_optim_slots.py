@@ -107,6 +107,7 @@ def test_masters_have_the_bits_of_float32(make: Any, dtype: torch.dtype) -> None
     made, wide = made_by(make, dtype), made_by(make, torch.float32, False)
     for _ in range(4):
         step(made), step(wide)
+        made.load_state_dict(copy.deepcopy(made.state_dict()))
     (param,), (other,) = params_of(made), params_of(wide)
     assert_same([made.state[param]["master"]], [other.detach()])
 

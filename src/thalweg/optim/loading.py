@@ -198,7 +198,8 @@ def _give_back_dtypes(
 ) -> None:
     """Have tensors of a state be what they were before torch made them the parameter's dtype.
 
-    The numbers that a rule of torch keeps beside `step` stay as torch has made them.
+    The numbers that a rule of torch keeps beside `step` stay as torch has made them, where there is
+    no master, which torch knows nothing of.
 
     Args:
         keeps_as_torch: Whether sums alone are other than torch has them.
@@ -215,7 +216,8 @@ def _give_back_dtypes(
             there = kinds.home(name, param)
             is_moved = kinds.device is not None and own.device != there
             is_other = is_moved or own.shape != value.shape  # what torch was not given, say
-            if name in numbers and own.shape == value.shape:
+            is_torchs = name in numbers and not kinds.has_master(param)
+            if is_torchs and own.shape == value.shape:
                 staged.state[param][name] = own.to(there)
             elif is_other or (value.is_floating_point() and own.dtype != value.dtype):
                 staged.state[param][name] = value.detach().to(there, copy=True)
