@@ -402,6 +402,9 @@ def test_names_of_nodes() -> None:
     with tf.Graph().as_default() as graph, tf.name_scope("model"):
         loss = tf.reduce_mean(tf.square(tf.constant([1.0, 2.0])), name="loss")
         assert loss is graph.get_tensor_by_name("model/loss:0")
+        for value in (0.1, np.float32(0.1), [loss, 0.1]):
+            rate = tf.convert_to_tensor(value, tf.float32, name="rate")
+            assert rate.op.name.partition("_")[0] == "model/rate"
 
 
 @pytest.mark.parametrize("clip", [lambda s: tf.clip_by_value(s, -1.0, 1.0), tf.identity])

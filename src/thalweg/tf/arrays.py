@@ -76,8 +76,8 @@ def convert_to_tensor(
         InvalidTypeError: It is a tensor of another dtype.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
-        return graph.constant(value, dtype)
-    found = tensor(value, dtype_hint if dtype is None else dtype)
+        return graph.constant(value, dtype, name=name)
+    found = tensor(value, dtype_hint if dtype is None else dtype, name)
     if dtype is not None and found.dtype not in (None, as_dtype(dtype)):
         kinds = f"{dtype_name(found.dtype)}, not {dtype_name(as_dtype(dtype))}"
         raise InvalidTypeError(f"The tensor that is to be converted is {kinds}. Cast it.")

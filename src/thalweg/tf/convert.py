@@ -24,12 +24,13 @@ def is_tensor(value: Any) -> bool:
     return isinstance(tensor_of(value), torch.Tensor | graph.SymbolicTensor) or has_symbol(value)
 
 
-def tensor(value: Any, dtype: Any = None) -> Any:
+def tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
     """A tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
 
     Args:
         value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
         dtype: What a new tensor is converted to.
+        name: What a node that is made is called.
 
     Raises:
         LayoutError: It is a tensor whose storage was cut.
@@ -46,10 +47,10 @@ def tensor(value: Any, dtype: Any = None) -> Any:
     if isinstance(value, IndexedSlices):
         return value.to_dense()
     if isinstance(value, list | tuple) and any(map(_holds_tensor, value)):
-        return stacked([tensor(item, dtype) for item in value])
+        return stacked([tensor(item, dtype) for item in value], name=name)
     if graph.executing_eagerly():
         return to_tensor(value, dtype)
-    return graph.constant(value, dtype)
+    return graph.constant(value, dtype, name=name)
 
 
 def _holds_tensor(item: Any) -> bool:
