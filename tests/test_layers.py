@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+import fresh
 import thalweg
 from many import many
 
+CLOSURE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "closure.py"))
 SOURCE = Path(thalweg.__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
@@ -170,3 +173,32 @@ def test_rules_are_mathematics_only(path: Path) -> None:
 
 def test_formulas_of_schedules_are_mathematics_only() -> None:
     assert _imports(SOURCE / "schedules" / "formulas.py") == {"scalars"}
+
+
+def _printed(program: str) -> str:
+    done = fresh.run(program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("when", ["import", "training"])
+@pytest.mark.parametrize("name", CLOSURE["BOUNDS"])
+def test_faces_load_no_more_than_they_need(name: str, when: str) -> None:
+    loaded = CLOSURE[f"after_{when}"](CLOSURE["FACES"][name], _printed)
+    assert sum(loaded.values()) <= CLOSURE["BOUNDS"][name], sorted(loaded)
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["engines", "engines.cpu", "engines.cuda", "optim", "rules", "rules.torch", "schedules"],
+)
+def test_what_is_imported_late_is_offered(package: str) -> None:
+    program = f"""
+import thalweg.{package} as package
+assert set(package.__all__) <= set(dir(package))
+from thalweg.{package} import *
+missing = [name for name in package.__all__ if name not in globals()]
+assert not missing, missing
+assert not hasattr(package, "no_such_name")
+"""
+    _printed(program)

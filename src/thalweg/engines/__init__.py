@@ -38,3 +38,7 @@ _HOMES = {"Tensors": "tensors", "check_rule": "check"}
 
 def __getattr__(name: str) -> Any:
     return offered(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

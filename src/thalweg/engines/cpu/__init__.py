@@ -17,3 +17,7 @@ _HOMES = {"SparsePlan": "sparse"}
 
 def __getattr__(name: str) -> Any:
     return offered(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
