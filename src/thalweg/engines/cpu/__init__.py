@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thalweg.engines.cpu.group import Group
+from thalweg.engines.cpu import team as team  # which sees to torch's threads at each fork
 from thalweg.lazily import offered
 
 if TYPE_CHECKING:
+    from thalweg.engines.cpu.group import Group
     from thalweg.engines.cpu.sparse import SparsePlan
 
 __all__ = ["Group", "SparsePlan"]
 
-_HOMES = {"SparsePlan": "sparse"}
+_HOMES = {"Group": "group", "SparsePlan": "sparse"}
 
 
 def __getattr__(name: str) -> Any:
