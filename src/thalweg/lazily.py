@@ -51,6 +51,8 @@ def offered(package: str, homes: Mapping[str, str], name: str) -> Any:
     Raises:
         AttributeError: The package offers no such name.
     """
+    if name in homes.values():  # as if it had been imported with the package
+        return import_module(f"{package}.{name}")
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     with importing:
