@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import fresh
 import thalweg
 from many import many
 
+CLOSURE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "closure.py"))
 SOURCE = Path(thalweg.__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
@@ -164,8 +168,63 @@ def test_faces_leave_memory_to_the_step(path: Path) -> None:
 
 @many("path", (SOURCE / "rules").glob("*.py"))
 def test_rules_are_mathematics_only(path: Path) -> None:
-    assert _imports(path) <= {"formula", "rules"}
+    is_list = path.name == "__init__.py"
+    assert _imports(path) <= {"formula", "rules", *(["lazily"] if is_list else [])}
 
 
 def test_formulas_of_schedules_are_mathematics_only() -> None:
     assert _imports(SOURCE / "schedules" / "formulas.py") == {"scalars"}
+
+
+LATE = ["engines", "engines.cpu", "engines.cuda", "rules", "rules.torch", "schedules"]
+
+
+def _waited_for(tree: ast.AST) -> set[str]:
+    """The modules that are imported while `importing` is held."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
+    held = [node for node in blocks if "importing" in map(ast.unparse, node.items)]
+    nodes = [each for node in held for each in node.body]
+    return {each.module for each in nodes if isinstance(each, ast.ImportFrom) and each.module}
+
+
+def test_what_is_imported_late_asks_for_nothing_late() -> None:
+    # Else two threads could wait for each other: one for `importing`, one for a module.
+    homes = {f"thalweg.{each}": import_module(f"thalweg.{each}")._HOMES for each in LATE}
+    trees = {_title(path): ast.parse(path.read_text()) for path in MODULES}
+    imports = {title: _imported(tree, set(trees)) for title, tree in trees.items()}
+    late = {f"{package}.{each}" for package, own in homes.items() for each in own.values()}
+    late |= {module for tree in trees.values() for module in _waited_for(tree)}
+    assert {"thalweg.rules.adam", "thalweg.engines.far"} <= late <= set(trees)
+    for title in late.union(*(_reached(each, imports) for each in late)):
+        for node in trees[title].body:
+            if isinstance(node, ast.ImportFrom) and node.module in homes:
+                asked = {alias.name for alias in node.names}
+                assert asked.isdisjoint(homes[node.module]), title
+
+
+def _printed(program: str) -> str:
+    done = fresh.run(program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("when", ["import", "training"])
+@pytest.mark.parametrize("name", CLOSURE["BOUNDS"])
+def test_faces_load_no_more_than_they_need(name: str, when: str) -> None:
+    loaded = CLOSURE[f"after_{when}"](CLOSURE["FACES"][name], _printed)
+    assert sum(loaded.values()) <= CLOSURE["BOUNDS"][name], sorted(loaded)
+
+
+@pytest.mark.parametrize("package", [*LATE, "optim"])
+def test_what_is_imported_late_is_offered(package: str) -> None:
+    program = f"""
+import thalweg.{package} as package
+assert set(package.__all__) <= set(dir(package))
+from thalweg.{package} import *
+missing = [name for name in package.__all__ if name not in globals()]
+assert not missing, missing
+homes = vars(package).get("_HOMES", {{}})
+assert all(getattr(package, home).__name__.endswith(home) for home in homes.values())
+assert not hasattr(package, "no_such_name")
+"""
+    _printed(program)

@@ -703,14 +703,14 @@ def test_a_steady_run_plans_nothing_anew(
     kind: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    for name in ("DensePlan", "SparsePlan"):
-        plan = getattr(engine, name)
+    for home, name in ((engine, "DensePlan"), (engine.cpu, "SparsePlan")):
+        plan = getattr(home, name)
 
         def counted(self: Any, *given: Any, plan: Any = plan, name: str = name) -> None:
             made.append(name)
             plan.__init__(self, *given)
 
-        monkeypatch.setattr(engine, name, type(name, (plan,), {"__init__": counted}))
+        monkeypatch.setattr(home, name, type(name, (plan,), {"__init__": counted}))
     a, table = tf.Variable([[1.0], [2.0]]), tf.Variable(np.ones((4, 2), np.float32))
     x = tf.placeholder("int64", [None])
     rows = tf.embedding_lookup(table, x) if is_sparse else table.index_select(0, x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from thalweg.autodiff import GradientTape, embedding_lookup
 from thalweg.errors import (
     CancelledError,
     CheckpointMismatchError,
@@ -43,7 +42,7 @@ from thalweg.formula import (
     sqrt,
     where,
 )
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, embedding_lookup
 from thalweg.variable import (
     Variable,
     VariableAggregation,
@@ -54,14 +53,20 @@ from thalweg.variable import (
 
 if TYPE_CHECKING:
     from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
+    from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
     from thalweg.tf.installing import install_as_tensorflow
 
 __version__ = "0.1.0"
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
-_FACES = ("checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
-_ENGINES = ("check_rule", "engine")
+_MODULES = ("autodiff", "checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
+_HOMES = {
+    "GradientTape": "autodiff",
+    "check_rule": "engines",
+    "engine": "engines",
+    "install_as_tensorflow": "tf.installing",
+}
 
 __all__ = [
     "CancelledError",
@@ -118,12 +123,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FACES:
+    if name in _MODULES:
         return importlib.import_module(f"thalweg.{name}")
-    if name == "install_as_tensorflow":
-        return importlib.import_module("thalweg.tf.installing").install_as_tensorflow
-    if name in _ENGINES:
-        return getattr(importlib.import_module("thalweg.engines"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"thalweg.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'thalweg' has no attribute {name!r}")
 
 

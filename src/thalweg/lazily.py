@@ -1,4 +1,4 @@
-"""`lazy`: an attribute that is computed when it is first asked for.
+"""What is made when it is first asked for: attributes by `lazy`, names of packages by `offered`.
 
 `functools.cached_property` of Python 3.11 holds one lock for all instances of a class while one of
 them computes: threads wait for each other, and a child that was forked meanwhile waits for ever.
@@ -6,8 +6,12 @@ them computes: threads wait for each other, and a child that was forked meanwhil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Generic, Self, TypeVar, overload
+
+from thalweg.locks import importing
 
 T = TypeVar("T")
 
@@ -33,3 +37,25 @@ class lazy(Generic[T]):
             return self
         value = instance.__dict__[self._name] = self._function(instance)
         return value
+
+
+def offered(package: str, homes: Mapping[str, str], name: str) -> Any:
+    """What a package offers under a name; for its `__getattr__`.
+
+    Args:
+        package: The package.
+        homes: The module that has it, for each name. None of these modules asks for such a name
+            while it is imported: another thread may hold `importing`, and wait for that module.
+        name: The name.
+
+    Raises:
+        AttributeError: The package offers no such name.
+    """
+    if name in homes.values():  # as if it had been imported with the package
+        return import_module(f"{package}.{name}")
+    if name not in homes:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    with importing:
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+    setattr(sys.modules[package], name, value)
+    return value

@@ -61,6 +61,9 @@ class Awaited(Lock):
     """
 
 
+importing = Awaited()  # held while a step imports what only some steps need
+
+
 class Guard(Lock):
     """The lock of an object that remembers, for each use of what it remembers.
 

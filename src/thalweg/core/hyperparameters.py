@@ -17,7 +17,7 @@ from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.running import SessionVariable, SymbolicVariable, is_symbolic, resolve
 from thalweg.scalars import ScalarType, as_scalar, scalar_type
-from thalweg.schedules import LearningRateSchedule
+from thalweg.schedules.base import LearningRateSchedule
 from thalweg.switches import Within
 from thalweg.variable import Variable, check_held, check_number, dtype_name, numpy_value, to_tensor
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import engines
 from thalweg.core import norms, vectors
 from thalweg.core.checks import check_memories, check_readable
 from thalweg.core.common_factor import FURTHER, Factor, Norm, exact_norm, factor_of, parts_of
@@ -28,7 +29,6 @@ from thalweg.core.section import Call
 from thalweg.engines import compute_dtype, transform
 from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.engine import Columns, Dtype, Stages
-from thalweg.engines.tensors import Tensors
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
 from thalweg.lazily import lazy
@@ -541,7 +541,7 @@ def materialised(
         pairs = all_dense(pairs)
     values = [values_of(grad) for grad, _ in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
-    known = how.known(Tensors(values, variables, flush), variables)
+    known = how.known(engines.Tensors(values, variables, flush), variables)
     shared: Mapping[Dtype, Any] = {dtype: known.shared(dtype) for dtype in dtypes}
     columns = Columns(shared, known.separate)
     found: list[Pair] = []

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg import engines
 from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
 from thalweg.core.columns import columns_of, per_variable, processed
 from thalweg.core.hooks import Hooks
@@ -37,7 +38,7 @@ from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, ma
 from thalweg.core.section import Call, calls, consume, while_whole
 from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
-from thalweg.engines import Tensors, check_scalars, saturated
+from thalweg.engines import check_scalars, saturated
 from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
@@ -287,7 +288,8 @@ def _may_leave(hooks: Hooks, asked: Request, ready: Ready) -> bool:
 def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
     """Refuse gradients that are not finite, of a step that is not planned as a whole."""
     variables = [var for _, var in pairs]
-    peaks = Tensors([values_of(grad) for grad, _ in pairs], variables).peaks()
+    values = [values_of(grad) for grad, _ in pairs]
+    peaks = engines.Tensors(values, variables).peaks()
     check_numerics(peaks, hooks.titles(variables))
 
 

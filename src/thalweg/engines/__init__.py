@@ -1,12 +1,19 @@
 """The engines: they update memory by formulas, and know no algorithm's name."""
 
-from thalweg.engines.check import check_rule
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from thalweg.engines.gate import Gate, check_gradients
 from thalweg.engines.given import check_scalars, given_to, prepared
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.reference import resumed, saturated, transform
 from thalweg.engines.selection import Selection, check_name, current, engine
-from thalweg.engines.tensors import Tensors
+from thalweg.lazily import offered
+
+if TYPE_CHECKING:
+    from thalweg.engines.check import check_rule
+    from thalweg.engines.tensors import Tensors
 
 __all__ = [
     "Gate",
@@ -25,3 +32,13 @@ __all__ = [
     "saturated",
     "transform",
 ]
+
+_HOMES = {"Tensors": "tensors", "check_rule": "check"}
+
+
+def __getattr__(name: str) -> Any:
+    return offered(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import layout
-from thalweg.engines.cpu.group import Group as CpuGroup
-from thalweg.engines.cpu.sparse import ENTRIES, SparsePlan
+from thalweg.engines import cpu, cuda, layout
+from thalweg.engines.cpu.work import ENTRIES
 from thalweg.engines.cuda.available import computes
-from thalweg.engines.cuda.group import Group as CudaGroup
-from thalweg.engines.cuda.sparse import RowsPart
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
-from thalweg.engines.far import Crossing, Far
 from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
-from thalweg.engines.together import Part, Parts, Together
+from thalweg.engines.together import Part, Parts, Staying, Together
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.locks import importing
+
+if TYPE_CHECKING:
+    from thalweg.engines.far import Crossing, Far
 
 Home = Literal["cpu", "cuda", "reference"]
-_GROUPS = {"cpu": CpuGroup, "cuda": CudaGroup}
 _BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
 _SPARE = 16  # plans of variables of earlier steps that are kept
 
@@ -81,7 +80,7 @@ class Gate:
     def __init__(self) -> None:
         # The last ones, for steps with other gradients, too.
         self._dense: dict[tuple[Home, int], DensePlan] = {}  # by engine and run
-        self._sparse: dict[tuple[int, int], SparsePlan] = {}  # by variable and round
+        self._sparse: dict[tuple[int, int], cpu.SparsePlan] = {}  # by variable and round
         self._far: dict[int, Far] = {}  # by `id` of variables
         self._warned: set[int] = set()
 
@@ -110,9 +109,14 @@ class Gate:
             return made[0][0][1]
         return Together(asked, made)
 
-    def _crossing(self, asked: Request) -> Crossing:
+    def _crossing(self, asked: Request) -> Crossing | Staying:
         """What crosses between devices, if anything does."""
-        crossing = Crossing(asked, self._far)
+        crossing: Crossing | Staying = Staying(asked)
+        pairs = zip(asked.variables, asked.copies or (), strict=False)
+        if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
+            with importing:
+                from thalweg.engines.far import Crossing
+            crossing = Crossing(asked, self._far)
         if len(self._far) > 2 * len(asked.variables) + _SPARE:
             here = set(map(id, asked.variables))
             self._far = {key: each for key, each in self._far.items() if key in here}
@@ -157,7 +161,7 @@ class Gate:
         number: int,
         members: Sequence[int],
         homes: Sequence[Home],
-        crossing: Crossing,
+        crossing: Crossing | Staying,
     ) -> Parts:
         """The parts of a round of distinct variables."""
         dense: dict[tuple[Home, int], list[int]] = {}
@@ -169,7 +173,7 @@ class Gate:
             elif not isinstance(asked.gradients[index], IndexedSlices):
                 dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
             elif home == "cuda":
-                parts.append(([index], RowsPart(crossing.share(asked, [index]))))
+                parts.append(([index], cuda.RowsPart(crossing.share(asked, [index]))))
             else:
                 parts.append(([index], self._sparse_plan(crossing.share(asked, [index]), number)))
         plans = [
@@ -177,12 +181,12 @@ class Gate:
         ]
         return [(own, crossing.around(own, part)) for own, part in (*plans, *parts)]
 
-    def _sparse_plan(self, asked: Request, number: int) -> SparsePlan:
+    def _sparse_plan(self, asked: Request, number: int) -> cpu.SparsePlan:
         # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
         key = (id(asked.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(asked):
-            plan = self._sparse[key] = SparsePlan(asked)
+            plan = self._sparse[key] = cpu.SparsePlan(asked)
         plan.point_at(asked.gradients[0])
         return plan
 
@@ -194,7 +198,7 @@ class Gate:
         if plan is not None and not plan.is_aimed and plan.serves(asked):
             plan.point_at(asked.gradients)
         else:
-            plan = self._dense[key] = DensePlan(asked, _GROUPS[key[0]])
+            plan = self._dense[key] = DensePlan(asked, (cuda if key[0] == "cuda" else cpu).Group)
         return plan
 
 

@@ -136,3 +136,23 @@ def share_of(asked: Request, members: Sequence[int]) -> Request:
         titles=every(asked.titles) if asked.titles else (),
         copies=None if asked.copies is None else every(asked.copies),
     )
+
+
+class Staying:
+    """A step of which nothing crosses between devices; see `far.Crossing`.
+
+    Args:
+        asked: The step.
+    """
+
+    def __init__(self, asked: Request) -> None:
+        self.asked = asked
+        self.runs: dict[int, int] = {}
+
+    def share(self, asked: Request, own: Sequence[int]) -> Request:
+        """The share of some variables in the step."""
+        return share_of(asked, own)
+
+    def around(self, own: Sequence[int], part: Part) -> Part:
+        """The part."""
+        return part

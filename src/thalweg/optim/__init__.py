@@ -26,11 +26,11 @@ from thalweg.optim.classes import (
     Rprop,
     SparseAdam,
 )
-from thalweg.optim.rule_optimizer import RuleOptimizer
 from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
+    from thalweg.optim.rule_optimizer import RuleOptimizer
 
 __all__ = [
     "ASGD",
@@ -55,10 +55,12 @@ __all__ += [name for name in torch.optim.__all__ if name not in __all__]
 def __getattr__(name: str) -> Any:
     if name == "tensorflow":
         return importlib.import_module("thalweg.optim.tensorflow")
+    if name == "RuleOptimizer":
+        return importlib.import_module("thalweg.optim.rule_optimizer").RuleOptimizer
     if name.startswith("__"):
         raise AttributeError(f"module 'thalweg.optim' has no attribute {name!r}")
     return getattr(torch.optim, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(torch.optim)})
+    return sorted({*globals(), *__all__, *dir(torch.optim)})

@@ -17,13 +17,6 @@ from thalweg.optim.groups import Group, titles_in
 from thalweg.optim.rows import is_misplaced
 from thalweg.rules import torch as rules
 
-_RMSPROP = {
-    (False, False): rules.TORCH_RMSPROP,
-    (True, False): rules.TORCH_CENTERED_RMSPROP,
-    (False, True): rules.TORCH_MOMENTUM_RMSPROP,
-    (True, True): rules.TORCH_CENTERED_MOMENTUM_RMSPROP,
-}
-
 
 class Adam(DropIn, torch.optim.Adam):
     """`torch.optim.Adam`, whose steps are one pass over memory.
@@ -109,7 +102,12 @@ class RMSprop(DropIn, torch.optim.RMSprop):
 
     @staticmethod
     def _rule(group: Group) -> Rule:
-        return _RMSPROP[bool(group["centered"]), bool(group["momentum"] > 0)]
+        centered = group["centered"]
+        if group["momentum"] > 0:
+            if centered:
+                return rules.TORCH_CENTERED_MOMENTUM_RMSPROP
+            return rules.TORCH_MOMENTUM_RMSPROP
+        return rules.TORCH_CENTERED_RMSPROP if centered else rules.TORCH_RMSPROP
 
 
 class Adagrad(DropIn, torch.optim.Adagrad):

@@ -7,14 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg import engines
 from thalweg.core.common_factor import Factor
 from thalweg.core.processing import Measures, Processing
-from thalweg.engines import Gate, Tensors, layout
+from thalweg.engines import Gate, layout
 from thalweg.engines.engine import Ready, Request
 from thalweg.indexed_slices import values_of
 from thalweg.optim.around import Seen
 from thalweg.optim.hooks import GroupHooks
-from thalweg.rules.torch import TORCH_SGD
+from thalweg.rules import torch as rules
 
 Share = tuple[GroupHooks, list[tuple[Any, Tensor]]]  # what a rule updates, by which gradients
 
@@ -78,7 +79,8 @@ class CommonNorm:
         pairs = zip(gradients, variables, strict=True)
         if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
             flush = asked.selection.denormals == "flush"
-            return Tensors(list(map(values_of, gradients)), variables, flush), variables
+            values = list(map(values_of, gradients))
+            return engines.Tensors(values, variables, flush), variables
         self._ready = self._gate.ready(_own(shares, asked))
         return self._ready, variables
 
@@ -86,7 +88,8 @@ class CommonNorm:
 def _asked(shares: Sequence[Share], gradients: Sequence[Any], variables: Any) -> Request:
     """A step that is measured only; its rule has no slots."""
     slots, titles = [()] * len(variables), [""] * len(variables)
-    return Request(TORCH_SGD, (), variables, gradients, slots, titles, shares[0][0].selection)
+    beside = gradients, slots, titles, shares[0][0].selection
+    return Request(rules.TORCH_SGD, (), variables, *beside)
 
 
 def _own(shares: Sequence[Share], asked: Request) -> Request:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import repeat as again
 from operator import is_
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -19,7 +19,8 @@ from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.locks import Guard
+from thalweg.lazily import lazy
+from thalweg.locks import Guard, importing
 from thalweg.optim.around import (
     FOUND_INF,
     KEYWORDS,
@@ -31,9 +32,7 @@ from thalweg.optim.around import (
     processing,
 )
 from thalweg.optim.columns import STEP, Blocks
-from thalweg.optim.common_norm import CommonNorm
 from thalweg.optim.differing import of_options, of_strange
-from thalweg.optim.flat import FlatGradients
 from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
 from thalweg.optim.groups import Group
 from thalweg.optim.hooks import GroupHooks
@@ -42,11 +41,14 @@ from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
 from thalweg.optim.rows import is_sparse, summed
 from thalweg.optim.scaled import Scaled, said_once
-from thalweg.optim.swapping import swapped
 from thalweg.running import replicas
 from thalweg.switches import enable_grad, no_grad
 from thalweg.tracing import untraced
 from thalweg.variable import check_held, name_of, titles_of
+
+if TYPE_CHECKING:
+    from thalweg.optim.common_norm import CommonNorm
+    from thalweg.optim.flat import FlatGradients
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -81,10 +83,16 @@ class Kept:
         self.begun: Sequence[str] = ()  # what the step under way has done, in a sentence
         self.is_folded = False  # whether it has added its gradients to their sums
         self.flat: FlatGradients | None = None
-        self.norm = CommonNorm()  # of the gradients of several rules
         self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[Part, list[int]] | None = None
+
+    @lazy
+    def norm(self) -> CommonNorm:
+        """Of the gradients of several rules."""
+        with importing:
+            from thalweg.optim.common_norm import CommonNorm
+        return CommonNorm()
 
 
 class OneSweep(Scaled):
@@ -304,6 +312,8 @@ class OneSweep(Scaled):
 
     def _flatten(self) -> None:
         """Have the gradients of all parameters that are not frozen lie in a few buffers."""
+        with importing:
+            from thalweg.optim.flat import FlatGradients
         self._own.flat = FlatGradients(self._params())
         self._own.steady = None
 
@@ -416,6 +426,8 @@ class OneSweep(Scaled):
         """
         if self._around.ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
+        with importing:
+            from thalweg.optim.swapping import swapped
         return swapped(self)
 
     def _is_due(self) -> bool:

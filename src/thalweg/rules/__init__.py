@@ -1,78 +1,78 @@
 """The update rules, one file each, from the simplest to the longest."""
 
-# ruff: isort: skip_file
-from thalweg.formula import Rule
-from thalweg.rules.gradient_descent import SGD
-from thalweg.rules.momentum import MOMENTUM, NESTEROV
-from thalweg.rules.adagrad import ADAGRAD
-from thalweg.rules.adadelta import ADADELTA
-from thalweg.rules.rmsprop import CENTERED_RMSPROP, RMSPROP
-from thalweg.rules.rmsprop_momentum import CENTERED_MOMENTUM_RMSPROP, MOMENTUM_RMSPROP
-from thalweg.rules.adamax import ADAMAX
-from thalweg.rules.adam import ADAM
-from thalweg.rules.amsgrad import AMSGRAD
-from thalweg.rules.nadam import NADAM
-from thalweg.rules.ftrl import FTRL
-from thalweg.rules.ftrl_power import FTRL_POWER
-from thalweg.rules.heavy_ball import HEAVY_BALL, NESTEROV_BALL
-from thalweg.rules.proximal_gradient_descent import PROXIMAL_GRADIENT_DESCENT
-from thalweg.rules.adagrad_v1 import ADAGRAD_V1
-from thalweg.rules.proximal_adagrad import PROXIMAL_ADAGRAD
-from thalweg.rules.adagrad_da import ADAGRAD_DA
-from thalweg.rules.adadelta_v1 import ADADELTA_V1
-from thalweg.rules.rmsprop_v1 import CENTERED_RMSPROP_V1, RMSPROP_V1
-from thalweg.rules.adam_v1 import ADAM_V1
-from thalweg.rules.ftrl_v1 import FTRL_POWER_V1, FTRL_V1
-from thalweg.rules.lazy_adam import LAZY_ADAM
-from thalweg.rules.nesterov_adam import NESTEROV_ADAM
-from thalweg.rules.adamax_v1 import ADAMAX_V1
-from thalweg.rules.adam_w import ADAM_W
-from thalweg.rules.momentum_w import MOMENTUM_W, NESTEROV_W
-from thalweg.rules.lars import LARS, NESTEROV_LARS
-from thalweg.rules.novograd import NOVOGRAD, NOVOGRAD_AS_SHIPPED as NOVOGRAD_AS_SHIPPED
+from __future__ import annotations
 
-KERAS_RULES: tuple[Rule, ...] = (
-    SGD,
-    MOMENTUM,
-    NESTEROV,
-    ADAGRAD,
-    ADADELTA,
-    RMSPROP,
-    CENTERED_RMSPROP,
-    MOMENTUM_RMSPROP,
-    CENTERED_MOMENTUM_RMSPROP,
-    ADAMAX,
-    ADAM,
-    AMSGRAD,
-    NADAM,
-    FTRL,
-    FTRL_POWER,
-)
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.lazily import offered
+
+KERAS_RULES: tuple[Rule, ...]
+V1_RULES: tuple[Rule, ...]
+OPENSEQ2SEQ_RULES: tuple[Rule, ...]
+RULES: tuple[Rule, ...]
+
+# The file of each rule, which is imported when the rule is asked for.
+_KERAS = {
+    "SGD": "gradient_descent",
+    "MOMENTUM": "momentum",
+    "NESTEROV": "momentum",
+    "ADAGRAD": "adagrad",
+    "ADADELTA": "adadelta",
+    "RMSPROP": "rmsprop",
+    "CENTERED_RMSPROP": "rmsprop",
+    "MOMENTUM_RMSPROP": "rmsprop_momentum",
+    "CENTERED_MOMENTUM_RMSPROP": "rmsprop_momentum",
+    "ADAMAX": "adamax",
+    "ADAM": "adam",
+    "AMSGRAD": "amsgrad",
+    "NADAM": "nadam",
+    "FTRL": "ftrl",
+    "FTRL_POWER": "ftrl_power",
+}
 
 # What TensorFlow 1 computes otherwise, in tf.train and tf.contrib.opt; its gradient descent is SGD.
-V1_RULES: tuple[Rule, ...] = (
-    HEAVY_BALL,
-    NESTEROV_BALL,
-    PROXIMAL_GRADIENT_DESCENT,
-    ADAGRAD_V1,
-    PROXIMAL_ADAGRAD,
-    ADAGRAD_DA,
-    ADADELTA_V1,
-    RMSPROP_V1,
-    CENTERED_RMSPROP_V1,
-    ADAM_V1,
-    FTRL_V1,
-    FTRL_POWER_V1,
-    LAZY_ADAM,
-    NESTEROV_ADAM,
-    ADAMAX_V1,
-    ADAM_W,
-    MOMENTUM_W,
-    NESTEROV_W,
-    LARS,
-    NESTEROV_LARS,
-)
+_V1 = {
+    "HEAVY_BALL": "heavy_ball",
+    "NESTEROV_BALL": "heavy_ball",
+    "PROXIMAL_GRADIENT_DESCENT": "proximal_gradient_descent",
+    "ADAGRAD_V1": "adagrad_v1",
+    "PROXIMAL_ADAGRAD": "proximal_adagrad",
+    "ADAGRAD_DA": "adagrad_da",
+    "ADADELTA_V1": "adadelta_v1",
+    "RMSPROP_V1": "rmsprop_v1",
+    "CENTERED_RMSPROP_V1": "rmsprop_v1",
+    "ADAM_V1": "adam_v1",
+    "FTRL_V1": "ftrl_v1",
+    "FTRL_POWER_V1": "ftrl_v1",
+    "LAZY_ADAM": "lazy_adam",
+    "NESTEROV_ADAM": "nesterov_adam",
+    "ADAMAX_V1": "adamax_v1",
+    "ADAM_W": "adam_w",
+    "MOMENTUM_W": "momentum_w",
+    "NESTEROV_W": "momentum_w",
+    "LARS": "lars",
+    "NESTEROV_LARS": "lars",
+}
 
-OPENSEQ2SEQ_RULES: tuple[Rule, ...] = (NOVOGRAD,)
+_OPENSEQ2SEQ = {"NOVOGRAD": "novograd"}
 
-RULES: tuple[Rule, ...] = (*KERAS_RULES, *V1_RULES, *OPENSEQ2SEQ_RULES)
+_HOMES = {**_KERAS, **_V1, **_OPENSEQ2SEQ, "NOVOGRAD_AS_SHIPPED": "novograd"}
+_LISTS = {
+    "KERAS_RULES": _KERAS,
+    "V1_RULES": _V1,
+    "OPENSEQ2SEQ_RULES": _OPENSEQ2SEQ,
+    "RULES": {**_KERAS, **_V1, **_OPENSEQ2SEQ},
+}
+__all__ = ["Rule", *_HOMES, *_LISTS]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Rule:
+    if name not in _LISTS:
+        return offered(__name__, _HOMES, name)
+    found: Any = tuple(offered(__name__, _HOMES, each) for each in _LISTS[name])
+    return globals().setdefault(name, found)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,13 +1,20 @@
 """Learning-rate schedules with the numbers of `tf.keras.optimizers.schedules`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from thalweg.lazily import offered
 from thalweg.schedules.base import LearningRateSchedule
-from thalweg.schedules.cosine import CosineDecay, CosineDecayRestarts
-from thalweg.schedules.exponential import ExponentialDecay
-from thalweg.schedules.inverse_time import InverseTimeDecay
-from thalweg.schedules.linear_cosine import LinearCosineDecay, NoisyLinearCosineDecay
-from thalweg.schedules.piecewise import PiecewiseConstantDecay
-from thalweg.schedules.polynomial import PolynomialDecay
-from thalweg.schedules.serialization import deserialize, serialize
+
+if TYPE_CHECKING:
+    from thalweg.schedules.cosine import CosineDecay, CosineDecayRestarts
+    from thalweg.schedules.exponential import ExponentialDecay
+    from thalweg.schedules.inverse_time import InverseTimeDecay
+    from thalweg.schedules.linear_cosine import LinearCosineDecay, NoisyLinearCosineDecay
+    from thalweg.schedules.piecewise import PiecewiseConstantDecay
+    from thalweg.schedules.polynomial import PolynomialDecay
+    from thalweg.schedules.serialization import deserialize, serialize
 
 __all__ = [
     "CosineDecay",
@@ -22,3 +29,24 @@ __all__ = [
     "deserialize",
     "serialize",
 ]
+
+_HOMES = {
+    "CosineDecay": "cosine",
+    "CosineDecayRestarts": "cosine",
+    "ExponentialDecay": "exponential",
+    "InverseTimeDecay": "inverse_time",
+    "LinearCosineDecay": "linear_cosine",
+    "NoisyLinearCosineDecay": "linear_cosine",
+    "PiecewiseConstantDecay": "piecewise",
+    "PolynomialDecay": "polynomial",
+    "deserialize": "serialization",
+    "serialize": "serialization",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return offered(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.measure import Leaves, table_peaks
-from thalweg.engines.cpu.work import chunk_of, dense_chunks, slices, table
+from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
 from thalweg.engines.streams import streams_of
 from thalweg.formula import Formula
 from thalweg.lazily import lazy
+from thalweg.locks import importing
+
+if TYPE_CHECKING:
+    from thalweg.engines.cpu.measure import Leaves
 
 
 class Group:
@@ -52,7 +56,15 @@ class Group:
 
     @lazy
     def _leaves(self) -> Leaves:
+        with importing:
+            from thalweg.engines.cpu.measure import Leaves
         return Leaves(self._sizes)
+
+    @lazy
+    def _peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
+        with importing:
+            from thalweg.engines.cpu.measure import table_peaks
+        return table_peaks
 
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
@@ -104,7 +116,7 @@ class Group:
 
     def peaks(self) -> Float64:
         """Largest magnitude of each member's gradient."""
-        return table_peaks(self.table, self._gradient, 1)
+        return self._peaks(self.table, self._gradient, 1)
 
     def peaks_there(self, wanted: Tensor) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""

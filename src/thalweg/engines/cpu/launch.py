@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from thalweg.engines.arrays import Array
 from thalweg.engines.cpu import store, team
 from thalweg.engines.cpu.codegen import Kernel, generate
-from thalweg.engines.cpu.codegen_measure import generate_measure, generate_peak
-from thalweg.engines.cpu.loops import Loop
 from thalweg.engines.cpu.work import SERIAL, Table
 from thalweg.formula import Formula
+from thalweg.locks import importing
+
+if TYPE_CHECKING:
+    from thalweg.engines.cpu.loops import Loop
 
 
 class Compiled:
@@ -81,6 +83,8 @@ def compiled(
 @cache
 def jitted(*functions: Callable[..., Any]) -> Loop:
     """A plain function over arrays and integers, compiled; followed by the functions it calls."""
+    with importing:
+        from thalweg.engines.cpu.loops import Loop
     return Loop(*functions)
 
 
@@ -93,6 +97,8 @@ def measuring(
     from_copy: bool = False,
 ) -> Compiled:
     """The compiled kernel that sums formulas over the leaves of tensors of these storage types."""
+    with importing:
+        from thalweg.engines.cpu.codegen_measure import generate_measure
     kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name, from_copy)
     return Compiled(kernel, np.float64)
 
@@ -100,4 +106,6 @@ def measuring(
 @cache
 def peaking(size: int) -> Compiled:
     """The compiled kernel that finds the largest magnitude among numbers of so many bytes."""
+    with importing:
+        from thalweg.engines.cpu.codegen_measure import generate_peak
     return Compiled(generate_peak(size), np.float64)

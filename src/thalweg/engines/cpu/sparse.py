@@ -16,14 +16,13 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Float64, Int32, Int64
 from thalweg.engines.cpu import launch, rows
 from thalweg.engines.cpu.measure import peaks, sums_of_pair
-from thalweg.engines.cpu.work import CHUNK, Table, slices, table
+from thalweg.engines.cpu.work import CHUNK, ENTRIES, Table, slices, table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages, formula_of_rows
 from thalweg.engines.reference import resumed
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Formula, variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
-ENTRIES = 2**31 - 1  # more entries than fit this plan's 32-bit numbers are left to the reference
 SHARE = 1 << 14  # elements of the rows that a thread takes at a time
 _HASH = 1 << 16  # places of a hash table that stays in a core's cache
 _BLOCK = 64  # bytes; what two threads write lies in blocks of its own

@@ -5,40 +5,43 @@ does. Torch rounds some sums and products together, and its square root is not a
 number: results differ from its own by a few units in the last place.
 """
 
-# ruff: isort: skip_file
-from thalweg.formula import Rule
-from thalweg.rules.torch.sgd import TORCH_MOMENTUM, TORCH_SGD
-from thalweg.rules.torch.asgd import TORCH_ASGD
-from thalweg.rules.torch.rprop import TORCH_RPROP
-from thalweg.rules.torch.adagrad import TORCH_ADAGRAD
-from thalweg.rules.torch.adadelta import TORCH_ADADELTA
-from thalweg.rules.torch.rmsprop import (
-    TORCH_CENTERED_MOMENTUM_RMSPROP,
-    TORCH_CENTERED_RMSPROP,
-    TORCH_MOMENTUM_RMSPROP,
-    TORCH_RMSPROP,
-)
-from thalweg.rules.torch.adamax import TORCH_ADAMAX
-from thalweg.rules.torch.adam import TORCH_ADAM, TORCH_AMSGRAD
-from thalweg.rules.torch.sparse_adam import TORCH_SPARSE_ADAM
-from thalweg.rules.torch.nadam import TORCH_NADAM
-from thalweg.rules.torch.radam import TORCH_RADAM
+from __future__ import annotations
 
-TORCH_RULES: tuple[Rule, ...] = (
-    TORCH_SGD,
-    TORCH_MOMENTUM,
-    TORCH_ASGD,
-    TORCH_RPROP,
-    TORCH_ADAGRAD,
-    TORCH_ADADELTA,
-    TORCH_RMSPROP,
-    TORCH_CENTERED_RMSPROP,
-    TORCH_MOMENTUM_RMSPROP,
-    TORCH_CENTERED_MOMENTUM_RMSPROP,
-    TORCH_ADAMAX,
-    TORCH_ADAM,
-    TORCH_AMSGRAD,
-    TORCH_SPARSE_ADAM,
-    TORCH_NADAM,
-    TORCH_RADAM,
-)
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.lazily import offered
+
+TORCH_RULES: tuple[Rule, ...]
+
+# The file of each rule, which is imported when the rule is asked for.
+_HOMES = {
+    "TORCH_SGD": "sgd",
+    "TORCH_MOMENTUM": "sgd",
+    "TORCH_ASGD": "asgd",
+    "TORCH_RPROP": "rprop",
+    "TORCH_ADAGRAD": "adagrad",
+    "TORCH_ADADELTA": "adadelta",
+    "TORCH_RMSPROP": "rmsprop",
+    "TORCH_CENTERED_RMSPROP": "rmsprop",
+    "TORCH_MOMENTUM_RMSPROP": "rmsprop",
+    "TORCH_CENTERED_MOMENTUM_RMSPROP": "rmsprop",
+    "TORCH_ADAMAX": "adamax",
+    "TORCH_ADAM": "adam",
+    "TORCH_AMSGRAD": "adam",
+    "TORCH_SPARSE_ADAM": "sparse_adam",
+    "TORCH_NADAM": "nadam",
+    "TORCH_RADAM": "radam",
+}
+__all__ = ["Rule", "TORCH_RULES", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Rule:
+    if name != "TORCH_RULES":
+        return offered(__name__, _HOMES, name)
+    found: Any = tuple(offered(__name__, _HOMES, each) for each in _HOMES)
+    return globals().setdefault(name, found)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

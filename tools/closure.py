@@ -1,0 +1,165 @@
+"""Print how much of the library each face loads: on import, and after two steps, save and load.
+
+    python tools/closure.py              a table of lines and files, one row per face
+    python tools/closure.py keras        the modules of one face, the largest rooms first
+
+Lines are those of the files of `thalweg` that a fresh process has loaded. What compiles kernels is
+not among them: the process before has left them in the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+# The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
+BOUNDS = {"optim": 18_000, "optim.tensorflow": 18_000, "keras": 31_000, "checkpoint": 65_600}
+AIMS = {"keras": 22_000, "checkpoint": 25_000}
+
+_MODEL = """
+import io, torch
+model, file = torch.nn.Linear(4, 3), io.BytesIO()
+weights = list(model.parameters())
+def loss():
+    return model(torch.ones(2, 4)).square().sum()
+"""
+_TORCHS_STEPS = """
+for _ in range(2):
+    optimizer.zero_grad()
+    loss().backward()
+    optimizer.step()
+"""
+_STATE = """
+torch.save(optimizer.state_dict(), file)
+file.seek(0)
+optimizer.load_state_dict(torch.load(file))
+"""
+_COUNT = """
+import json, sys
+from pathlib import Path
+print(json.dumps({
+    name: len(Path(module.__file__).read_text().splitlines())
+    for name, module in sys.modules.items()
+    if name.split(".")[0] == "thalweg" and getattr(module, "__file__", None)
+}))
+"""
+_COMPILER = "thalweg.engines.cpu.compiler"
+
+Lines = dict[str, int]  # of each module
+
+
+class Face(NamedTuple):
+    """How a user begins.
+
+    Attributes:
+        imports: What is imported.
+        training: Two steps of `model`; its state is saved and loaded.
+    """
+
+    imports: str
+    training: str
+
+
+FACES = {
+    "optim": Face(
+        "from thalweg import optim",
+        f"optimizer = optim.Adam(weights)\n{_TORCHS_STEPS}{_STATE}",
+    ),
+    "optim.tensorflow": Face(
+        "from thalweg.optim import tensorflow",
+        f"optimizer = tensorflow.Adam(weights)\n{_TORCHS_STEPS}{_STATE}",
+    ),
+    "keras": Face(
+        "from thalweg import keras",
+        f"""
+optimizer = keras.optimizers.Adam()
+for _ in range(2):
+    optimizer.minimize(loss, weights)
+{_STATE}""",
+    ),
+    "v1": Face(
+        "from thalweg import v1",
+        """
+optimizer = v1.train.AdamOptimizer()
+for _ in range(2):
+    optimizer.minimize(loss, var_list=weights)
+torch.save(optimizer.state_dict(weights), file)
+file.seek(0)
+optimizer.load_state_dict(torch.load(file), weights)
+""",
+    ),
+    "checkpoint": Face(
+        "from thalweg import checkpoint, optim",
+        f"""
+import tempfile
+optimizer = optim.Adam(weights)
+{_TORCHS_STEPS}
+with tempfile.TemporaryDirectory() as folder:
+    checkpoint.save(f"{{folder}}/a", optimizer=optimizer, module=model)
+    checkpoint.restore(f"{{folder}}/a", optimizer=optimizer, module=model)
+""",
+    ),
+}
+
+
+def after_import(face: Face, run: Callable[[str], str]) -> Lines:
+    """The lines of each module that is loaded when a face has been imported.
+
+    Args:
+        face: The face.
+        run: Runs a program in a fresh process, and gives what it printed.
+    """
+    return json.loads(run(f"{face.imports}\n{_COUNT}"))
+
+
+def after_training(face: Face, run: Callable[[str], str]) -> Lines:
+    """The same after a first training; arguments as those of `after_import`."""
+    program = f"{face.imports}\n{_MODEL}{face.training}\n{_COUNT}"
+    found: Lines = json.loads(run(program))
+    return json.loads(run(program)) if _COMPILER in found else found
+
+
+def _run(program: str) -> str:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return done.stdout
+
+
+def _table() -> str:
+    rows: list[tuple[str, ...]] = [("", "imported", "files", "trained", "files", "bound", "aim")]
+    for name, face in FACES.items():
+        figures: list[str] = []
+        for lines in (after_import(face, _run), after_training(face, _run)):
+            figures += [f"{sum(lines.values()):,}", str(len(lines))]
+        limits = [f"{table[name]:,}" if name in table else "" for table in (BOUNDS, AIMS)]
+        rows.append((name, *figures, *limits))
+    return "\n".join(f"{name:<18}" + "".join(f"{each:>10}" for each in own) for name, *own in rows)
+
+
+def _rooms(face: Face) -> str:
+    imported, trained = after_import(face, _run), after_training(face, _run)
+    rooms: Counter[str] = Counter()
+    for name, lines in trained.items():
+        rooms[".".join(name.split(".")[:2])] += lines
+    text: list[str] = []
+    for room, lines in rooms.most_common():
+        text.append(f"{lines:>7,}  {room}")
+        for name in sorted(trained):
+            if name == room or name.startswith(f"{room}."):
+                late = "" if name in imported else "   (in training)"
+                text.append(f"{trained[name]:>7,}      {name}{late}")
+    return "\n".join(text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("face", nargs="?", choices=FACES)
+    chosen = parser.parse_args().face
+    sys.stdout.write((_rooms(FACES[chosen]) if chosen else _table()) + "\n")
