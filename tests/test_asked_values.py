@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +115,40 @@ def test_a_variable_of_an_open_shape_takes_what_fits(shape: Any) -> None:
             with pytest.raises(InvalidArgumentError, match=r"a value of shape \(5, 15\)"):
                 session.run(w.assign(wide), {wide: np.ones((5, 15))})
             assert session.run(w).shape == (5, 16)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("shape", [[None, 16], tf.TensorShape(None)], ids=str)
+def test_a_variable_of_an_open_shape_grows_in_eager_mode(variable: Any, shape: Any) -> None:
+    w = variable(TABLE, shape=shape, name="w")
+    opt = tf.keras.optimizers.SGD(1.0)
+    opt.apply_gradients([(tf.ones_like(w), w)])
+    twin, loaded = copy.deepcopy(w), pickle.loads(pickle.dumps(w))
+    larger = np.ones((5, 16), np.float32)
+    for each in (w, twin, loaded):
+        assert each.assign(larger) is each
+        assert each.numpy().tolist() == larger.tolist()
+    larger += 1
+    assert w.numpy().tolist() == [[1.0] * 16] * 5
+    opt.apply_gradients([(tf.ones_like(w), w)])
+    assert w.numpy().tolist() == [[0.0] * 16] * 5
+    with pytest.raises(InvalidArgumentError, match=r"has shape \(5, 16\) but the value"):
+        w.assign_add(TABLE)
+    if isinstance(shape, list):
+        with pytest.raises(InvalidArgumentError, match=r"has shape \(5, 16\) but the value"):
+            w.assign(np.ones((5, 15), np.float32))
+    with pytest.raises(InvalidArgumentError, match=r"has shape \(2, 16\) but the value"):
+        variable(TABLE, shape=[2, 16]).assign(larger)
+
+
+def test_slots_do_not_grow_with_their_variable() -> None:
+    w = tf.Variable(TABLE, shape=[None, 16], name="w")
+    opt = tf.keras.optimizers.Adam(1.0)
+    opt.apply_gradients([(tf.ones_like(w), w)])
+    w.assign(np.ones((5, 16), np.float32))
+    with pytest.raises(ValueError, match="shape"):
+        opt.apply_gradients([(tf.ones_like(w), w)])
+    assert (w.numpy().tolist(), opt.iterations.numpy()) == ([[1.0] * 16] * 5, 1)
 
 
 def test_an_initializer_still_gets_the_shape() -> None:

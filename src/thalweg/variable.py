@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.static_shape import Shape, UnknownShape
 from thalweg.switches import no_grad
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
@@ -243,6 +244,7 @@ class Variable(torch.nn.Parameter):
     __init__: Callable[..., None]  # hides that of Parameter from type checkers; see __new__
     trainable: bool
     _constraint: Constraint | None
+    _takes: Shape | UnknownShape | None = None  # what `assign` may give it, if not its shape alone
     _name: str
     _uid: int  # position in the order of creation, by which TensorFlow sorts what a tape saw
 
@@ -290,9 +292,13 @@ class Variable(torch.nn.Parameter):
     ) -> Variable:
         """Replace all elements in place, unseen by autograd, and return the variable.
 
+        A value of another shape, where the variable was made to take it, gives the variable other
+        memory.
+
         Args:
-            value: What `to_tensor` accepts, of exactly the variable's shape. A tensor must have
-                the variable's dtype; numbers, lists and arrays are converted.
+            value: What `to_tensor` accepts, of exactly the variable's shape, or of one that fits
+                the `shape` that `tf.Variable` was given. A tensor must have the variable's dtype;
+                numbers, lists and arrays are converted.
             use_locking, name, read_value: Accepted for compatibility.
 
         Raises:
@@ -300,8 +306,12 @@ class Variable(torch.nn.Parameter):
             InvalidTypeError: The dtypes differ, or the value is not numeric.
             LayoutError: The variable's storage was cut.
         """
+        tensor = self._operand(value, self._takes)
         with no_grad():
-            self.copy_(self._operand(value))
+            if tensor.shape == self.shape:
+                self.copy_(tensor)
+            else:
+                self.data, self.grad = tensor.detach().clone(), None
         return self
 
     def assign_add(
@@ -320,12 +330,13 @@ class Variable(torch.nn.Parameter):
             self.sub_(self._operand(delta))
         return self
 
-    def _operand(self, value: Any) -> torch.Tensor:
+    def _operand(self, value: Any, takes: Shape | UnknownShape | None = None) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.dtype != self.dtype:
             kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
             raise InvalidTypeError(f"Cannot assign to '{self.name}': {kinds}. Cast the value.")
         tensor = to_tensor(value, self.dtype)
-        if tensor.shape != self.shape:
+        is_taken = takes is not None and takes.accepts(tensor.shape)
+        if tensor.shape != self.shape and not is_taken:
             shapes = f"it has shape {tuple(self.shape)} but the value has {tuple(tensor.shape)}"
             raise InvalidArgumentError(f"Cannot assign to '{self.name}': {shapes}.")
         check_held(self)

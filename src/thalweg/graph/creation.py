@@ -14,6 +14,7 @@ from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.variables import GraphVariable, create, declared, needs_arguments
 from thalweg.running import executing_eagerly
+from thalweg.static_shape import Shape
 from thalweg.variable import Constraint, as_dtype
 from thalweg.variable import Variable as EagerVariable
 
@@ -46,7 +47,7 @@ def Variable(
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
         shape: For an initializer; otherwise what the variable's shape is to be, None for sizes
-            that a session may change.
+            that `assign`, or a session, may change. `tf.TensorShape(None)` leaves all open.
         use_resource: Whether it is a resource variable of a graph, which is read before the
             updates of the run that fetches it, and any other after them. By default that is so
             unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
@@ -70,6 +71,7 @@ def Variable(
         made = EagerVariable(value, name, trainable, constraint, dtype)
         if shape is not None and not is_initializer:
             declared(shape, made.shape)
+            made._takes = Shape(shape)
         return made
     return create(
         get_default_graph(),

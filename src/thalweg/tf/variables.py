@@ -35,7 +35,8 @@ class Variable(metaclass=Either):
         synchronization: `ON_READ` stands for a value of each replica of a strategy.
         aggregation: How values that replicas assign become one; see
             `thalweg.keras.optimizers.Optimizer.add_weight`.
-        shape: Optional; in graph mode for an initializer.
+        shape: Optional; for an initializer, or what `assign` may give the variable: None for sizes
+            that change.
     """
 
     CLASSES = (eager.Variable, graph.GraphVariable)
