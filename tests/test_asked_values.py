@@ -141,6 +141,41 @@ def test_a_variable_of_an_open_shape_grows_in_eager_mode(variable: Any, shape: A
         variable(TABLE, shape=[2, 16]).assign(larger)
 
 
+MAKES_TRAINED: dict[str, Callable[..., Any]] = {
+    "tf.Variable": lambda **given: tf.Variable([1.0], **given),
+    "v1.Variable": lambda **given: old.Variable([1.0], **given),
+    "thalweg.v1.Variable": lambda **given: v1.Variable([1.0], **given),
+    "get_variable": lambda **given: old.get_variable("w", [1], **given),
+}
+
+
+@pytest.mark.parametrize("how", list(MAKES_TRAINED))
+def test_variables_of_each_replica_are_not_trained_by_default(how: str) -> None:
+    make, when = MAKES_TRAINED[how], tf.VariableSynchronization
+    for trainable, synchronization, trained in (
+        (None, when.ON_READ, False),
+        (True, when.ON_READ, True),
+        (None, when.ON_WRITE, True),
+        (False, when.AUTO, False),
+    ):
+        with v1.Graph().as_default():
+            w = make(trainable=trainable, synchronization=synchronization)
+            assert w.trainable is trained
+            assert old.trainable_variables() == [w] * trained
+        if how != "get_variable":
+            w = make(trainable=trainable, synchronization=synchronization)
+            assert (w.trainable, w.requires_grad) == (trained, trained)
+
+
+@pytest.mark.parametrize("how", list(MAKES_TRAINED))
+def test_a_constraint_is_a_function(how: str) -> None:
+    with v1.Graph().as_default(), pytest.raises(ValueError, match="constraint must be None or a"):
+        MAKES_TRAINED[how](constraint=0)
+    if how != "get_variable":
+        with pytest.raises(ValueError, match="constraint must be None or a function, not 0"):
+            MAKES_TRAINED[how](constraint=0)
+
+
 def test_slots_do_not_grow_with_their_variable() -> None:
     w = tf.Variable(TABLE, shape=[None, 16], name="w")
     opt = tf.keras.optimizers.Adam(1.0)

@@ -42,6 +42,23 @@ class VariableAggregation(enum.Enum):
     ONLY_FIRST_REPLICA = 3
 
 
+def is_trained(trainable: bool | None, synchronization: Any = None) -> bool:
+    """Whether training updates a variable, by default unless each replica has its own value."""
+    if trainable is None:
+        return synchronization is not VariableSynchronization.ON_READ
+    return trainable is not False
+
+
+def check_constraint(constraint: Any) -> None:
+    """Refuse what is neither a function nor None.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    if constraint is not None and not callable(constraint):
+        raise InvalidArgumentError(f"constraint must be None or a function, not {constraint!r}.")
+
+
 def as_dtype(dtype: Any) -> torch.dtype:
     """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
@@ -221,7 +238,7 @@ class Variable(torch.nn.Parameter):
     Raises:
         InvalidTypeError: The initial value is not numeric or sparse, or the name is not a string.
         LayoutError: The initial value is a tensor whose storage was cut.
-        InvalidArgumentError: A Python int does not fit the dtype.
+        InvalidArgumentError: A Python int does not fit the dtype, or the constraint is no function.
 
     Example:
         >>> w = Variable([1.0, 2.0], name="w")
@@ -260,6 +277,7 @@ class Variable(torch.nn.Parameter):
     ) -> Variable:
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"name must be a string, not {name!r}.")
+        check_constraint(constraint)
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, torch.Tensor):
             check_held(value, f"The initial value of '{_full_name(name or 'Variable')}'")

@@ -144,6 +144,7 @@ def aggregating(make: Callable[P, Any]) -> Callable[P, Any]:
     def made(*args: P.args, **kwargs: P.kwargs) -> Any:
         synchronization = mode(VariableSynchronization, kwargs.pop("synchronization", None))
         aggregation = mode(VariableAggregation, kwargs.pop("aggregation", None))
-        return aggregated(make(*args, **kwargs), synchronization, aggregation)
+        variable = make(*args, **{**kwargs, "synchronization": synchronization})
+        return aggregated(variable, synchronization, aggregation)
 
     return made

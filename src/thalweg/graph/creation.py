@@ -15,7 +15,7 @@ from thalweg.graph.shapes import Output
 from thalweg.graph.variables import GraphVariable, create, declared, needs_arguments
 from thalweg.running import executing_eagerly
 from thalweg.static_shape import Shape
-from thalweg.variable import Constraint, as_dtype
+from thalweg.variable import Constraint, as_dtype, is_trained
 from thalweg.variable import Variable as EagerVariable
 
 
@@ -39,7 +39,8 @@ def Variable(
     Args:
         initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
             arguments that returns one, or an initializer, which needs `shape`.
-        trainable: Whether `minimize` without a list of variables includes it; None counts as True.
+        trainable: Whether `minimize` without a list of variables includes it. None counts as True,
+            but with `VariableSynchronization.ON_READ` as False.
         collections: By default GLOBAL_VARIABLES; trainable variables are in TRAINABLE_VARIABLES
             besides.
         validate_shape: False leaves the shape open, so that a session may give it any.
@@ -57,12 +58,13 @@ def Variable(
 
     Raises:
         InvalidTypeError: There is no initial value, or it is not numeric.
-        InvalidArgumentError: Its shape does not agree with `shape`.
+        InvalidArgumentError: Its shape does not agree with `shape`, or the constraint is no
+            function.
         FailedPreconditionError: The graph is finalized.
     """
     if initial_value is None:
         raise InvalidTypeError("initial_value must be specified.")
-    trainable = trainable is not False
+    trainable = is_trained(trainable, synchronization)
     if executing_eagerly():
         value = initial_value
         is_initializer = shape is not None and callable(value) and needs_arguments(value)

@@ -16,7 +16,7 @@ from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
 from thalweg.graph.variable_scopes import Getter, check_whole, get_variable_scope
 from thalweg.graph.variables import GraphVariable, needs_arguments
-from thalweg.variable import Constraint, as_dtype, dtype_name, to_tensor
+from thalweg.variable import Constraint, as_dtype, dtype_name, is_trained, to_tensor
 
 
 def get_variable(
@@ -76,7 +76,7 @@ def get_variable(
         "initializer": initializer,
         "regularizer": scope.regularizer if regularizer is None else regularizer,
         "reuse": scope.reuse,
-        "trainable": trainable is not False,
+        "trainable": is_trained(trainable, synchronization),
         "collections": collections,
         "validate_shape": validate_shape,
         "constraint": scope.constraint if constraint is None else constraint,

@@ -24,6 +24,7 @@ from thalweg.variable import (
     Constraint,
     as_asked,
     as_dtype,
+    check_constraint,
     check_held,
     dtype_name,
     name_of,
@@ -355,6 +356,7 @@ def create(
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
     wanted = None if dtype is None else as_dtype(dtype)
+    check_constraint(constraint)
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if callable(initial_value) and deferred is None:
