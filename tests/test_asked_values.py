@@ -162,18 +162,16 @@ def test_variables_of_each_replica_are_not_trained_by_default(how: str) -> None:
             w = make(trainable=trainable, synchronization=synchronization)
             assert w.trainable is trained
             assert old.trainable_variables() == [w] * trained
-        if how != "get_variable":
-            w = make(trainable=trainable, synchronization=synchronization)
-            assert (w.trainable, w.requires_grad) == (trained, trained)
+        w = make(trainable=trainable, synchronization=synchronization)
+        assert (w.trainable, w.requires_grad) == (trained, trained)
 
 
 @pytest.mark.parametrize("how", list(MAKES_TRAINED))
 def test_a_constraint_is_a_function(how: str) -> None:
     with v1.Graph().as_default(), pytest.raises(ValueError, match="constraint must be None or a"):
         MAKES_TRAINED[how](constraint=0)
-    if how != "get_variable":
-        with pytest.raises(ValueError, match="constraint must be None or a function, not 0"):
-            MAKES_TRAINED[how](constraint=0)
+    with pytest.raises(ValueError, match="constraint must be None or a function, not 0"):
+        MAKES_TRAINED[how](constraint=0)
 
 
 def test_slots_do_not_grow_with_their_variable() -> None:

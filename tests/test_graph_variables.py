@@ -15,6 +15,7 @@ import thalweg
 import thalweg.graph as tf
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from thalweg.running import eagerly
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -103,6 +104,32 @@ def test_what_is_initialized() -> None:
     assert session.run(known)
     session.run(tf.variables_initializer([b]))
     assert session.run(report).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"shape": [2], "initializer": tf.ones_initializer()}, [1.0, 1.0]),
+        (
+            {"shape": 2, "initializer": lambda shape, dtype: torch.full(shape, 3, dtype=dtype)},
+            [3, 3],
+        ),
+        ({"initializer": [4.0, 5.0]}, [4.0, 5.0]),
+        ({"initializer": lambda: [6.0, 7.0]}, [6.0, 7.0]),
+        ({"shape": [2], "dtype": torch.int64}, [0, 0]),
+    ],
+)
+def test_get_variable_makes_eager_variables_in_eager_mode(given: Any, expected: Any) -> None:
+    known = tf.global_variables()
+    with eagerly(), tf.variable_scope("layer"):
+        w, other = tf.get_variable("w", **given), tf.get_variable("w", **given)
+        fixed = tf.get_variable("fixed", **given, trainable=False)
+        assert (w.numpy().tolist(), w.name, w is other) == (expected, "layer/w:0", False)
+        assert w.assign_add(w).numpy().tolist() == [2 * each for each in expected]
+        assert (w.trainable, fixed.trainable) == (True, False)
+        with pytest.raises(ValueError, match="must be fully defined"):
+            tf.get_variable("w", [None])
+    assert tf.global_variables() == known
 
 
 def test_initializing_again_starts_anew_in_the_same_memory() -> None:
