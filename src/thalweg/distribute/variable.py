@@ -144,7 +144,8 @@ def aggregating(make: Callable[P, Any]) -> Callable[P, Any]:
     def made(*args: P.args, **kwargs: P.kwargs) -> Any:
         synchronization = mode(VariableSynchronization, kwargs.pop("synchronization", None))
         aggregation = mode(VariableAggregation, kwargs.pop("aggregation", None))
-        variable = make(*args, **{**kwargs, "synchronization": synchronization})
+        modes = {"synchronization": synchronization, "aggregation": aggregation}
+        variable = make(*args, **{**kwargs, **modes})
         return aggregated(variable, synchronization, aggregation)
 
     return made

@@ -15,7 +15,7 @@ from thalweg.graph.creation import create
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
-from thalweg.graph.variable_scopes import Getter, check_whole, get_variable_scope
+from thalweg.graph.variable_scopes import Getter, check_getter, check_whole, get_variable_scope
 from thalweg.graph.variables import GraphVariable, needs_arguments
 from thalweg.running import current_session, executing_eagerly
 from thalweg.variable import Constraint, as_dtype, dtype_name, is_trained, to_tensor
@@ -67,6 +67,7 @@ def get_variable(
 
     Raises:
         NotImplementedError: There is a partitioner.
+        InvalidArgumentError: A custom getter is no function.
         InvalidArgumentError: The variable exists and the scope does not reuse, or the other way
             round, or it exists with another shape.
         InvalidTypeError: It exists with another dtype.
@@ -88,6 +89,7 @@ def get_variable(
         "use_resource": scope.use_resource if use_resource is None else use_resource,
     }
     custom = scope.custom_getter if custom_getter is None else custom_getter
+    check_getter(custom)
     if custom is None:
         return _get(full, **options)
     if dtype is None:  # such functions compare it with others
@@ -98,7 +100,8 @@ def get_variable(
     modes = {"synchronization": synchronization, "aggregation": aggregation}
     if not _takes(custom, "constraint"):
         del options["constraint"]
-    return custom(getter=_get, name=full, **options, **ignored, **modes)
+    with get_default_graph().name_scope(None):  # names of variables are whole
+        return custom(getter=_get, name=full, **options, **ignored, **modes)
 
 
 def _get(
