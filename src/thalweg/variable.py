@@ -78,7 +78,8 @@ def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
 
     Args:
         value: A tensor, a NumPy array, a number, or nested sequences of numbers. Python floats
-            become float32 and Python ints int32; arrays keep their dtype.
+            become float32 and Python ints int32; arrays keep their dtype, bfloat16 of ml_dtypes,
+            too.
         dtype: Optional. Converts, in one rounding from the number as it was written.
 
     Raises:
@@ -131,6 +132,10 @@ def as_asked(value: Any, dtype: Any) -> torch.Tensor:
 def _from_numbers(value: Any) -> torch.Tensor:
     try:
         array = np.array(value, order="C")
+        own = getattr(torch, array.dtype.name, None)
+        is_added = array.dtype.isbuiltin == 2  # to NumPy, as by ml_dtypes
+        if is_added and isinstance(own, torch.dtype) and own.is_floating_point:
+            return torch.from_numpy(array.view(f"i{own.itemsize}")).view(own)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
         text = repr(value)[:80]
