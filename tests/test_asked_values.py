@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable
@@ -164,6 +165,18 @@ def test_variables_of_each_replica_are_not_trained_by_default(how: str) -> None:
             assert old.trainable_variables() == [w] * trained
         w = make(trainable=trainable, synchronization=synchronization)
         assert (w.trainable, w.requires_grad) == (trained, trained)
+
+
+@pytest.mark.parametrize("how", list(MAKES_TRAINED))
+def test_variables_tell_how_replicas_share_them(how: str) -> None:
+    make, when, by = MAKES_TRAINED[how], tf.VariableSynchronization, tf.VariableAggregation
+    for block in (lambda: v1.Graph().as_default(), contextlib.nullcontext):
+        for given in ((when.AUTO, by.NONE), (when.ON_READ, by.SUM), (when.ON_WRITE, by.MEAN)):
+            with block():
+                made = make(synchronization=given[0], aggregation=given[1])
+            same = copy.deepcopy(made)
+            assert (made.synchronization, made.aggregation) == given
+            assert (same.synchronization, same.aggregation) == given
 
 
 @pytest.mark.parametrize("how", list(MAKES_TRAINED))

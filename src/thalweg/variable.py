@@ -265,6 +265,8 @@ class Variable(torch.nn.Parameter):
 
     __init__: Callable[..., None]  # hides that of Parameter from type checkers; see __new__
     trainable: bool
+    synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
+    aggregation = VariableAggregation.NONE
     _constraint: Constraint | None
     _takes: Shape | UnknownShape | None = None  # what `assign` may give it, if not its shape alone
     _name: str

@@ -113,8 +113,13 @@ def aggregated(variable: Any, synchronization: Any, aggregation: Any) -> Any:
         ValueError: One of them is no mode.
     """
     how = mode(VariableAggregation, aggregation)
-    is_own = mode(VariableSynchronization, synchronization) is VariableSynchronization.ON_READ
-    if not is_own and how is not VariableAggregation.NONE:
+    when = mode(VariableSynchronization, synchronization)
+    if when is not VariableSynchronization.AUTO:
+        variable.synchronization = when
+    if how is VariableAggregation.NONE:
+        return variable
+    variable.aggregation = how
+    if when is not VariableSynchronization.ON_READ:
         is_symbolic = isinstance(variable, GraphVariable)
         variable.__class__ = AggregatedGraphVariable if is_symbolic else AggregatedVariable
         variable._aggregation = how

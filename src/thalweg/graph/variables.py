@@ -22,6 +22,8 @@ from thalweg.scattering import scatter
 from thalweg.static_shape import Shape, UnknownShape
 from thalweg.variable import (
     Constraint,
+    VariableAggregation,
+    VariableSynchronization,
     as_asked,
     as_dtype,
     check_constraint,
@@ -54,6 +56,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     initial_value: SymbolicTensor
     initializer: Operation
     is_resource: bool
+    synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
+    aggregation = VariableAggregation.NONE
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
