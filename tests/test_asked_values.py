@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +116,85 @@ def test_a_variable_of_an_open_shape_takes_what_fits(shape: Any) -> None:
             with pytest.raises(InvalidArgumentError, match=r"a value of shape \(5, 15\)"):
                 session.run(w.assign(wide), {wide: np.ones((5, 15))})
             assert session.run(w).shape == (5, 16)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("shape", [[None, 16], tf.TensorShape(None)], ids=str)
+def test_a_variable_of_an_open_shape_grows_in_eager_mode(variable: Any, shape: Any) -> None:
+    w = variable(TABLE, shape=shape, name="w")
+    opt = tf.keras.optimizers.SGD(1.0)
+    opt.apply_gradients([(tf.ones_like(w), w)])
+    twin, loaded = copy.deepcopy(w), pickle.loads(pickle.dumps(w))
+    larger = np.ones((5, 16), np.float32)
+    for each in (w, twin, loaded):
+        assert each.assign(larger) is each
+        assert each.numpy().tolist() == larger.tolist()
+    larger += 1
+    assert w.numpy().tolist() == [[1.0] * 16] * 5
+    opt.apply_gradients([(tf.ones_like(w), w)])
+    assert w.numpy().tolist() == [[0.0] * 16] * 5
+    with pytest.raises(InvalidArgumentError, match=r"has shape \(5, 16\) but the value"):
+        w.assign_add(TABLE)
+    if isinstance(shape, list):
+        with pytest.raises(InvalidArgumentError, match=r"has shape \(5, 16\) but the value"):
+            w.assign(np.ones((5, 15), np.float32))
+    with pytest.raises(InvalidArgumentError, match=r"has shape \(2, 16\) but the value"):
+        variable(TABLE, shape=[2, 16]).assign(larger)
+
+
+MAKES_TRAINED: dict[str, Callable[..., Any]] = {
+    "tf.Variable": lambda **given: tf.Variable([1.0], **given),
+    "v1.Variable": lambda **given: old.Variable([1.0], **given),
+    "thalweg.v1.Variable": lambda **given: v1.Variable([1.0], **given),
+    "get_variable": lambda **given: old.get_variable("w", [1], **given),
+}
+
+
+@pytest.mark.parametrize("how", list(MAKES_TRAINED))
+def test_variables_of_each_replica_are_not_trained_by_default(how: str) -> None:
+    make, when = MAKES_TRAINED[how], tf.VariableSynchronization
+    for trainable, synchronization, trained in (
+        (None, when.ON_READ, False),
+        (True, when.ON_READ, True),
+        (None, when.ON_WRITE, True),
+        (False, when.AUTO, False),
+    ):
+        with v1.Graph().as_default():
+            w = make(trainable=trainable, synchronization=synchronization)
+            assert w.trainable is trained
+            assert old.trainable_variables() == [w] * trained
+        w = make(trainable=trainable, synchronization=synchronization)
+        assert (w.trainable, w.requires_grad) == (trained, trained)
+
+
+@pytest.mark.parametrize("how", list(MAKES_TRAINED))
+def test_variables_tell_how_replicas_share_them(how: str) -> None:
+    make, when, by = MAKES_TRAINED[how], tf.VariableSynchronization, tf.VariableAggregation
+    for block in (lambda: v1.Graph().as_default(), contextlib.nullcontext):
+        for given in ((when.AUTO, by.NONE), (when.ON_READ, by.SUM), (when.ON_WRITE, by.MEAN)):
+            with block():
+                made = make(synchronization=given[0], aggregation=given[1])
+            same = copy.deepcopy(made)
+            assert (made.synchronization, made.aggregation) == given
+            assert (same.synchronization, same.aggregation) == given
+
+
+@pytest.mark.parametrize("how", list(MAKES_TRAINED))
+def test_a_constraint_is_a_function(how: str) -> None:
+    with v1.Graph().as_default(), pytest.raises(ValueError, match="constraint must be None or a"):
+        MAKES_TRAINED[how](constraint=0)
+    with pytest.raises(ValueError, match="constraint must be None or a function, not 0"):
+        MAKES_TRAINED[how](constraint=0)
+
+
+def test_slots_do_not_grow_with_their_variable() -> None:
+    w = tf.Variable(TABLE, shape=[None, 16], name="w")
+    opt = tf.keras.optimizers.Adam(1.0)
+    opt.apply_gradients([(tf.ones_like(w), w)])
+    w.assign(np.ones((5, 16), np.float32))
+    with pytest.raises(ValueError, match="shape"):
+        opt.apply_gradients([(tf.ones_like(w), w)])
+    assert (w.numpy().tolist(), opt.iterations.numpy()) == ([[1.0] * 16] * 5, 1)
 
 
 def test_an_initializer_still_gets_the_shape() -> None:

@@ -14,6 +14,7 @@ import torch
 import thalweg.graph as tf
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.errors import NotFoundError
+from thalweg.running import eagerly
 
 F = torch.nn.functional
 
@@ -315,6 +316,15 @@ def test_collections(graph: tf.Graph) -> None:
     tf.get_collection_ref("losses").remove("no name")
     assert tf.get_collection("losses") == [x]
     assert graph.get_all_collection_keys() == ["losses"]
+
+
+def test_a_graph_is_built_inside_of_an_eager_block(graph: tf.Graph) -> None:
+    with eagerly():
+        with tf.Graph().as_default() as inner, tf.Session() as session:
+            one = tf.constant(1.0) + 1.0
+            assert (one.graph, session.run(one)) == (inner, 2.0)
+        assert tf.executing_eagerly()
+    assert not tf.executing_eagerly()
 
 
 def test_default_graphs_are_a_stack_of_each_thread(graph: tf.Graph) -> None:

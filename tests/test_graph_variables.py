@@ -14,7 +14,15 @@ import torch
 import thalweg
 import thalweg.graph as tf
 from sessions import initialized
-from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from thalweg import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    OutOfRangeError,
+    v1,
+)
+from thalweg.running import eagerly
+from thalweg.variable import VariableAggregation, VariableSynchronization
 
 pytestmark = pytest.mark.usefixtures("graph")
 
@@ -103,6 +111,32 @@ def test_what_is_initialized() -> None:
     assert session.run(known)
     session.run(tf.variables_initializer([b]))
     assert session.run(report).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"shape": [2], "initializer": tf.ones_initializer()}, [1.0, 1.0]),
+        (
+            {"shape": 2, "initializer": lambda shape, dtype: torch.full(shape, 3, dtype=dtype)},
+            [3, 3],
+        ),
+        ({"initializer": [4.0, 5.0]}, [4.0, 5.0]),
+        ({"initializer": lambda: [6.0, 7.0]}, [6.0, 7.0]),
+        ({"shape": [2], "dtype": torch.int64}, [0, 0]),
+    ],
+)
+def test_get_variable_makes_eager_variables_in_eager_mode(given: Any, expected: Any) -> None:
+    known = tf.global_variables()
+    with eagerly(), tf.variable_scope("layer"):
+        w, other = tf.get_variable("w", **given), tf.get_variable("w", **given)
+        fixed = tf.get_variable("fixed", **given, trainable=False)
+        assert (w.numpy().tolist(), w.name, w is other) == (expected, "layer/w:0", False)
+        assert w.assign_add(w).numpy().tolist() == [2 * each for each in expected]
+        assert (w.trainable, fixed.trainable) == (True, False)
+        with pytest.raises(ValueError, match="must be fully defined"):
+            tf.get_variable("w", [None])
+    assert tf.global_variables() == known
 
 
 def test_initializing_again_starts_anew_in_the_same_memory() -> None:
@@ -337,6 +371,44 @@ def test_a_custom_getter_decides_about_a_scope() -> None:
         ("v/plain", torch.float16),
     ]
     assert (w.dtype, n.dtype, again.op.name) == (torch.float16, torch.float16, "v/plain")
+
+
+def test_a_custom_getter_is_in_no_name_scope() -> None:
+    def twice(getter: Any, name: str, *args: Any, **given: Any) -> Any:
+        assert given["synchronization"] is VariableSynchronization.AUTO
+        assert given["aggregation"] is VariableAggregation.NONE
+        with tf.name_scope("twice"):
+            return getter(name, *args, **given) * 2.0
+
+    with tf.variable_scope("scope", custom_getter=twice):
+        doubled = v1.get_variable("v", [1])
+        assert (doubled.name, tf.get_default_graph().get_name_scope()) == ("twice/mul:0", "scope")
+    assert [each.name for each in tf.trainable_variables()] == ["scope/v:0"]
+
+
+def test_a_custom_getter_is_a_function() -> None:
+    with (
+        pytest.raises(ValueError, match="not callable: 3"),
+        tf.variable_scope("s", custom_getter=3),
+    ):  # pyright: ignore
+        pass
+    with pytest.raises(ValueError, match="not callable: 3"):
+        tf.get_variable("w", [1], custom_getter=3)  # pyright: ignore
+
+
+def test_the_defaults_of_a_scope_are_set_inside_of_it() -> None:
+    with tf.variable_scope("bar"):
+        scope = tf.get_variable_scope()
+        scope.set_initializer(tf.constant_initializer(0.25))
+        scope.set_regularizer(lambda w: w * 2.0)
+        scope.set_dtype(torch.float64)
+        scope.set_use_resource(True)
+        v = tf.get_variable("v", [])
+        scope.set_custom_getter(lambda getter, name, **given: getter(f"{name}_own", **given))
+        w = tf.get_variable("w", [])
+    assert (v.dtype, v.is_resource, w.name) == (torch.float64, True, "bar/w_own:0")
+    assert initialized().run(tf.get_collection("regularization_losses")) == [0.5, 0.5]
+    assert tf.get_variable("v", []).dtype == torch.float32
 
 
 def test_custom_getters_lie_around_each_other() -> None:

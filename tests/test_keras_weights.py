@@ -10,7 +10,7 @@ import torch
 
 import thalweg
 from keras_table import Row, all_rows, assert_same_bits, pair, snapshot, train
-from thalweg import NumericsWarning, VariableAggregation, VariableSynchronization
+from thalweg import NumericsWarning, VariableAggregation, VariableSynchronization, tf
 from thalweg.keras.optimizers import (
     SGD,
     Adadelta,
@@ -241,6 +241,14 @@ def test_example_of_the_documentation() -> None:
     opt.set_weights([np.array(10), np.ones([20, 10]), np.zeros([10])])
     assert repr(opt.iterations) == "<tf.Variable 'RMSprop/iter:0' shape=() dtype=int64, numpy=10>"
     assert opt.get_slot(kernel, "rms").numpy().sum() == 200
+
+
+def test_set_weights_takes_arrays_of_ml_dtypes() -> None:
+    w = tf.Variable(np.ones(2), dtype=tf.bfloat16)
+    opt = tf.keras.optimizers.SGD(0.5, momentum=0.5)
+    opt.apply_gradients([(tf.ones_like(w), w)])
+    opt.set_weights([3, np.array([1.5, 2.0], tf.bfloat16.as_numpy_dtype)])
+    assert [each.tolist() for each in opt.get_weights()] == [3, [1.5, 2.0]]
 
 
 @all_rows

@@ -5,6 +5,7 @@ import io
 import operator
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -48,6 +49,9 @@ def clip(x):
         (np.ones(2, ">f4"), torch.float32),
         (np.ones((2, 3))[::-1, ::2], torch.float64),
         (torch.ones(2, dtype=torch.bfloat16), torch.bfloat16),
+        (np.ones((2, 3), ml_dtypes.bfloat16)[:, ::2], torch.bfloat16),
+        (ml_dtypes.bfloat16(1), torch.bfloat16),
+        (np.ones(2, ml_dtypes.float8_e5m2), torch.float8_e5m2),
         (lambda: np.ones(2, "f4"), torch.float32),
         (Variable([1.0]), torch.float32),
     ],
@@ -215,6 +219,19 @@ def test_assignments_do_not_cast_tensors(method):
     variable = Variable([1.0], name="w")
     with pytest.raises(InvalidTypeError, match="'w:0': it is float32 but the value is float64"):
         getattr(variable, method)(torch.ones(1, dtype=torch.float64))
+
+
+def test_arrays_of_ml_dtypes_keep_their_bits():
+    array = np.array([1.5, -3e38, np.inf], ml_dtypes.bfloat16)
+    assert tf.constant(array).tolist() == array.astype(np.float64).tolist()
+    assert tf.constant(array, tf.float64).tolist() == array.astype(np.float64).tolist()
+    own = np.array([7, 8], tf.bfloat16.as_numpy_dtype)
+    assert Variable(np.zeros(2, own.dtype)).assign(own).tolist() == [7, 8]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        fed = tf.compat.v1.placeholder(tf.bfloat16, [2])
+        assert session.run(tf.cast(fed, tf.float32), {fed: own}).tolist() == [7, 8]
+    with pytest.raises(InvalidTypeError, match="Cannot convert array"):
+        Variable(np.ones(2, ml_dtypes.int4))
 
 
 def test_floats_are_not_assigned_to_integers():

@@ -199,6 +199,8 @@ class UnknownShape:
         """True: it may be any shape."""
         return True
 
+    accepts = is_compatible_with
+
     assert_is_compatible_with = assert_has_rank = lambda self, other: None
 
     def assert_is_fully_defined(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.static_shape import Shape, UnknownShape
 from thalweg.switches import no_grad
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
@@ -41,6 +42,23 @@ class VariableAggregation(enum.Enum):
     ONLY_FIRST_REPLICA = 3
 
 
+def is_trained(trainable: bool | None, synchronization: Any = None) -> bool:
+    """Whether training updates a variable, by default unless each replica has its own value."""
+    if trainable is None:
+        return synchronization is not VariableSynchronization.ON_READ
+    return trainable is not False
+
+
+def check_constraint(constraint: Any) -> None:
+    """Refuse what is neither a function nor None.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    if constraint is not None and not callable(constraint):
+        raise InvalidArgumentError(f"constraint must be None or a function, not {constraint!r}.")
+
+
 def as_dtype(dtype: Any) -> torch.dtype:
     """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
@@ -60,7 +78,8 @@ def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
 
     Args:
         value: A tensor, a NumPy array, a number, or nested sequences of numbers. Python floats
-            become float32 and Python ints int32; arrays keep their dtype.
+            become float32 and Python ints int32; arrays keep their dtype, bfloat16 of ml_dtypes,
+            too.
         dtype: Optional. Converts, in one rounding from the number as it was written.
 
     Raises:
@@ -113,6 +132,10 @@ def as_asked(value: Any, dtype: Any) -> torch.Tensor:
 def _from_numbers(value: Any) -> torch.Tensor:
     try:
         array = np.array(value, order="C")
+        own = getattr(torch, array.dtype.name, None)
+        is_added = array.dtype.isbuiltin == 2  # to NumPy, as by ml_dtypes
+        if is_added and isinstance(own, torch.dtype) and own.is_floating_point:
+            return torch.from_numpy(array.view(f"i{own.itemsize}")).view(own)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
         text = repr(value)[:80]
@@ -220,7 +243,7 @@ class Variable(torch.nn.Parameter):
     Raises:
         InvalidTypeError: The initial value is not numeric or sparse, or the name is not a string.
         LayoutError: The initial value is a tensor whose storage was cut.
-        InvalidArgumentError: A Python int does not fit the dtype.
+        InvalidArgumentError: A Python int does not fit the dtype, or the constraint is no function.
 
     Example:
         >>> w = Variable([1.0, 2.0], name="w")
@@ -242,7 +265,10 @@ class Variable(torch.nn.Parameter):
 
     __init__: Callable[..., None]  # hides that of Parameter from type checkers; see __new__
     trainable: bool
+    synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
+    aggregation = VariableAggregation.NONE
     _constraint: Constraint | None
+    _takes: Shape | UnknownShape | None = None  # what `assign` may give it, if not its shape alone
     _name: str
     _uid: int  # position in the order of creation, by which TensorFlow sorts what a tape saw
 
@@ -258,6 +284,7 @@ class Variable(torch.nn.Parameter):
     ) -> Variable:
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"name must be a string, not {name!r}.")
+        check_constraint(constraint)
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, torch.Tensor):
             check_held(value, f"The initial value of '{_full_name(name or 'Variable')}'")
@@ -290,9 +317,13 @@ class Variable(torch.nn.Parameter):
     ) -> Variable:
         """Replace all elements in place, unseen by autograd, and return the variable.
 
+        A value of another shape, where the variable was made to take it, gives the variable other
+        memory.
+
         Args:
-            value: What `to_tensor` accepts, of exactly the variable's shape. A tensor must have
-                the variable's dtype; numbers, lists and arrays are converted.
+            value: What `to_tensor` accepts, of exactly the variable's shape, or of one that fits
+                the `shape` that `tf.Variable` was given. A tensor must have the variable's dtype;
+                numbers, lists and arrays are converted.
             use_locking, name, read_value: Accepted for compatibility.
 
         Raises:
@@ -300,8 +331,12 @@ class Variable(torch.nn.Parameter):
             InvalidTypeError: The dtypes differ, or the value is not numeric.
             LayoutError: The variable's storage was cut.
         """
+        tensor = self._operand(value, self._takes)
         with no_grad():
-            self.copy_(self._operand(value))
+            if tensor.shape == self.shape:
+                self.copy_(tensor)
+            else:
+                self.data, self.grad = tensor.detach().clone(), None
         return self
 
     def assign_add(
@@ -320,12 +355,13 @@ class Variable(torch.nn.Parameter):
             self.sub_(self._operand(delta))
         return self
 
-    def _operand(self, value: Any) -> torch.Tensor:
+    def _operand(self, value: Any, takes: Shape | UnknownShape | None = None) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.dtype != self.dtype:
             kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
             raise InvalidTypeError(f"Cannot assign to '{self.name}': {kinds}. Cast the value.")
         tensor = to_tensor(value, self.dtype)
-        if tensor.shape != self.shape:
+        is_taken = takes is not None and takes.accepts(tensor.shape)
+        if tensor.shape != self.shape and not is_taken:
             shapes = f"it has shape {tuple(self.shape)} but the value has {tuple(tensor.shape)}"
             raise InvalidArgumentError(f"Cannot assign to '{self.name}': {shapes}.")
         check_held(self)

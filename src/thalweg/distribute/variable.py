@@ -113,8 +113,13 @@ def aggregated(variable: Any, synchronization: Any, aggregation: Any) -> Any:
         ValueError: One of them is no mode.
     """
     how = mode(VariableAggregation, aggregation)
-    is_own = mode(VariableSynchronization, synchronization) is VariableSynchronization.ON_READ
-    if not is_own and how is not VariableAggregation.NONE:
+    when = mode(VariableSynchronization, synchronization)
+    if when is not VariableSynchronization.AUTO:
+        variable.synchronization = when
+    if how is VariableAggregation.NONE:
+        return variable
+    variable.aggregation = how
+    if when is not VariableSynchronization.ON_READ:
         is_symbolic = isinstance(variable, GraphVariable)
         variable.__class__ = AggregatedGraphVariable if is_symbolic else AggregatedVariable
         variable._aggregation = how
@@ -144,6 +149,8 @@ def aggregating(make: Callable[P, Any]) -> Callable[P, Any]:
     def made(*args: P.args, **kwargs: P.kwargs) -> Any:
         synchronization = mode(VariableSynchronization, kwargs.pop("synchronization", None))
         aggregation = mode(VariableAggregation, kwargs.pop("aggregation", None))
-        return aggregated(make(*args, **kwargs), synchronization, aggregation)
+        modes = {"synchronization": synchronization, "aggregation": aggregation}
+        variable = make(*args, **{**kwargs, **modes})
+        return aggregated(variable, synchronization, aggregation)
 
     return made

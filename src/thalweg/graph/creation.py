@@ -14,7 +14,8 @@ from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.variables import GraphVariable, create, declared, needs_arguments
 from thalweg.running import executing_eagerly
-from thalweg.variable import Constraint, as_dtype
+from thalweg.static_shape import Shape
+from thalweg.variable import Constraint, as_dtype, is_trained
 from thalweg.variable import Variable as EagerVariable
 
 
@@ -38,7 +39,8 @@ def Variable(
     Args:
         initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
             arguments that returns one, or an initializer, which needs `shape`.
-        trainable: Whether `minimize` without a list of variables includes it; None counts as True.
+        trainable: Whether `minimize` without a list of variables includes it. None counts as True,
+            but with `VariableSynchronization.ON_READ` as False.
         collections: By default GLOBAL_VARIABLES; trainable variables are in TRAINABLE_VARIABLES
             besides.
         validate_shape: False leaves the shape open, so that a session may give it any.
@@ -46,7 +48,7 @@ def Variable(
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
         shape: For an initializer; otherwise what the variable's shape is to be, None for sizes
-            that a session may change.
+            that `assign`, or a session, may change. `tf.TensorShape(None)` leaves all open.
         use_resource: Whether it is a resource variable of a graph, which is read before the
             updates of the run that fetches it, and any other after them. By default that is so
             unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
@@ -56,12 +58,13 @@ def Variable(
 
     Raises:
         InvalidTypeError: There is no initial value, or it is not numeric.
-        InvalidArgumentError: Its shape does not agree with `shape`.
+        InvalidArgumentError: Its shape does not agree with `shape`, or the constraint is no
+            function.
         FailedPreconditionError: The graph is finalized.
     """
     if initial_value is None:
         raise InvalidTypeError("initial_value must be specified.")
-    trainable = trainable is not False
+    trainable = is_trained(trainable, synchronization)
     if executing_eagerly():
         value = initial_value
         is_initializer = shape is not None and callable(value) and needs_arguments(value)
@@ -70,6 +73,7 @@ def Variable(
         made = EagerVariable(value, name, trainable, constraint, dtype)
         if shape is not None and not is_initializer:
             declared(shape, made.shape)
+            made._takes = Shape(shape)
         return made
     return create(
         get_default_graph(),

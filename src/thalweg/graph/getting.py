@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from thalweg.graph.creation import create
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
-from thalweg.graph.variable_scopes import Getter, check_whole, get_variable_scope
+from thalweg.graph.variable_scopes import Getter, check_getter, check_whole, get_variable_scope
 from thalweg.graph.variables import GraphVariable, needs_arguments
-from thalweg.variable import Constraint, as_dtype, dtype_name, to_tensor
+from thalweg.running import current_session, executing_eagerly
+from thalweg.variable import Constraint, as_dtype, dtype_name, is_trained, to_tensor
+from thalweg.variable import Variable as EagerVariable
 
 
 def get_variable(
@@ -38,6 +41,8 @@ def get_variable(
     custom_getter: Getter | None = None,
 ) -> Any:
     """The variable of that name in the current variable scope, found or made.
+
+    In eager mode a new `thalweg.Variable` at each call, that no collection knows.
 
     Args:
         name: Below the variable scope; name scopes do not matter.
@@ -62,6 +67,7 @@ def get_variable(
 
     Raises:
         NotImplementedError: There is a partitioner.
+        InvalidArgumentError: A custom getter is no function.
         InvalidArgumentError: The variable exists and the scope does not reuse, or the other way
             round, or it exists with another shape.
         InvalidTypeError: It exists with another dtype.
@@ -76,13 +82,14 @@ def get_variable(
         "initializer": initializer,
         "regularizer": scope.regularizer if regularizer is None else regularizer,
         "reuse": scope.reuse,
-        "trainable": trainable is not False,
+        "trainable": is_trained(trainable, synchronization),
         "collections": collections,
         "validate_shape": validate_shape,
         "constraint": scope.constraint if constraint is None else constraint,
         "use_resource": scope.use_resource if use_resource is None else use_resource,
     }
     custom = scope.custom_getter if custom_getter is None else custom_getter
+    check_getter(custom)
     if custom is None:
         return _get(full, **options)
     if dtype is None:  # such functions compare it with others
@@ -93,7 +100,8 @@ def get_variable(
     modes = {"synchronization": synchronization, "aggregation": aggregation}
     if not _takes(custom, "constraint"):
         del options["constraint"]
-    return custom(getter=_get, name=full, **options, **ignored, **modes)
+    with get_default_graph().name_scope(None):  # names of variables are whole
+        return custom(getter=_get, name=full, **options, **ignored, **modes)
 
 
 def _get(
@@ -112,13 +120,18 @@ def _get(
     constraint: Constraint | None = None,
     synchronization: Any = None,
     aggregation: Any = None,
-) -> GraphVariable:
+) -> GraphVariable | EagerVariable:
     """`get_variable` of a whole name, without the defaults of a scope."""
     check_whole(partitioner, f"'{name}'")
     graph = get_default_graph()
     kind = None if dtype is None else as_dtype(dtype)
     if isinstance(shape, int):
         shape = (shape,)
+    if executing_eagerly() and current_session() is None:
+        start, wanted = _start(name, shape, kind, initializer)
+        if shape is not None and needs_arguments(start):
+            start = partial(start, shape, wanted)
+        return EagerVariable(start, name, trainable is not False, constraint, wanted)
     found = graph.variable_store.get(name)
     if found is not None:
         return _reused(found, name, reuse, shape, kind)
@@ -127,29 +140,14 @@ def _get(
             f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
             "to set reuse=AUTO_REUSE in variable_scope()?"
         )
-    is_value = initializer is not None and not callable(initializer)
-    if is_value and shape is not None:
-        raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
-    if not (is_value or (shape is None and initializer is not None)):
-        _check_defined(name, shape)
-    wanted = kind or as_dtype(get_variable_scope().dtype)
-    start = initializer() if isinstance(initializer, type) else initializer
-    if start is None:
-        start = GlorotUniform() if wanted.is_floating_point else Zeros()
-    if shape is None and not is_value:
-        if needs_arguments(start):
-            raise InvalidArgumentError(
-                f"The initializer of '{name}' is not valid: it should be a callable without"
-                " arguments, or there should be a shape."
-            )
-        wanted = kind
+    start, wanted = _start(name, shape, kind, initializer)
     variable = create(
         graph,
         start,
         name,
         trainable=trainable is not False,
         collections=collections,
-        dtype=kind if is_value else wanted,
+        dtype=wanted,
         constraint=constraint,
         shape=shape,
         validate_shape=validate_shape,
@@ -159,6 +157,29 @@ def _get(
     graph.variable_store[name] = variable
     _regularize(graph, variable, regularizer)
     return variable
+
+
+def _start(name: str, shape: Any, kind: torch.dtype | None, initializer: Any) -> tuple[Any, Any]:
+    """What a new variable begins with, and the dtype that is asked for."""
+    is_value = initializer is not None and not callable(initializer)
+    if is_value and shape is not None:
+        raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
+    if is_value:
+        return initializer, kind
+    if shape is not None or initializer is None:
+        _check_defined(name, shape)
+    wanted = kind or as_dtype(get_variable_scope().dtype)
+    start = initializer() if isinstance(initializer, type) else initializer
+    if start is None:
+        start = GlorotUniform() if wanted.is_floating_point else Zeros()
+    if shape is not None:
+        return start, wanted
+    if needs_arguments(start):
+        raise InvalidArgumentError(
+            f"The initializer of '{name}' is not valid: it should be a callable without"
+            " arguments, or there should be a shape."
+        )
+    return start, kind
 
 
 def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:

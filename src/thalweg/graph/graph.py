@@ -31,13 +31,15 @@ class Graph(Nodes):
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Build this graph in the `with` block, in this thread."""
+        """Build this graph in the `with` block, in this thread, also inside of `eagerly`."""
+        outside, thread.eager_blocks = thread.eager_blocks, 0
         thread.graphs.append(self)
         try:
             with intercepted():
                 yield self
         finally:
             thread.graphs.pop()
+            thread.eager_blocks = outside
 
     def get_name_scope(self) -> str:
         """The current name scope, without the "/" at its end."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
@@ -61,6 +61,26 @@ class VariableScope:
     def reuse_variables(self) -> None:
         """From now on variables must exist."""
         self.reuse = True
+
+    def set_initializer(self, initializer: Any) -> None:
+        """Have variables begin so by default, from now on."""
+        self.initializer = initializer
+
+    def set_regularizer(self, regularizer: Any) -> None:
+        """Have variables be penalized so by default, from now on."""
+        self.regularizer = regularizer
+
+    def set_custom_getter(self, custom_getter: Getter | None) -> None:
+        """Have `get_variable` call this, from now on."""
+        self.custom_getter = custom_getter
+
+    def set_dtype(self, dtype: Any) -> None:
+        """Have variables be of this dtype by default, from now on."""
+        self.dtype = dtype
+
+    def set_use_resource(self, use_resource: bool | None) -> None:
+        """Have variables be resource variables or not by default, from now on."""
+        self.use_resource = use_resource
 
     def get_collection(self, name: str) -> list[Any]:
         """What of a collection of the default graph is named below this scope."""
@@ -147,12 +167,14 @@ def variable_scope(
         InvalidArgumentError: There is neither a name nor a default.
         InvalidTypeError: The name is of another type.
         NotImplementedError: There is a partitioner.
+        InvalidArgumentError: The custom getter is no function.
     """
     if not isinstance(name_or_scope, str | VariableScope | None):
         raise InvalidTypeError(
             f"name_or_scope must be a string or a VariableScope, not {name_or_scope!r}."
         )
     check_whole(partitioner, "Variables")
+    check_getter(custom_getter)
     graph = get_default_graph()
     place = _current.place(graph)
     outer = place.scope
@@ -192,6 +214,14 @@ def _around(custom: Getter | None, outer: Getter | None) -> Getter | None:
     if custom is None or outer is None:
         return custom or outer
     return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)
+
+
+def check_getter(custom: Any) -> None:
+    """Refuse a custom getter that is no function; InvalidArgumentError."""
+    if custom is not None and not callable(custom):
+        raise InvalidArgumentError(
+            f"A custom_getter is a function, and this is not callable: {custom!r}."
+        )
 
 
 def check_whole(partitioner: Any, what: str) -> None:

@@ -22,8 +22,11 @@ from thalweg.scattering import scatter
 from thalweg.static_shape import Shape, UnknownShape
 from thalweg.variable import (
     Constraint,
+    VariableAggregation,
+    VariableSynchronization,
     as_asked,
     as_dtype,
+    check_constraint,
     check_held,
     dtype_name,
     name_of,
@@ -53,6 +56,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     initial_value: SymbolicTensor
     initializer: Operation
     is_resource: bool
+    synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
+    aggregation = VariableAggregation.NONE
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
@@ -355,6 +360,7 @@ def create(
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
     wanted = None if dtype is None else as_dtype(dtype)
+    check_constraint(constraint)
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if callable(initial_value) and deferred is None:

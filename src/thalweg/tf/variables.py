@@ -26,7 +26,8 @@ class Variable(metaclass=Either):
 
     Args:
         initial_value: A number, nested list, array, tensor, or a callable that returns one.
-        trainable: Whether `minimize` without a list of variables includes it; True if None.
+        trainable: Whether `minimize` without a list of variables includes it; by default unless
+            `synchronization` is `ON_READ`.
         validate_shape: In graph mode False leaves the shape open.
         caching_device: Ignored, as are `variable_def` and `import_scope`.
         name: Optional.
@@ -35,7 +36,8 @@ class Variable(metaclass=Either):
         synchronization: `ON_READ` stands for a value of each replica of a strategy.
         aggregation: How values that replicas assign become one; see
             `thalweg.keras.optimizers.Optimizer.add_weight`.
-        shape: Optional; in graph mode for an initializer.
+        shape: Optional; for an initializer, or what `assign` may give the variable: None for sizes
+            that change.
     """
 
     CLASSES = (eager.Variable, graph.GraphVariable)
@@ -58,7 +60,7 @@ class Variable(metaclass=Either):
     ) -> Any:
         return v1.Variable(
             initial_value,
-            trainable is not False,
+            trainable,
             validate_shape=validate_shape,
             name=name,
             dtype=dtype,

@@ -384,7 +384,7 @@ def _fitting(entry: Entry, value: Any) -> Tensor:
     weight, shape = entry.own, tuple(entry.shape)
     title = name_of(weight)
     try:
-        given = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        given = value if isinstance(value, Tensor) else to_tensor(np.asarray(value))
     except TypeError:
         raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
     given = readable(given, f"The value for '{title}'")

@@ -71,7 +71,7 @@ class Variable(metaclass=Either):
         aggregation: Any = None,
         shape: Any = None,
     ) -> Any:
-        own = (initial_value, trainable is not False, collections, validate_shape, name, dtype)
+        own = (initial_value, trainable, collections, validate_shape, name, dtype)
         modes = {"synchronization": synchronization, "aggregation": aggregation}
         own_kind = {"constraint": constraint, "shape": shape, "use_resource": use_resource}
         return v1.Variable(*own, **own_kind, **modes)
