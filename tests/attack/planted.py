@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from thalweg.core import outcome, state
+from thalweg.core.options import accumulation
 from thalweg.core.state import loading
 from thalweg.engines import gate, layout, reference
 from thalweg.engines.cpu import store
@@ -17,7 +18,7 @@ from thalweg.engines.watched import Watched
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import accumulation, backward
-from thalweg.optim import drop_in, folding
+from thalweg.optim import drop_in
 from thalweg.optim.drop_in import DropIn
 from thalweg.optim.scaled import Scaled
 from thalweg.storage import disk, header
