@@ -86,7 +86,8 @@ class Then:
     Args:
         first: A formula of a rule.
         then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
-            `(var, value, *, scalars) -> value` makes the value of one further slot, the last.
+            `(var, value, *, scalars) -> value` makes the value of one further slot, the last, and
+            `-> (var, value)` changes both.
     """
 
     def __init__(self, first: Formula | Then, then: Formula) -> None:

@@ -138,10 +138,10 @@ def state_of(opt: Any) -> list[Tensor]:
         if isinstance(opt, optim.RuleOptimizer):  # `step` counts what was applied in backward
             own["step"] = own["step"] + opt._own.applied
         total = own.pop("gradient_sum", torch.zeros_like(param, dtype=torch.float32))
-        if opt._around.accumulate > 1 and param.grad is not None:
+        if opt._around.kinds.sums and param.grad is not None:
             total = total + param.grad
         found += [param, *own.values(), total]
-    waits = opt._around.accumulate > 1 and params[0].grad is not None
+    waits = opt._around.kinds.sums and params[0].grad is not None
     last = opt.last_step
     told = [
         opt.param_groups[0].get("folded", 0) + waits,
@@ -161,7 +161,7 @@ def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> 
                 param.grad = grad
 
         def end() -> None:
-            if opt._around.accumulate > 1 and own[0].grad is not None:
+            if opt._around.kinds.sums and own[0].grad is not None:
                 opt.step()
 
         return Training(lambda _: opt.step(), lambda: state_of(opt), ready, end)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from thalweg.core import outcome, state
+from thalweg.core.options import accumulation as sums_of_optim
 from thalweg.core.state import loading
 from thalweg.engines import gate, layout, reference
 from thalweg.engines.cpu import store
@@ -17,7 +18,7 @@ from thalweg.engines.watched import Watched
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import accumulation, backward
-from thalweg.optim import drop_in, folding
+from thalweg.optim import drop_in
 from thalweg.optim.drop_in import DropIn
 from thalweg.optim.scaled import Scaled
 from thalweg.storage import disk, header
@@ -103,7 +104,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
         drop_in, "whole", lambda _: contextlib.nullcontext()
     ),
     "sums may lie anywhere": _instead(
-        folding, "_apart", lambda params, sums, gradients, titles_of: gradients
+        sums_of_optim, "_apart", lambda params, sums, gradients, titles_of: gradients
     ),
     "what a scaler found is not asked": _instead(Scaled, "_is_left_out", _no),
     "machine code is not sealed": _instead(store, "_read", _unsealed),

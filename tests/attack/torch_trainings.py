@@ -88,7 +88,7 @@ class OptimTraining(Training):
 
     @property
     def adds_up(self) -> bool:
-        return self.opt._around.accumulate > 1
+        return self.opt._around.kinds.sums
 
     @property
     def waits(self) -> bool:

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from thalweg.core import state
+from thalweg.core.groups import Group
+from thalweg.core.options.standing_in import PLAIN
 from thalweg.core.section import Call
 from thalweg.core.state import Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.optim import RuleOptimizer
-from thalweg.optim.around import KEYWORDS, NONE
 from thalweg.optim.differing import is_before_steps
-from thalweg.optim.groups import HOW, Group, hypers_of
+from thalweg.optim.groups import HOW, hypers_of
 from thalweg.optim.loading import setting, warn_of_sums, without_sums
-from thalweg.optim.narrow import PLAIN
 from thalweg.optim.stepping import OneSweep
 from thalweg.switches import writable
 
@@ -84,9 +84,7 @@ class OfTorch:
         if self._has_rule:
             found |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
         if self._is_ours:
-            around = self.optimizer._around
-            given = {name: getattr(around, name) for name in KEYWORDS}
-            found |= {name: own for name, own in given.items() if own != getattr(NONE, name)}
+            found |= self.optimizer._around.on
         return found
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from thalweg import formula
 from thalweg.errors import RuleError
-from thalweg.formula import Then
+from thalweg.formula import Formula, Then
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _EVERY = (*FUNCTIONS, "wide", "narrow")
@@ -473,15 +473,21 @@ _THEN = f"{LOCAL_PREFIX}then_"
 class _Renamed(ast.NodeTransformer):
     """The local names of a formula under names of their own, beside those of another."""
 
-    def __init__(self, kept: Mapping[str, ast.expr]) -> None:
+    def __init__(self, kept: Mapping[str, ast.expr], prefix: str) -> None:
         self._kept = kept
+        self._prefix = prefix
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self._kept:
             return self._kept[node.id]
         if node.id.startswith(LOCAL_PREFIX):
-            return ast.Name(_THEN + node.id.removeprefix(LOCAL_PREFIX), node.ctx)
+            return ast.Name(self._prefix + node.id.removeprefix(LOCAL_PREFIX), node.ctx)
         return node
+
+
+def _depth(formula: Formula | Then) -> int:
+    """How many formulas follow the first one already, whose names are taken."""
+    return 1 + _depth(formula.first) if isinstance(formula, Then) else 0
 
 
 def _composed(formula: Then) -> Transcript:
@@ -489,19 +495,23 @@ def _composed(formula: Then) -> Transcript:
     first, then = transcribe(formula.first), transcribe(formula.then)
     if then.helpers:
         raise RuleError(f"{place(formula.then)} follows another formula and calls a helper.")
+    depth = _depth(formula.first)
+    prefix = f"{_THEN}{depth}_" if depth else _THEN
     made = first.results[0]
     body = list(first.body)
     if not isinstance(made, ast.Name):
-        body.append(ast.Assign([ast.Name(f"{_THEN}made", ast.Store())], made))
-        made = ast.Name(f"{_THEN}made", ast.Load())
+        body.append(ast.Assign([ast.Name(f"{prefix}made", ast.Store())], made))
+        made = ast.Name(f"{prefix}made", ast.Load())
     var, *values = (LOCAL_PREFIX + name for name in then.positional)
     known: dict[str, ast.expr] = {var: made}
     for name in (*values, *(LOCAL_PREFIX + name for name in then.scalars)):
         known[name] = ast.Name(name, ast.Load())
-    renamed = _Renamed(known)
+    renamed = _Renamed(known, prefix)
     body += [renamed.visit(copy.deepcopy(statement)) for statement in then.body]
-    result = renamed.visit(copy.deepcopy(then.results[0]))
-    results = (made, *first.results[1:], result) if values else (result, *first.results[1:])
+    own = [renamed.visit(copy.deepcopy(result)) for result in then.results]
+    if values and len(own) == 1:
+        own.insert(0, made)
+    results = (own[0], *first.results[1:], *own[1:])
     scalars = dict.fromkeys((*first.scalars, *then.scalars))
     return Transcript(
         positional=(*first.positional, *(name.removeprefix(LOCAL_PREFIX) for name in values)),

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import Group, titles_in
+from thalweg.core.rows import is_misplaced
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.optim.drop_in import DropIn
-from thalweg.optim.groups import Group, titles_in
-from thalweg.optim.rows import is_misplaced
 from thalweg.rules import torch as rules
 
 

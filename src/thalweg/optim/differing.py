@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import Group
+from thalweg.core.meshes import is_on_mesh
+from thalweg.core.options.accumulation import COUNT, SUM, is_count
+from thalweg.core.rows import check_inside
 from thalweg.core.state import flaw, mismatch, shown
 from thalweg.core.state.entries import is_cut
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import STEP
-from thalweg.optim.folding import COUNT, SUM, is_count
-from thalweg.optim.groups import HOW, PAIRS, Group
-from thalweg.optim.narrow import MASTER
-from thalweg.optim.rows import check_inside
-from thalweg.optim.sharded import is_on_mesh
+from thalweg.optim.groups import HOW, PAIRS
 from thalweg.variable import dtype_name
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -218,7 +217,7 @@ def begun_anew(title: str, names: Iterable[str]) -> str:
         title: The optimizer and the options.
         names: What there is none of.
     """
-    lacking = [name for name in (EMA, MASTER) if name in set(names)]
+    lacking = list(dict.fromkeys(names))
     kept = " and ".join(map(repr, lacking))
     begin = "begins" if len(lacking) == 1 else "begin"
     return (

@@ -10,7 +10,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import Group, titles_in
+from thalweg.core.options.accumulation import SUM
+from thalweg.core.options.loss_scale import Unscaling
+from thalweg.core.options.standing_in import MASTER
 from thalweg.core.outcome import Gathered, raise_first
+from thalweg.core.rows import check_inside, is_misplaced, is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.engines.layout import all_have_memory, check_parts
@@ -20,14 +25,11 @@ from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
-from thalweg.optim.folding import SUM
-from thalweg.optim.groups import HOW, Group, titles_in
+from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
-from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part
-from thalweg.optim.rows import check_inside, is_misplaced, is_sparse
 from thalweg.optim.scaled import Homes
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.torchs_step import whole
@@ -127,7 +129,7 @@ class DropIn(OneSweep):
         # In one section with the last of them: `rule` is that at which the loop above ended.
         hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
-        if len(shares) > 1 and around.clip_grad_norm is not None:
+        if len(shares) > 1 and around.beside.global_clipnorm is not None:
             norm, all_of_it = self._own.norm, [(hooks[rule], given[rule][0]) for rule in shares]
             if not norm.again(all_of_it) and not all(map(self._fits, shares.values())):
                 return self._step_of_torch()
@@ -191,7 +193,7 @@ class DropIn(OneSweep):
         """Whether a group's options ask for what torch's own step alone does, or refuses."""
         if group.get("capturable"):
             params = self._params()
-            if self._around.state_device or device_of(params) is None:
+            if self._around.kinds.device or device_of(params) is None:
                 return True
         betas = group.get("betas")
         given = [group["lr"], betas, *(betas if isinstance(betas, tuple | list) else ())]
@@ -199,9 +201,9 @@ class DropIn(OneSweep):
         return bool(group.get("differentiable")) or (is_refused and not group.get("capturable"))
 
     def _counts_there(self) -> bool:
-        if self._plain or self._around.state_device:
+        if self._plain or self._around.kinds.device:
             return False
-        if self._around.fused_unscale or self._asks("capturable"):
+        if self._around.of(Unscaling).fused_unscale or self._asks("capturable"):
             return True
         return "found_inf" in vars(self) and self._asks("fused")
 
@@ -210,7 +212,7 @@ class DropIn(OneSweep):
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
         found = super()._homes_of(params)
-        is_there = not (is_host(params) or self._around.state_device)
+        is_there = not (is_host(params) or self._around.kinds.device)
         if found[0] is None and is_there and self._asks("fused"):
             return None, device_of(params) or CPU
         return found
@@ -235,7 +237,8 @@ class DropIn(OneSweep):
                 return False
             if around.keeps_as_torch and not self._has_kind(group, param):
                 return False
-        wide, away = around.masters and self._own.sums is not None, around.state_device is not None
+        wide = around.kinds.masters and self._own.sums is not None
+        away = around.kinds.device is not None
         rule = around.rule(self._rule(self.param_groups[share.places[0]]))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         return fits(share.pairs, self.state, names, wide, away)
@@ -325,9 +328,9 @@ class DropIn(OneSweep):
 
     def _step_of_torch(self) -> None:
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
-        is_scaled = self._around.fused_unscale and self._unscaling() is not None
+        is_scaled = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
         if self._around or is_scaled:
-            if self._around.state_device:
+            if self._around.kinds.device:
                 raise NotImplementedError(
                     f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
                     " strided or sparse, without capturable=True and differentiable=True; this one"

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.meshes import is_on_mesh, local
 from thalweg.core.vectors import is_host as is_on_host
 from thalweg.engines import current
 from thalweg.engines.cuda.available import computes
 from thalweg.formula import STORED
-from thalweg.optim.sharded import is_on_mesh, local
 from thalweg.variable import REDUCED
 
 _COMPUTED = (*STORED, torch.complex64, torch.complex128)

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.blocks import laid_out
+from thalweg.core.meshes import check_whole
 from thalweg.core.section import run
 from thalweg.engines.layout import all_have_memory, check_memory, check_parts
-from thalweg.optim.sharded import check_whole
 from thalweg.switches import no_grad
 from thalweg.variable import name_of
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import is_
 from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.groups import Group
 from thalweg.core.hyperparameters import check_scalar, check_size
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.variable import check_number, titles_of
+from thalweg.variable import check_number
 
-Group = dict[str, Any]
 HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
 
 _NAMES = {"lr": "learning_rate", "eps": "epsilon"}
@@ -110,21 +110,6 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
     for name, value in found.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
     return found
-
-
-def titles_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
-    """The names of parameters for messages: those that groups give them, else their own."""
-    names = {
-        id(param): name
-        for group in groups
-        for param, name in zip(group["params"], group.get("param_names", ()))
-    }
-    return [names.get(id(p), title) for p, title in zip(params, titles_of(params), strict=True)]
-
-
-def states_of(state: Mapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
-    """The states of parameters; what else is in the state of an optimizer is the user's."""
-    return [(k, own) for k, own in state.items() if isinstance(k, Tensor) and isinstance(own, dict)]
 
 
 def number(value: Any) -> float:

@@ -10,20 +10,21 @@ from torch import Tensor
 
 from thalweg.core.checks import check_pairs, sparse_and_constrained
 from thalweg.core.complexes import as_real
+from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import shown
+from thalweg.core.meshes import check_whole, local
 from thalweg.core.pairs import Pair
+from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.averaging import EMA, WEIGHT
 from thalweg.optim.columns import STEP, DeviceColumn
-from thalweg.optim.groups import number, titles_in
+from thalweg.optim.groups import number
 from thalweg.optim.part import AnyColumn, Part
-from thalweg.optim.rows import all_summed, rows_of
-from thalweg.optim.sharded import check_whole, local, locals_of, placed, sharing_of
+from thalweg.optim.sharded import locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
 _KEEP = Selection(denormals="keep")  # as torch does
@@ -49,7 +50,6 @@ class GroupHooks(Hooks):
         super().__init__()
         self.selection = current()
         self._optimizer = optimizer
-        self._average = optimizer._around.ema_decay
         self._part = part
         self._params = params
         self._places = places
@@ -211,16 +211,9 @@ class GroupHooks(Hooks):
             name for name, flags in part.lacked.items() if all(flags) or next(own)
         }
         numbers["is_first"] = bool(lacked) and part.first in lacked
-        if self._average is not None:
-            numbers[WEIGHT] = self._weight(EMA in lacked, numbers.get(STEP, 1), self._average)
+        for option in self._optimizer._around.wrapping:
+            numbers |= option.scalars(lacked, numbers.get(STEP, 1))
         return place, numbers
-
-    @staticmethod
-    def _weight(is_new: bool, step: Any, decay: float) -> Any:
-        """The weight of a parameter in its average, which begins with the first step."""
-        if isinstance(step, Tensor) and not is_new:
-            return torch.where(step == 0, torch.ones_like(step, dtype=torch.float64), 1 - decay)
-        return 1.0 if is_new or not step else 1 - decay
 
     def _stays(self, value: Any) -> bool:
         """Whether a number is a tensor of the device that keeps those of the step."""

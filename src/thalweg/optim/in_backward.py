@@ -8,7 +8,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from thalweg.optim.sharded import check_whole
+from thalweg.core.meshes import check_whole
 
 
 def listen(optimizer: Any) -> None:

@@ -11,16 +11,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import Group, states_of
+from thalweg.core.meshes import local
+from thalweg.core.options.accumulation import COUNT, SUM
+from thalweg.core.options.standing_in import MASTER
 from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import differing
-from thalweg.optim.averaging import EMA
 from thalweg.optim.differing import Want, sum_of
-from thalweg.optim.folding import COUNT, SUM
-from thalweg.optim.groups import Group, hypers_of, states_of
-from thalweg.optim.narrow import MASTER
-from thalweg.optim.sharded import cut, local
+from thalweg.optim.groups import hypers_of
+from thalweg.optim.sharded import cut
 from thalweg.switches import writable
 from thalweg.variable import REDUCED
 
@@ -29,7 +30,6 @@ _LEFT = (
     "the state that was loaded has sums of gradients that have begun, which are left behind: no"
     " step takes them without accumulate=."
 )
-_GAINED = (EMA, MASTER)  # what begins at the parameters where a state does not have it
 
 
 def load_as_torch(
@@ -107,7 +107,7 @@ def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any],
     Without `accumulate` no step takes them, and they would still be there when a later state is
     loaded with it.
     """
-    if optimizer._around.accumulate > 1:
+    if optimizer._around.kinds.sums:
         return given, False
     states = dict(given["state"])
     begun = [key for key, own in _of_params(given) if SUM in own]
@@ -255,13 +255,14 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     found: list[str] = []
     calls: list[Call] = []
     names, gained = optimizer._state_names(), list[tuple[Tensor, str]]()
+    begins = optimizer._around.begins
     for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
         found += optimizer._unfit_options(other, place)
         for param, key, title in _matched(group, other, found):
             own, theirs, before = optimizer.state[param], given["state"].get(key, {}), len(found)
-            calls += setting(own, theirs, title, found, param, names)
+            calls += setting(own, theirs, title, found, param, names, begins)
             if len(found) == before:
-                lacks = [name for name in _GAINED if name in own and theirs.get(name) is None]
+                lacks = [name for name in begins if name in own and theirs.get(name) is None]
                 gained += [(param, name) for name in lacks]
         kept = {key: group[key] for key in ("params", "param_names") if key in group}
         calls.append(partial(group.update, {**other, **kept}))
@@ -312,6 +313,7 @@ def setting(
     found: list[str],
     param: Tensor,
     names: Collection[str] | None = None,
+    begins: Collection[str] = (),
 ) -> list[Call]:
     """What sets the state of one parameter; differences are added to those found.
 
@@ -324,10 +326,10 @@ def setting(
         found: The differences.
         param: The parameter.
         names: Optional. What the optimizer keeps; all else in `own` is the user's, and is replaced
-            where the state has it. An average or a master that is missing is none of the
-            differences then.
+            where the state has it.
+        begins: What is none of the differences where it is missing: it begins at the parameter.
     """
-    wanted = _wanted(own, given, param, names)
+    wanted = _wanted(own, given, param, names, begins)
     problems = differing.of_state(given, wanted, title)
     if isinstance(given, Mapping):
         problems += [
@@ -353,17 +355,20 @@ def setting(
 
 
 def _wanted(
-    own: Mapping[str, Any], given: Any, param: Tensor, names: Collection[str] | None
+    own: Mapping[str, Any],
+    given: Any,
+    param: Tensor,
+    names: Collection[str] | None,
+    begins: Collection[str],
 ) -> dict[str, Want]:
     """What `setting` takes."""
     widens = MASTER in own and isinstance(given, Mapping) and MASTER not in given
-    gained = [name for name in _GAINED if names is not None and name in names]
     wanted = {
-        name: Want(value, _dtypes(value, widens), is_optional=name in gained)
+        name: Want(value, _dtypes(value, widens), is_optional=name in begins)
         for name, value in own.items()
         if names is None or name in names
     }
-    wanted |= {name: Want(param, is_optional=True) for name in gained if name not in own}
+    wanted |= {name: Want(param, is_optional=True) for name in begins if name not in own}
     return {**wanted, SUM: sum_of(param)}
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
+from thalweg.core.options.in_backward import InBackward
+from thalweg.core.options.standing_in import MASTER
 from thalweg.core.section import Call, unwatched
-from thalweg.optim.narrow import MASTER
 from thalweg.switches import Within, no_grad
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
@@ -112,8 +113,8 @@ def can_be_taken(handle: str) -> bool:
     operands.read(optimizer)
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
-        around.accumulate == 1
-        and not around.in_backward
+        not around.kinds.sums
+        and not around.of(InBackward).in_backward
         and not any(group.get("differentiable") for group in optimizer.param_groups)
         and all(map(_is_plain, [*operands.parameters, *operands.slots, *gradients]))
     )

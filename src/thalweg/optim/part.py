@@ -13,13 +13,16 @@ from torch import Tensor
 
 from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
+from thalweg.core.groups import Group
 from thalweg.core.kept import Kept
+from thalweg.core.meshes import beside, check_whole, local
+from thalweg.core.options.accumulation import SUM
+from thalweg.core.options.standing_in import MASTER, PLAIN, Kinds, StandIns
 from thalweg.core.section import Call
 from thalweg.engines import resumed
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
-from thalweg.optim.averaging import EMA
 from thalweg.optim.columns import (
     CPU,
     Blocks,
@@ -30,10 +33,8 @@ from thalweg.optim.columns import (
     PlainColumn,
     scalar_dtype,
 )
-from thalweg.optim.folding import SUM
-from thalweg.optim.groups import Group, Options
-from thalweg.optim.narrow import MASTER, PLAIN, Kinds, Masters
-from thalweg.optim.sharded import beside, check_whole, local, locals_of
+from thalweg.optim.groups import Options
+from thalweg.optim.sharded import locals_of
 from thalweg.variable import name_of
 
 Own = dict[str, Any]  # the state of one parameter
@@ -103,7 +104,7 @@ class Part:
         self.rule = rule
         self.first = next((slot.name for slot in rule.element_slots), "")
         self._kinds = kinds
-        self._masters = Masters(kinds)
+        self._stand_ins = StandIns(kinds)
         self._target_of: dict[int, Tensor] = {}
         self.kept = Kept()
         self.columns: list[AnyColumn] = []
@@ -132,7 +133,7 @@ class Part:
             and all(map(is_, state.values(), self._states))
             and self._have(known)
             and all(column.stands() for column in self.columns)
-            and self._masters.stand()
+            and self._stand_ins.stand()
         )
 
     def _have(self, known: Sequence[Any]) -> bool:
@@ -201,7 +202,7 @@ class Part:
                 tensor = next(made)
                 if own != start:
                     tensor.fill_(own)
-            if name == EMA:  # before the first step it is the parameter's value
+            if name in self._kinds.beginning:
                 tensor.copy_(local(self._beginning(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
 
@@ -298,10 +299,10 @@ class Part:
         check_whole(params, option)
         if any(param.is_complex() and self._kinds.is_away(param) for param in params):
             raise NotImplementedError(f"{option} is not defined for complex parameters.")
-        masters = self._masters
+        stand_ins = self._stand_ins
         if not stands:
             self._known = None  # this step may fail, and others stand for the parameters by then
-        targets = masters.again() if stands else masters.stand_for(params, state)
+        targets = stand_ins.again() if stands else stand_ins.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
         return targets
 
@@ -341,7 +342,7 @@ class Part:
 
     def settle(self, state: Mapping[Tensor, Own]) -> None:
         """The step was written: this is the state from which the next one starts."""
-        self._masters.settle()
+        self._stand_ins.settle()
         if self._known is not None:
             return
         self._fresh = {}

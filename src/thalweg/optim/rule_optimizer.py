@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import check_names
+from thalweg.core.groups import Group
 from thalweg.core.hyperparameters import hint, shown
+from thalweg.core.options.accumulation import SUM
+from thalweg.core.options.loss_scale import Unscaling
+from thalweg.core.options.standing_in import MASTER
 from thalweg.core.outcome import raise_first
 from thalweg.core.section import run
 from thalweg.core.state import shown as told
@@ -20,10 +24,8 @@ from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
-from thalweg.optim.folding import SUM
-from thalweg.optim.groups import PAIRS, Group, as_options, hypers_of, named, number, title_of
+from thalweg.optim.groups import PAIRS, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
-from thalweg.optim.narrow import MASTER
 from thalweg.optim.part import Number, Own, Part, check_number
 from thalweg.optim.stepping import OneSweep
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
@@ -216,9 +218,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         return {self._around.rule(self.rule)}
 
     def _counts_there(self) -> bool:
-        if self._around.state_device:
+        if self._around.kinds.device:
             return False
-        return self._capturable or self._around.fused_unscale
+        return self._capturable or self._around.of(Unscaling).fused_unscale
 
     def _has_state(self, group: Group, param: Tensor) -> bool:
         # It is made with the optimizer, but for what a state that was loaded did not have.
@@ -231,7 +233,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
     def _state_names(self) -> set[str]:
         """What the state of a parameter may hold."""
         kept = {slot.name for slot in self._around.rule(self.rule).slots} | {*self._numbers(), SUM}
-        return kept | {MASTER} if self._around.masters else kept
+        return kept | {MASTER} if self._around.kinds.masters else kept
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import Group
+from thalweg.core.options.accumulation import Accumulation
+from thalweg.core.options.in_backward import InBackward
+from thalweg.core.options.loss_scale import Unscaling
 from thalweg.optim.around import FOUND_INF, Around, LastStep
 from thalweg.optim.columns import CPU
 from thalweg.optim.fitting import device_of, is_host
-from thalweg.optim.groups import Group, number
+from thalweg.optim.groups import number
 
 Homes = tuple[torch.device | None, torch.device]
 _ON_THE_HOST: Homes = (None, CPU)
@@ -33,7 +37,7 @@ class Scaled:
 
     def _counts_there(self) -> bool:
         """Whether a GPU alone knows the numbers of its parameters."""
-        return self._around.fused_unscale
+        return self._around.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
         """Whether `torch.amp.GradScaler` has the step taken, where a device is to decide on it.
@@ -45,7 +49,7 @@ class Scaled:
         around = self._around
         if not isinstance(found, Tensor) or is_host([found]) or not self._counts_there():
             return None
-        if around.accumulate > 1 or around.in_backward:
+        if around.of(Accumulation).accumulate > 1 or around.of(InBackward).in_backward:
             return None
         given = [
             (group, param)

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from thalweg.core.groups import Group
 from thalweg.core.hyperparameters import shown
+from thalweg.core.options.accumulation import Accumulation, fold, forgetting, set_aside, sums_of
+from thalweg.core.options.average import Average
+from thalweg.core.options.flat import Flat
+from thalweg.core.options.in_backward import InBackward
+from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.processing import NOTHING
+from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -33,13 +40,10 @@ from thalweg.optim.around import (
 )
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.differing import of_options, of_strange
-from thalweg.optim.folding import fold, forgetting, set_aside, sums_of
-from thalweg.optim.groups import Group
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.part import Part
-from thalweg.optim.rows import is_sparse, summed
 from thalweg.optim.scaled import Scaled, said_once
 from thalweg.running import replicas
 from thalweg.switches import enable_grad, no_grad
@@ -130,7 +134,7 @@ class OneSweep(Scaled):
         if around.kinds.device is not None:
             for own in self.state.values():  # that torch's constructor makes
                 own |= {name: each.to(around.kinds.device) for name, each in own.items()}
-        if around.fused_unscale:
+        if around.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -211,7 +215,7 @@ class OneSweep(Scaled):
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Options of a group that a step would not follow, and why."""
         return {
-            name: f"but {shown(getattr(self._around, name))} in the constructor, which decides it"
+            name: f"but {shown(self._around.value(name))} in the constructor, which decides it"
             " for all groups"
             for name in self._around.others(group)
         }
@@ -231,9 +235,9 @@ class OneSweep(Scaled):
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
         self._own.operands.read_again(self)
-        if self._around.in_backward:
+        if self._around.of(InBackward).in_backward:
             listen(self)
-        if self._around.gradients == "flat":
+        if self._around.of(Flat).gradients == "flat":
             self._flatten()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -277,7 +281,7 @@ class OneSweep(Scaled):
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
                 )
-            if self._around.in_backward:
+            if self._around.of(InBackward).in_backward:
                 listen(self)
             own.taken = self._found_finite()
             if (own.taken is not None or not self._is_left_out()) and self._is_due():
@@ -369,7 +373,7 @@ class OneSweep(Scaled):
         own, around = self._own, self._around
         count = sum(len(group["params"]) for group in self.param_groups)
         own.steady = None
-        is_plain = around.accumulate == 1 and not around.masters and part.locals is None
+        is_plain = not around.kinds.sums and not around.kinds.masters and part.locals is None
         if len(places) == count and is_plain:
             own.steady = (part, list(places))
 
@@ -424,7 +428,7 @@ class OneSweep(Scaled):
             FailedPreconditionError: A step is taken inside, or the block is in another one.
             LayoutError: A parameter or its average has no memory, or not the other's shape.
         """
-        if self._around.ema_decay is None:
+        if self._around.of(Average).ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
         with importing:
             from thalweg.optim.swapping import swapped
@@ -432,7 +436,7 @@ class OneSweep(Scaled):
 
     def _is_due(self) -> bool:
         """Whether a step is to be taken; else the gradients were folded into their sums."""
-        own, wanted = self._own, self._around.accumulate
+        own, wanted = self._own, self._around.of(Accumulation).accumulate
         if wanted == 1:
             return True
         own.sums = None  # those of a step that was not taken are in the state still
@@ -441,7 +445,7 @@ class OneSweep(Scaled):
                 self.param_groups,
                 self.state,
                 unscaling=cast("float | None", self._unscaling()),  # no device decides on sums
-                wide=self._around.wide_sums or self._around.masters,
+                wide=self._around.of(Accumulation).wide_sums or self._around.kinds.masters,
                 told=self._waiting,
             )
         if count < wanted:
@@ -453,7 +457,7 @@ class OneSweep(Scaled):
 
     def _waiting(self, count: int) -> Call:
         """What tells of so many gradients in the sums."""
-        reason = f"{count} of {self._around.accumulate} gradients are summed up"
+        reason = f"{count} of {self._around.of(Accumulation).accumulate} gradients are summed up"
         last = LastStep(False, reason, self._own.count)
         return partial(vars(self._own).update, {"last": last, "is_folded": True})
 
@@ -463,7 +467,7 @@ class OneSweep(Scaled):
         if sums is None:
             return [param.grad for param in params]
         found = [sums.get(id(param)) for param in params]
-        if self._around.masters:
+        if self._around.kinds.masters:
             return found
         pairs = zip(found, params, strict=True)
         return [grad if grad is None else self._narrowed(grad, param) for grad, param in pairs]
@@ -505,7 +509,7 @@ class OneSweep(Scaled):
         if own.sums is not None:
             told["sums"] = None
             calls += forgetting(self.param_groups, self.state)
-        if self._around.in_backward:  # of parameters that nobody listened to yet
+        if self._around.of(InBackward).in_backward:  # of parameters that nobody listened to yet
             given = [param for param in self._params() if param.grad is not None]
             calls += [partial(setattr, param, "grad", None) for param in given]
         return [*calls, partial(vars(own).update, told)]

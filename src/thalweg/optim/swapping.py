@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import states_of, titles_in
+from thalweg.core.meshes import local
+from thalweg.core.options.average import EMA
 from thalweg.core.outcome import raise_first
 from thalweg.core.section import Call, unwatched, when, while_whole
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.optim.averaging import EMA
-from thalweg.optim.groups import states_of, titles_in
-from thalweg.optim.sharded import local
 from thalweg.switches import Within, writable
 
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import Group
 from thalweg.core.section import Call, run
 from thalweg.optim.fitting import has_plain_dispatch
-from thalweg.optim.groups import Group
 from thalweg.switches import writable
 
 _OF_TORCH = "The step was torch's own, which may have written a part of it."

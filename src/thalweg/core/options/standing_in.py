@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from thalweg.core.blocks import laid_out
+from thalweg.core.options.accumulation import SUM
 from thalweg.core.slots import dtype_of
 from thalweg.engines import layout, resumed
 from thalweg.formula import Slot
-from thalweg.optim.averaging import EMA
-from thalweg.optim.folding import SUM
 from thalweg.variable import REDUCED, name_of, variable_constraint
 
 MASTER = "master"
@@ -28,12 +27,14 @@ class Kinds(NamedTuple):
         state: The dtype of slots, where it is not that of what a step updates.
         device: Where slots are, and what a step updates, if not with the parameters.
         sums: Whether sums of gradients are beside it while they are added up.
+        beginning: Names of slots that begin at the parameter; those of 16 bits would not move.
     """
 
     masters: bool = False
     state: torch.dtype | None = None
     device: torch.device | None = None
     sums: bool = False
+    beginning: frozenset[str] = frozenset()
 
     @property
     def stand_in(self) -> bool:
@@ -69,7 +70,7 @@ class Kinds(NamedTuple):
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:
             return dtype
-        if slot.name == EMA:  # one of 16 bits would not move
+        if slot.name in self.beginning:
             return torch.float32 if dtype in REDUCED else dtype
         if self.state is not None:
             return self.state
@@ -92,8 +93,8 @@ class Kinds(NamedTuple):
 PLAIN = Kinds()
 
 
-class Masters:
-    """What steps update in place of parameters, and these follow.
+class StandIns:
+    """What steps update in place of parameters, which follow it.
 
     A master has more bits and is state. What else stands for a parameter of another device has its
     value. What others write to a parameter is seen by the update itself, which reads it beside its
@@ -185,7 +186,8 @@ def _place_of(param: Tensor) -> tuple[Any, Any]:
 
 def _lies_at(param: Tensor, place: tuple[Any, Any]) -> bool:
     memory, kind = place
-    return memory.cdata == param.untyped_storage()._cdata and kind == _kind_of(param)
+    same = memory.cdata == param.untyped_storage()._cdata  # pyright: ignore
+    return same and kind == _kind_of(param)
 
 
 def _kind_of(param: Tensor) -> tuple[Any, ...]:

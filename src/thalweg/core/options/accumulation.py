@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import compress, repeat, starmap
 from operator import attrgetter
@@ -13,19 +14,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.groups import Group, states_of, titles_in
+from thalweg.core.meshes import check_whole
+from thalweg.core.options.option import Option
+from thalweg.core.rows import check_inside
 from thalweg.core.section import Call, run
 from thalweg.core.state import shown
 from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts, dense, overlapping
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
-from thalweg.optim.groups import Group, states_of, titles_in
-from thalweg.optim.rows import check_inside
-from thalweg.optim.sharded import check_whole
 from thalweg.variable import REDUCED, dtype_name
 
 SUM = "gradient_sum"  # in the state of a parameter
 COUNT = "folded"  # in groups: how many passes are in the sums
 
-_SHAPE, _DTYPE, _DEVICE = (getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device"))
+_shape_of: Any = Tensor.shape.__get__  # pyright: ignore
+_dtype_of: Any = Tensor.dtype.__get__  # pyright: ignore
+_device_of: Any = Tensor.device.__get__  # pyright: ignore
 
 
 def fold(
@@ -135,10 +139,10 @@ def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
     if not len(gradients) == len(sums) == len(pairs):
         gradients = [grad for grad, kept in pairs if grad is not None and kept is not None]
         sums = [kept for grad, kept in pairs if grad is not None and kept is not None]
-    dtypes = {*zip(map(_DTYPE, gradients), map(_DTYPE, sums), strict=True)}
+    dtypes: set[Any] = {*zip(map(_dtype_of, gradients), map(_dtype_of, sums), strict=True)}
     return (
-        list(map(_SHAPE, gradients)) == list(map(_SHAPE, sums))
-        and list(map(_DEVICE, gradients)) == list(map(_DEVICE, sums))
+        list[Any](map(_shape_of, gradients)) == list[Any](map(_shape_of, sums))
+        and list[Any](map(_device_of, gradients)) == list[Any](map(_device_of, sums))
         and all(starmap(torch.can_cast, dtypes))
     )
 
@@ -259,3 +263,28 @@ def forgetting(groups: Sequence[Group], state: Mapping[Any, Any]) -> list[Call]:
         *(partial(own.pop, SUM) for own in owners),
         *(partial(each, COUNT, 0) for each in counted),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulation(Option):
+    """Several backward passes for one step.
+
+    Attributes:
+        accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
+            the last of them. Clipping sees the sum, and so does the update.
+        wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+    """
+
+    accumulate: int = 1
+    wide_sums: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            raise InvalidArgumentError(
+                f"accumulate must be a whole number from 1 on, not {self.accumulate!r}."
+            )
+        self._check_bool("wide_sums")
+
+    @property
+    def is_ours(self) -> bool:
+        return self.accumulate > 1

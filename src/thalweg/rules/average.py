@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, as one more slot of any rule."""
+"""An exponential moving average of the variable, as one more slot of any rule."""
 
 from __future__ import annotations
 

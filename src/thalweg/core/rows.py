@@ -4,10 +4,12 @@ Torch's `coalesce` adds in an order that depends on the machine, and 16-bit rows
 rows are added as they came, in float32 at least, as by a rule that adds them up itself.
 """
 
+# Types of a few of torch's functions are unknown.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -68,7 +70,7 @@ def check_inside(tensor: Tensor, what: str) -> None:
         at = int(beyond[0])
         raise InvalidArgumentError(
             f"{what} has shape {tuple(tensor.shape)}, and indices[{at}] ="
-            f" {indices[:, at].tolist()} is not in it."
+            f" {cast('list[int]', indices[:, at].tolist())} is not in it."
         )
 
 
@@ -98,7 +100,7 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
     if bool((indices[1:] > indices[:-1]).all()):
         return grad
     # On the CPU, where torch adds one row after the other; a sum begins with its first row.
-    named, places = indices.cpu().unique(return_inverse=True)
+    named, places = cast("tuple[Tensor, Tensor]", indices.cpu().unique(return_inverse=True))
     if named[0] < 0 or named[-1] >= len(grad):
         return grad  # whoever refuses it says which entry
     own = values.cpu()

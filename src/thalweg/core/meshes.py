@@ -1,0 +1,52 @@
+"""DTensors: what a process has of one, without the module that defines them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+
+def is_on_mesh(tensor: Any) -> bool:
+    """Whether something is a DTensor; there is none where nobody has imported their module."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What lies in this process of a DTensor; any other tensor as it is."""
+    return tensor.to_local().detach() if is_on_mesh(tensor) else tensor  # pyright: ignore
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a DTensor, on each rank; any other tensor as it is."""
+    return tensor.full_tensor() if is_on_mesh(tensor) else tensor  # pyright: ignore
+
+
+def beside(own: Tensor, param: Tensor) -> Tensor:
+    """A tensor that is shared out as a parameter is, whose local part is `own`."""
+    if not is_on_mesh(param):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    mesh: Any = param
+    return DTensor.from_local(
+        own,
+        mesh.device_mesh,
+        mesh.placements,
+        run_check=False,
+        shape=param.shape,
+        stride=param.stride(),
+    )
+
+
+def check_whole(params: Iterable[Tensor], what: str) -> None:
+    """Refuse what is not defined for DTensors.
+
+    Raises:
+        NotImplementedError: One is among the parameters.
+    """
+    if any(map(is_on_mesh, params)):
+        raise NotImplementedError(f"{what} is not defined for parameters that are DTensors.")
