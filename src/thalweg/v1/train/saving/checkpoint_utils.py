@@ -99,9 +99,8 @@ def init_from_checkpoint(
     reader = CheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     pairs: dict[GraphVariable, str] = {}
-    if isinstance(assignment_map, Mapping):
-        assignment_map = assignment_map.items()
-    for name, target in sorted(assignment_map, key=itemgetter(0)):
+    given: Any = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
+    for name, target in sorted(given, key=itemgetter(0)):
         variable = _found(target)
         if variable is not None:
             if name not in shapes:
