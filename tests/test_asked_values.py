@@ -187,6 +187,13 @@ def test_a_constraint_is_a_function(how: str) -> None:
         MAKES_TRAINED[how](constraint=0)
 
 
+def test_a_variable_that_replicas_share_grows_across_them() -> None:
+    by = tf.VariableAggregation.MEAN
+    w = tf.Variable(TABLE, shape=tf.TensorShape(None), aggregation=by)
+    assert w.assign(np.ones(3, np.float32)).numpy().tolist() == [1.0] * 3
+    assert w.assign_sub(np.ones(3, np.float32)).numpy().tolist() == [0.0] * 3
+
+
 def test_slots_do_not_grow_with_their_variable() -> None:
     w = tf.Variable(TABLE, shape=[None, 16], name="w")
     opt = tf.keras.optimizers.Adam(1.0)

@@ -238,6 +238,21 @@ def test_shape_that_is_left_open() -> None:
     assert w.shape is None
 
 
+def test_a_variable_is_evaluated_in_the_session_given_first() -> None:
+    x = tf.placeholder_with_default([1.0], [1])
+    w = tf.Variable(x)
+    session = initialized()
+    other = tf.Session()
+    other.run(w.initializer, {x: [5.0]})
+    assert (w.eval(session).tolist(), w.eval(session=other).tolist()) == ([1.0], [5.0])
+    assert (w.eval({x: [2.0]}, other).tolist(), w.eval(feed_dict={}, session=session)) == (
+        [5.0],
+        [1],
+    )
+    with other.as_default():
+        assert (w.eval().tolist(), w.eval({}).tolist(), w.eval(None, {}).tolist()) == ([5],) * 3
+
+
 def test_load() -> None:
     w = tf.Variable([1.0, 2.0], name="w")
     session = tf.Session()

@@ -269,6 +269,12 @@ def test_the_outermost_scope_has_all(graph: tf.Graph, tmp_path: Path, prefix: st
     assert [x.tolist() for x in session.run([w, deep, b])] == [[1, 2], [4], [3]]
 
 
+def test_pairs_have_several_begin_with_one(graph: tf.Graph, prefix: str) -> None:
+    w, same, b = made("w", 2), made("same", 2), made("b", 1)
+    train.init_from_checkpoint(prefix, [("net/w", w), ("net/b", b), ("net/w", "same")])
+    assert [x.tolist() for x in initialized().run([w, same, b])] == [[1, 2], [1, 2], [3]]
+
+
 def test_modules_begin_with_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
     layer = torch.nn.Linear(2, 1)
     output = layer(tf.placeholder("float32", [None, 2]))

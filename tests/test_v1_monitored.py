@@ -798,6 +798,28 @@ def test_a_manager_recovers_sessions(graph: tf.Graph, tmp_path: Path) -> None:
     assert session.run(w) == 3
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_manager_initializes_locally_with_and_without_a_checkpoint(
+    graph: tf.Graph, tmp_path: Path, is_there: bool
+) -> None:
+    w = tf.Variable(1.0, name="w")
+    local = tf.Variable(2.0, name="local", collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    saver = train.Saver([w])
+    if is_there:
+        with tf.Session() as session:
+            session.run(w.initializer)
+            saver.save(session, str(tmp_path / "model"))
+    ready, init = tf.report_uninitialized_variables(), local.initializer
+    manager = train.SessionManager(init, ready)
+    session, is_ready = manager.recover_session(saver=saver, checkpoint_dir=tmp_path)
+    assert (is_ready, session.run(local)) == (is_there, 2.0)
+    waiting = train.SessionManager(init, ready, tf.report_uninitialized_variables([w]))
+    session, is_ready = waiting.recover_session(saver=saver, checkpoint_dir=tmp_path)
+    assert (is_ready, session.run(tf.is_variable_initialized(local))) == (is_there, is_there)
+    with pytest.raises(ValueError, match="you must also pass a local_init_op"):
+        train.SessionManager(ready_for_local_init_op=ready)
+
+
 def test_a_manager_waits_for_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
     w, _, _ = counted()
     init = tf.global_variables_initializer()

@@ -41,10 +41,10 @@ class AggregatedVariable(Variable):
 
     _aggregation: VariableAggregation
 
-    def _operand(self, value: Any) -> Tensor:
+    def _operand(self, value: Any, takes: Any = None) -> Tensor:
         strategy = _in_replicas()
         if strategy is None:
-            return super()._operand(value)
+            return super()._operand(value, takes)
         return _of_all(strategy, self._aggregation, self, value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -226,6 +226,12 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             absolute=True,
             use_resource=self.is_resource,
         )
+
+    def eval(self, session: Any = None, feed_dict: Any = None) -> Any:
+        """The value in `session` or the default one; a variable's takes the session first."""
+        if isinstance(session, Mapping):  # in the order of any other tensor's
+            session, feed_dict = feed_dict, session
+        return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
         """An operation that adds 1; its value is the one before.

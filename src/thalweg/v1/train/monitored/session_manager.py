@@ -30,6 +30,9 @@ class SessionManager:
         local_init_run_options: Ignored.
         local_init_feed_dict: Optional. What `local_init_op` is fed.
 
+    Raises:
+        InvalidArgumentError: There is a `ready_for_local_init_op` alone.
+
     Reference: tf.train.SessionManager
     """
 
@@ -44,6 +47,11 @@ class SessionManager:
         local_init_feed_dict: Any = None,
     ) -> None:
         check_seconds("recovery_wait_secs", recovery_wait_secs, is_at_least_0=True)
+        if ready_for_local_init_op is not None and local_init_op is None:
+            raise InvalidArgumentError(
+                "If you pass a ready_for_local_init_op you must also pass a local_init_op,"
+                f" ready_for_local_init_op {ready_for_local_init_op!r}"
+            )
         self._local_init_op = local_init_op
         self._ready_op = ready_op
         self._ready_for_local_init_op = ready_for_local_init_op
@@ -122,16 +130,18 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """A session with the values of a checkpoint if there is one; see `prepare_session`.
 
+        `local_init_op` is run in either case.
+
         Returns:
             The session, and whether a checkpoint has made it ready.
         """
         session, is_restored = self._restored(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
-        if not is_restored:
+        problem = self._initialized_locally(session)
+        if not is_restored or problem:
             return session, False
-        problem = self._initialized_locally(session) or _not_ready(session, self._ready_op)
-        return session, problem is None
+        return session, _not_ready(session, self._ready_op) is None
 
     def _restored(
         self, saver: Any, folder: Path | None, prefix: Path | None, waits: bool, seconds: float

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -66,7 +67,9 @@ def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name.removesuffix(":0"))
 
 
-def init_from_checkpoint(ckpt_dir_or_file: Path, assignment_map: Mapping[str, Any]) -> None:
+def init_from_checkpoint(
+    ckpt_dir_or_file: Path, assignment_map: Mapping[str, Any] | Iterable[tuple[str, Any]]
+) -> None:
     """Let variables of the default graph begin with the values they have in a checkpoint.
 
     The operations that initialize variables, if they are made after this, read the values when
@@ -81,7 +84,8 @@ def init_from_checkpoint(ckpt_dir_or_file: Path, assignment_map: Mapping[str, An
 
     Args:
         ckpt_dir_or_file: As in `load_checkpoint`.
-        assignment_map: Names in the checkpoint, and what begins with them.
+        assignment_map: Names in the checkpoint, and what begins with them; or pairs of these,
+            where several begin with one.
 
     Raises:
         ValueError: There is no checkpoint, a name is not in it, a variable is not in the graph, or
@@ -95,7 +99,8 @@ def init_from_checkpoint(ckpt_dir_or_file: Path, assignment_map: Mapping[str, An
     reader = CheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     pairs: dict[GraphVariable, str] = {}
-    for name, target in sorted(assignment_map.items()):
+    given: Any = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
+    for name, target in sorted(given, key=itemgetter(0)):
         variable = _found(target)
         if variable is not None:
             if name not in shapes:
