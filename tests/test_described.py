@@ -78,7 +78,7 @@ def test_of_two_classes_by_one_name_the_first_is_made() -> None:
 
 
 def test_a_name_is_of_one_thing() -> None:
-    names = Names("")
+    names = Names()
     names.tell("a", int)
     names.tell("a", int)
     with pytest.raises(ValueError, match="'a' is told of <class 'int'> and of <class 'float'>"):
@@ -88,7 +88,7 @@ def test_a_name_is_of_one_thing() -> None:
 
 
 def test_faces_are_asked_until_one_tells(loads: list[str]) -> None:
-    names = Names("")
+    names = Names()
     assert names.find("c") is None
     assert names.find("b:c") is None
     assert loads == ["a", "b", "b", "a"]

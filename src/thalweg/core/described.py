@@ -20,7 +20,7 @@ class Names:
         words: What something of this kind is that no face has told.
     """
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str = "") -> None:
         self.words = words
         self._things: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
@@ -69,7 +69,7 @@ class Names:
         return self._things.get(name)
 
 
-OPTIMIZERS = Names("your own class")
+OPTIMIZERS = Names()
 RATES = Names("the learning rate")
 LOSS_SCALERS = Names("your loss scaler")
 
