@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from thalweg.core.described import faces as _faces
 from thalweg.errors import (
     CancelledError,
     CheckpointMismatchError,
@@ -132,3 +134,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+# Those whose optimizers files describe, in the order in which they are asked for a name.
+_faces.update({face: partial(__getattr__, face) for face in ("keras", "v1", "openseq2seq")})

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 
 from thalweg.by_pairs import by_pairs
+from thalweg.core.described import OPTIMIZERS
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
-from thalweg.keras import optimizers
-from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import RULES
 from thalweg.v1 import train
-from thalweg.v1.contrib import opt
 from thalweg.variable import Variable
 
 KERAS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 V1 = "v1:"
+_FACES = ("", "v1", "openseq2seq")  # before the colon of a name
 OPTIM, TORCH = "optim:", "torch:"
 # What a constructor wants besides the learning rate, as TensorFlow's users give it.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -104,17 +104,13 @@ class Named:
 @cache
 def by_class() -> dict[str, Named]:
     """Those of the classes that a learning rate alone makes, by their names."""
-    found = {name: getattr(optimizers, name) for name in KERAS}
-    for room in (train, opt):
-        named = {name: getattr(room, name) for name in room.__all__ if name not in _REFUSED}
-        found |= {V1 + name: cls for name, cls in named.items() if _is_optimizer(cls)}
-    found["openseq2seq:NovoGrad"] = NovoGrad
-    return {name: Named(name, cls, _ARGUMENTS.get(name, {})) for name, cls in found.items()}
-
-
-def _is_optimizer(thing: Any) -> bool:
-    is_class = inspect.isclass(thing) and issubclass(thing, train.Optimizer)
-    return is_class and "learning_rate" in inspect.signature(thing).parameters
+    told = OPTIMIZERS.told()
+    return {
+        name: Named(name, told[name], _ARGUMENTS.get(name, {}))
+        for name in sorted(told, key=lambda name: _FACES.index(name.rpartition(":")[0]))
+        if "learning_rate" in inspect.signature(told[name]).parameters
+        and told[name] is not RuleOptimizer
+    }
 
 
 @cache

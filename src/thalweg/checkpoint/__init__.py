@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from thalweg.checkpoint.asynchronous import Saving, save_async
 from thalweg.checkpoint.manager import CheckpointManager, Kept, latest
 from thalweg.checkpoint.saving import Restored, restore, save
-from thalweg.checkpoint.torch_optim import from_torch, to_torch
 
 if TYPE_CHECKING:
     from thalweg.checkpoint import tensorflow
+    from thalweg.checkpoint.torch_optim import from_torch, to_torch
 
 __all__ = [
     "CheckpointManager",
@@ -29,6 +29,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tensorflow":
-        return importlib.import_module("thalweg.checkpoint.tensorflow")
+    if name in ("tensorflow", "torch_optim"):
+        return importlib.import_module(f"thalweg.checkpoint.{name}")
+    if name in ("from_torch", "to_torch"):
+        return getattr(importlib.import_module("thalweg.checkpoint.torch_optim"), name)
     raise AttributeError(f"module 'thalweg.checkpoint' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -11,24 +11,14 @@ import torch
 from torch import Tensor
 
 from thalweg import schedules
-from thalweg.catalogue import by_class
 from thalweg.checkpoint.of_torch import OF_TORCH, OfTorch
 from thalweg.checkpoint.plain import SCALAR, Reader, Writer
+from thalweg.core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Argument, Names
 from thalweg.core.hyperparameters import is_function, is_number
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.keras.optimizers import RuleOptimizer
-from thalweg.openseq2seq.micro_batches import MicroBatchStep
-from thalweg.openseq2seq.optimizers import lr_policies
-from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
-from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
-from thalweg.rules import RULES
 from thalweg.schedules import LearningRateSchedule
 from thalweg.storage.json_text import table
-from thalweg.v1 import train
-from thalweg.v1.contrib import opt
-from thalweg.v1.train.followed import Followed
 from thalweg.variable import dtype_name, is_variable, name_of, to_tensor
 
 # Arguments of optimizers that are no numbers.
@@ -41,29 +31,6 @@ VARIABLE = "$variable"  # the name of one
 NUMBER = "$number"  # [dtype, number]: a tensor of shape ()
 YOURS = "$yours"  # what only its owner can make again, in words
 
-STEP = "openseq2seq:optimize_loss"
-_WRAPPERS = {
-    "v1:MovingAverageOptimizer": opt.MovingAverageOptimizer,
-    "v1:VariableClippingOptimizer": opt.VariableClippingOptimizer,
-    "openseq2seq:MixedPrecisionOptimizerWrapper": MixedPrecisionOptimizerWrapper,
-}
-_DECAYS = [name for name in train.__all__ if name.endswith("_decay")]
-_RATES: dict[str, Any] = {
-    **{f"train.{name}": getattr(train, name) for name in (*_DECAYS, "piecewise_constant")},
-    **{
-        f"lr_policies.{name}": function
-        for name, function in vars(lr_policies).items()
-        if inspect.isfunction(function)
-        and function.__module__ == lr_policies.__name__
-        and not name.startswith("_")
-    },
-}
-
-
-def _classes() -> dict[str, type[Any]]:
-    known = {name: each.cls for name, each in by_class().items()}
-    return {**known, **_WRAPPERS, "RuleOptimizer": RuleOptimizer, STEP: TrainingStep}
-
 
 def described(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """The optimizer's class and arguments, as JSON.
@@ -73,17 +40,14 @@ def described(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]
         variables: Variables by the names of a file.
 
     Returns:
-        "class": its name in the catalogue, "mine:" and its own for one that is not there;
+        "class": its name as its face tells it, "mine:" and its own for one that none has told;
         "arguments": by name, those that numbers depend on.
     """
-    if isinstance(optimizer, MicroBatchStep):
-        optimizer = optimizer.step
     return _Described({id(each): name for name, each in variables.items()}).optimizer(optimizer)
 
 
 def _name(cls: type[Any]) -> str:
-    known = {each: name for name, each in _classes().items()}
-    return known.get(cls, f"mine:{cls.__name__}")
+    return OPTIMIZERS.name_of(cls) or f"mine:{cls.__name__}"
 
 
 def differences(wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any) -> list[str]:
@@ -136,7 +100,7 @@ def made(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
             f"The optimizer is {plain['class']}, which is made with its parameters. Make it, and"
             " give it: restore(path, optimizer=...); optimizer=False reads the model alone."
         )
-    cls = _classes().get(plain["class"])
+    cls = OPTIMIZERS.find(plain["class"])
     if cls is None:
         raise NotFoundError(
             f"The optimizer is of your own class {plain['class'].removeprefix('mine:')!r}. Make it,"
@@ -180,14 +144,11 @@ class _Described:
     def __call__(self, value: Any, name: str) -> Any:
         if isinstance(value, LearningRateSchedule):
             return self._schedule(value)
-        if isinstance(value, Followed) and value.source is not None:
-            return self._rate(value)
         if isinstance(value, Rule):
-            return {RULE: value.name} if value in RULES else {YOURS: f"your rule {value.name!r}"}
-        if isinstance(value, train.Optimizer):
-            return {OPTIMIZER: self.optimizer(value)}
-        if isinstance(value, AutomaticLossScaler):
-            return self._loss_scaler(value)
+            known = {RULE: value.name}
+            return known if value in _rules() else {YOURS: f"your rule {value.name!r}"}
+        if isinstance(value, Argument) and (made_by := cast(Any, value)._made_by()) is not None:
+            return self._argument(value, *made_by)
         if isinstance(value, Tensor):
             return self._tensor(value)
         if inspect.isclass(value):
@@ -200,10 +161,16 @@ class _Described:
             return sorted(map(str, cast(set[Any], value)))
         return NotImplemented
 
-    def _loss_scaler(self, scaler: Any) -> Any:
-        if scaler.__class__ is not AutomaticLossScaler:
-            return {YOURS: f"your loss scaler {scaler.__class__.__name__!r}"}
-        return {LOSS_SCALER: self._writer(scaler._arguments(), "")}
+    def _argument(self, value: Any, kind: Names, maker: Any) -> Any:
+        if kind is OPTIMIZERS:
+            return {OPTIMIZER: self.optimizer(value)}
+        name = kind.name_of(maker)
+        if name is None:
+            return {YOURS: f"{kind.words} {maker.__name__!r}"}
+        arguments = self._writer(value._arguments(), "")
+        if kind is LOSS_SCALERS:
+            return {LOSS_SCALER: arguments}
+        return {RATE: {"function": name, "arguments": arguments}}
 
     def _tensor(self, value: Tensor) -> Any:
         own = name_of(value, "").split(":")[0] if is_variable(value) else ""
@@ -221,13 +188,6 @@ class _Described:
                 return {SCHEDULE: self._writer(written, "")}
         return {YOURS: f"your schedule {type(schedule).__name__!r}"}
 
-    def _rate(self, rate: Followed) -> Any:
-        function, arguments = rate.source or (None, {})
-        for name, known in _RATES.items():
-            if known is function:
-                return {RATE: {"function": name, "arguments": self._writer(arguments, "")}}
-        return {YOURS: f"the learning rate {rate.__name__!r}"}
-
 
 class _Made:
     """Makes what `_Described` has written.
@@ -244,13 +204,13 @@ class _Made:
         if mark == SCHEDULE:
             return schedules.deserialize(reader(content))
         if mark == RATE:
-            return _RATES[content["function"]](**reader(content["arguments"]))
+            return RATES.find(content["function"])(**reader(content["arguments"]))
         if mark == RULE:
-            return {rule.name: rule for rule in RULES}[content]
+            return {rule.name: rule for rule in _rules()}[content]
         if mark == OPTIMIZER:
             return made(content, self._variables)
         if mark == LOSS_SCALER:
-            return AutomaticLossScaler(**reader(content))
+            return LOSS_SCALERS.find("AutomaticLossScaler")(**reader(content))
         if mark == NUMBER:
             dtype, number = content
             if not is_number(found := reader(number)):
@@ -264,6 +224,12 @@ class _Made:
                 )
             return self._variables[content]
         return NotImplemented
+
+
+def _rules() -> Sequence[Rule]:
+    from thalweg.rules import RULES  # all of them, where an optimizer has one
+
+    return RULES
 
 
 def _yours(plain: Any) -> str:

@@ -11,16 +11,13 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from thalweg.checkpoint.of_torch import OfTorch
+from thalweg.core.described import Described
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import LISTED, Entry, Loading, Part, differences, keys_of, mismatch
 from thalweg.core.state import distinct as distinct_names
-from thalweg.distribute import Locals, is_on_mesh
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.keras.optimizers import Optimizer as KerasOptimizer
-from thalweg.openseq2seq.micro_batches import MicroBatchStep
-from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
-from thalweg.v1.train import Optimizer as V1Optimizer
+from thalweg.optim.sharded import is_on_mesh, locals_of
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
@@ -94,10 +91,7 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
 
 def slots_of(optimizer: Any) -> SlotStore | None:
     """Where an optimizer, or that of a step of `optimize_loss`, has its slots."""
-    if isinstance(optimizer, MicroBatchStep):
-        optimizer = optimizer.step
-    own = cast(Any, optimizer)._inner if isinstance(optimizer, TrainingStep) else optimizer
-    return getattr(own, "_slots", None)
+    return getattr(optimizer, "_slots", None)
 
 
 def known(optimizer: Any) -> Any:
@@ -108,7 +102,7 @@ def known(optimizer: Any) -> Any:
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return OfTorch(optimizer)
-    if not isinstance(optimizer, KerasOptimizer | V1Optimizer | TrainingStep | MicroBatchStep):
+    if not isinstance(optimizer, Described):
         raise InvalidTypeError(
             "optimizer must be one of thalweg.keras, thalweg.v1, thalweg.optim or torch.optim, or"
             f" a step of optimize_loss, not a {type(optimizer).__name__}."
@@ -147,7 +141,7 @@ def loading(
 
 def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Refuse slots of TensorFlow 1, which wait for no variables."""
-    if state and isinstance(optimizer, V1Optimizer) and not cast(Any, optimizer)._owners():
+    if state and optimizer._needs_variables and not optimizer._owners():
         raise FailedPreconditionError(
             f"The file has slots such as {next(iter(state))!r} and the optimizer has no variables"
             " to put them beside: give restore(..., module=...) or variables=; optimizer=False"
@@ -161,11 +155,11 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    parts = Locals()
+    parts = locals_of(list(tensors.values()))
     entries = [
-        Part(name, parts.part(each), var=each, parts=parts)
-        if is_on_mesh(each)
-        else Entry(name, each)
+        Entry(name, each)
+        if parts is None or not is_on_mesh(each)
+        else Part(name, parts.part(each), var=each, parts=parts)
         for name, each in tensors.items()
     ]
     found = differences(entries, given)
@@ -205,9 +199,9 @@ def _refuse_copies(given: Mapping[str, Tensor], variables: Sequence[Tensor]) -> 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with the values that DTensors have on all ranks; all of them call this."""
-    parts = Locals()
+    parts = locals_of(list(tensors.values()))
     return {
-        name: parts.whole(parts.part(each), each) if is_on_mesh(each) else each
+        name: each if parts is None or not is_on_mesh(each) else parts.whole(parts.part(each), each)
         for name, each in tensors.items()
     }
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from thalweg.core.described import Argument, Described
 from thalweg.core.state import Loading, differences, mismatch
-from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.schedules import LearningRateSchedule
-from thalweg.v1 import train
-from thalweg.v1.train.followed import Followed
 
 
 def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:
@@ -45,14 +43,13 @@ def loading(optimizer: Any, given: Mapping[str, Any], check: bool) -> Loading:
 
 
 def _keepers(optimizer: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(optimizer, MicroBatchStep):
-        optimizer = optimizer.step
     found: dict[str, Any] = {}
     for name, value in optimizer._arguments().items():
-        if isinstance(value, train.Optimizer):
+        if isinstance(value, Described):
             found |= _keepers(value, f"{path}{name}.")
-        elif isinstance(value, Followed):
-            found |= {f"{path}{name}#{place}": each for place, each in enumerate(value.keeps)}
+        elif isinstance(value, Argument):
+            keeps = enumerate(cast(Any, value)._keeps())
+            found |= {f"{path}{name}#{place}": each for place, each in keeps}
         elif isinstance(value, LearningRateSchedule) and hasattr(value, "load_state_dict"):
             found[path + name] = value
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
 from thalweg.core.slots import SlotStore
-from thalweg.distribute import Shards, is_on_mesh
-from thalweg.distribute.ranks import Ranks
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWarning,
@@ -37,6 +35,7 @@ from thalweg.errors import (
     ThalwegError,
     warn,
 )
+from thalweg.optim.sharded import is_on_mesh
 from thalweg.storage import container
 from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import table
@@ -44,6 +43,9 @@ from thalweg.storage.located import located
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.switches import no_grad
 from thalweg.tracing import untraced
+
+if TYPE_CHECKING:
+    from thalweg.distribute.ranks import Ranks
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -150,12 +152,13 @@ def _taken(
     document: dict[str, Any] = {"kind": KIND}
     slots = slots_of(optimizer)
     parts = None if slots is None else slots.parts
-    shards = parts if isinstance(parts, Shards) else None
-    ranks = None if shards is None else shards.ranks
+    ranks = None if parts is None else parts.ranks
     if any(map(is_on_mesh, tensors.values())):
+        from thalweg.distribute.ranks import Ranks  # which is there where tensors are on one
+
         ranks = Ranks()
     if optimizer is not None:
-        with nullcontext() if shards is None else shards.collecting():
+        with nullcontext() if parts is None else parts.collecting():
             document["state"] = own(state_of(optimizer, tensors), "optimizer")
         document["optimizer"] = described.described(optimizer, tensors)
         document["rates"] = own(rates.states_of(optimizer), "rates")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
 from typing import Any, Protocol
@@ -25,9 +26,12 @@ class Parts(Protocol):
 
     Attributes:
         checkpoint: The last file that all of them were saved to, or restored from; None for none.
+        ranks: Those that have the other parts, of which the first writes files; None where their
+            variables tell.
     """
 
     checkpoint: str | None
+    ranks: Any
 
     def part(self, var: Tensor) -> Tensor:
         """The elements of a variable: a view of it."""
@@ -39,6 +43,10 @@ class Parts(Protocol):
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
         """The tensor of which each process has its part; all of them call this."""
+        ...
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """A block in which `whole` may give it to that process alone which writes a file."""
         ...
 
 

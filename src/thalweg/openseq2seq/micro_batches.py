@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.described import OPTIMIZERS, Described
 from thalweg.core.section import Call
 from thalweg.core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
@@ -42,7 +43,7 @@ class MicroBatches:
         return [partial(setattr, self, "count", self.count + 1)]
 
 
-class MicroBatchStep:
+class MicroBatchStep(Described):
     """A `TrainingStep` that takes one of several batches each time it is called.
 
     It has the attributes of the `TrainingStep`, too.
@@ -106,3 +107,6 @@ class _Count(Entry):
 
     def _set(self, value: Any) -> list[Any]:
         return [partial(setattr, self.of, "count", int(value))]
+
+
+OPTIMIZERS.tell("openseq2seq:optimize_loss", TrainingStep, MicroBatchStep)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from thalweg.errors import MissingFileError, ThalwegError, UnsupportedCheckpointError, did_you_mean
-from thalweg.storage import bundle, container, disk, foreign, keras_files
+from thalweg.storage import container, disk, foreign
 
 ENDING = ".safetensors"  # savers call our files by a name without it
 _OF_BUNDLES = re.compile(r"\.(index|meta|data-[0-9]{5}-of-[0-9]{5})\Z")
@@ -127,7 +127,7 @@ def located(path: str | os.PathLike[str]) -> Located:
     for each in dict.fromkeys((given, prefix)):
         if os.path.lexists(f"{each}.index"):
             return Located(each, Kind.BUNDLE)
-    if bundle.is_bundle(given):
+    if _is_first_bundle(given):
         return Located(given, Kind.FIRST_BUNDLE)
     if os.path.isdir(given):
         return Located(given, Kind.FOLDER)
@@ -148,9 +148,22 @@ def _by_content(path: str) -> Kind:
     if start.startswith(foreign.HDF5):
         return Kind.HDF5
     if start.startswith(foreign.ZIP):
-        is_keras = foreign.is_keras_archive(start) or keras_files.is_keras_file(path)
-        return Kind.KERAS if is_keras or path.endswith(".keras") else Kind.FOREIGN
+        is_keras = path.endswith(".keras") or foreign.is_keras_archive(start) or _is_keras(path)
+        return Kind.KERAS if is_keras else Kind.FOREIGN
     return Kind.STATE if start.startswith(foreign.STATE) else Kind.FOREIGN
+
+
+# The formats of others are imported where a path may be one of theirs.
+def _is_first_bundle(path: str) -> bool:
+    from thalweg.storage import bundle
+
+    return bundle.is_bundle(path)
+
+
+def _is_keras(path: str) -> bool:
+    from thalweg.storage import keras_files
+
+    return keras_files.is_keras_file(path)
 
 
 def _no_file(path: str) -> ThalwegError:
@@ -195,10 +208,12 @@ _REFUSED = {
 }
 
 
-def _newest(folder: str, name: str = bundle.STATE) -> str:
+def _newest(folder: str, name: str | None = None) -> str:
     """The newest checkpoint of a folder, in words; "" if there is none."""
+    from thalweg.storage import bundle
+
     with contextlib.suppress(ThalwegError, OSError):
-        state = bundle.read_state(folder, name)
+        state = bundle.read_state(folder, name or bundle.STATE)
         if state is not None and state.model_checkpoint_path:
             return f", such as {state.model_checkpoint_path}, the newest"
     found = _checkpoints(folder)

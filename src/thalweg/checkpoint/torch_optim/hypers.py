@@ -8,14 +8,13 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_hyper, is_number
-from thalweg.graph import is_symbolic
-from thalweg.v1 import train
+from thalweg.running import is_symbolic
 
 
 def plain(optimizer: Any) -> dict[str, float]:
     """Those that are numbers, and not schedules or callables."""
     given: dict[str, Any] = {}
-    if isinstance(optimizer, train.Optimizer):
+    if is_classic(optimizer):
         hypers: dict[str, str] = getattr(optimizer, "HYPERS", {})
         given = {name: getattr(optimizer, attribute) for name, attribute in hypers.items()}
         given["weight_decay"] = getattr(optimizer, "_weight_decay", None)
@@ -32,7 +31,7 @@ def plain(optimizer: Any) -> dict[str, float]:
 
 def is_classic(optimizer: Any) -> bool:
     """Whether it is one of `thalweg.v1`."""
-    return isinstance(optimizer, train.Optimizer)
+    return getattr(optimizer, "_needs_variables", False)
 
 
 def now(optimizer: Any) -> dict[str, float]:

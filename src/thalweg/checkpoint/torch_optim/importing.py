@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.checkpoint.torch_optim import notes
 from thalweg.checkpoint.torch_optim.families import Counterpart, counterpart_of
+from thalweg.checkpoint.torch_optim.hypers import is_classic
 from thalweg.checkpoint.torch_optim.reading import (
     Parameter,
     Saved,
@@ -21,7 +22,6 @@ from thalweg.checkpoint.torch_optim.reading import (
 from thalweg.checkpoint.torch_optim.setting import into_keras, into_v1
 from thalweg.core import state
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1 import train
 
 _COUNTS = ("step", "mu_product")  # here they belong to the optimizer, in torch to each parameter
 _ALL_TOGETHER = (
@@ -100,7 +100,7 @@ def from_torch(
             f" that had {steps}"
         )
     listed = [var for _, var in pairs if id(var) in slots or any(var is each for each in owners)]
-    if isinstance(into, train.Optimizer):
+    if is_classic(into):
         into_v1(into, listed, slots, steps)
     else:
         into_keras(into, listed, slots, steps, *products[:1])

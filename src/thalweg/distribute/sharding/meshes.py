@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ def note(store: SlotStore, variables: Sequence[Any]) -> None:
 
 class Locals:
     """The local parts of DTensors; all of any other variable. See `thalweg.core.slots.Parts`."""
+
+    ranks: Ranks | None = None
 
     def __init__(self) -> None:
         self.checkpoint: str | None = None
@@ -95,6 +98,10 @@ class Locals:
             stride=var.stride(),
         )
         return found.full_tensor().detach().clone()
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """A block in which nothing is otherwise: all ranks of a mesh have `whole`."""
+        return nullcontext()
 
 
 def local(tensor: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Keras' OptimizerV2 optimizers and schedules, as `tf.keras.optimizers` had them."""
 
 from thalweg import schedules as schedules
+from thalweg.core.described import OPTIMIZERS
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 from thalweg.keras.optimizers.serialization import (
@@ -33,3 +34,5 @@ __all__ = [
     "schedules",
     "serialize",
 ]
+
+OPTIMIZERS.tell_all("", (SGD, Adam, Adamax, Nadam, Adagrad, Adadelta, RMSprop, Ftrl, RuleOptimizer))

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from thalweg import distribute
+from thalweg.core.described import Described
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.kept import Plans
@@ -59,7 +60,7 @@ def _unique_name(cls: type) -> str:
     return f"{snake}_{count}" if count else snake
 
 
-class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
+class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described):
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,

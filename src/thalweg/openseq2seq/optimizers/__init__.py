@@ -1,5 +1,6 @@
 """OpenSeq2Seq's package `optimizers`."""
 
+from thalweg.core.described import LOSS_SCALERS, OPTIMIZERS, RATES
 from thalweg.openseq2seq.optimizers import (
     automatic_loss_scaler,
     lr_policies,
@@ -18,3 +19,18 @@ __all__ = [
     "optimize_loss",
     "optimizers",
 ]
+
+OPTIMIZERS.tell_all("openseq2seq:", (novograd.NovoGrad, mp_wrapper.MixedPrecisionOptimizerWrapper))
+LOSS_SCALERS.tell_all("", (automatic_loss_scaler.AutomaticLossScaler,))
+RATES.tell_all(
+    "lr_policies.",
+    (
+        lr_policies.fixed_lr,
+        lr_policies.piecewise_constant,
+        lr_policies.exp_decay,
+        lr_policies.poly_decay,
+        lr_policies.cosine_decay,
+        lr_policies.transformer_policy,
+        lr_policies.inv_poly_decay,
+    ),
+)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.described import LOSS_SCALERS, Argument, Names
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
@@ -20,7 +21,7 @@ from thalweg.variable import to_tensor
 _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": LogMaxScaler}
 
 
-class AutomaticLossScaler:
+class AutomaticLossScaler(Argument):
     """The factor by which a loss is multiplied before its gradients are computed in float16.
 
     Divide the gradients by `loss_scale`, look at them with `check_grads`, take the step unless
@@ -73,6 +74,9 @@ class AutomaticLossScaler:
     def _arguments(self) -> dict[str, Any]:
         """What the constructor was given, by name."""
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
+
+    def _made_by(self) -> tuple[Names, Any]:
+        return LOSS_SCALERS, type(self)
 
     @property
     def loss_scale(self) -> Any:

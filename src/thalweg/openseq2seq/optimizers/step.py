@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.described import Described
 from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
 from thalweg.core.pairs import flatten
 from thalweg.core.section import Call
+from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.core.vectors import is_host
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
@@ -37,7 +39,7 @@ from thalweg.variable import name_of
 _UNKNOWN = "The variables are not known before the first step. Give var_list to optimize_loss."
 
 
-class TrainingStep:
+class TrainingStep(Described):
     """A step of training: call it, and it returns the loss from before the update.
 
     Attributes:
@@ -102,6 +104,10 @@ class TrainingStep:
     @property
     def _inner(self) -> Optimizer:
         return self.optimizer if self._mixed is None else self._mixed.optimizer
+
+    @property
+    def _slots(self) -> SlotStore:
+        return self._inner._slots
 
     @property
     def _masters(self) -> Masters:

@@ -1,5 +1,6 @@
 """TensorFlow 1's optimizers: `tf.compat.v1.train`."""
 
+from thalweg.core.described import OPTIMIZERS, RATES
 from thalweg.v1.missing import attribute_of
 from thalweg.v1.train import experimental, slot_creator
 from thalweg.v1.train.adadelta import AdadeltaOptimizer
@@ -165,3 +166,33 @@ __all__ = [
 ]
 
 __getattr__ = attribute_of("train")
+
+OPTIMIZERS.tell_all(
+    "v1:",
+    (
+        AdadeltaOptimizer,
+        AdagradDAOptimizer,
+        AdagradOptimizer,
+        AdamOptimizer,
+        FtrlOptimizer,
+        GradientDescentOptimizer,
+        MomentumOptimizer,
+        ProximalAdagradOptimizer,
+        ProximalGradientDescentOptimizer,
+        RMSPropOptimizer,
+    ),
+)
+RATES.tell("train.piecewise_constant_decay", piecewise_constant_decay)
+RATES.tell_all(
+    "train.",
+    (
+        cosine_decay,
+        exponential_decay,
+        inverse_time_decay,
+        linear_cosine_decay,
+        natural_exp_decay,
+        noisy_linear_cosine_decay,
+        piecewise_constant,
+        polynomial_decay,
+    ),
+)

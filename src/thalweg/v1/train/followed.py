@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec
 
+from thalweg.core.described import RATES, Argument, Names
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidTypeError
 
@@ -26,7 +27,7 @@ def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     return forward, reflected
 
 
-class Followed:
+class Followed(Argument):
     """What a `*_decay` function or a policy returns in eager mode: a callable without arguments.
 
     Arithmetic and torch's functions make another one of it, which follows the same step, as they
@@ -53,6 +54,15 @@ class Followed:
     def __call__(self) -> Any:
         """The learning rate now."""
         return self._rate()
+
+    def _made_by(self) -> tuple[Names, Any] | None:
+        return None if self.source is None else (RATES, self.source[0])
+
+    def _arguments(self) -> dict[str, Any]:
+        return {} if self.source is None else self.source[1]
+
+    def _keeps(self) -> Sequence[Any]:
+        return self.keeps
 
     __add__, __radd__ = _binary(operator.add)
     __sub__, __rsub__ = _binary(operator.sub)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.autodiff import has_replicas
+from thalweg.core.described import OPTIMIZERS, Argument, Described, Names
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.kept import Plans
@@ -64,7 +65,7 @@ _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # chang
 _NOT_COPIED = ("_lock", "_under_way")
 
 
-class Optimizer(State, StateDict):
+class Optimizer(State, StateDict, Described, Argument):
     """Base class of the optimizers; derive from it to write one.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
@@ -106,6 +107,7 @@ class Optimizer(State, StateDict):
     GATE_OP = gradients.GATE_OP
     GATE_GRAPH = gradients.GATE_GRAPH
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
+    _needs_variables: ClassVar[bool] = True
 
     def __init__(
         self, use_locking: bool, name: str, use_own_namescope_for_non_slot_vars: bool = False
@@ -133,6 +135,9 @@ class Optimizer(State, StateDict):
         own, attributes = vars(self), getattr(self, "HYPERS", {})
         known = {name: attributes.get(name, f"_{name}") for name in _parameters(type(self))}
         return {name: own[attribute] for name, attribute in known.items() if attribute in own}
+
+    def _made_by(self) -> tuple[Names, Any]:
+        return OPTIMIZERS, type(self)
 
     @property
     def engine(self) -> EngineName | None:

@@ -1,5 +1,6 @@
 """The optimizers of TensorFlow 1.15's `tf.contrib.opt`."""
 
+from thalweg.core.described import OPTIMIZERS
 from thalweg.v1.contrib.opt.adam_w import AdamWOptimizer
 from thalweg.v1.contrib.opt.adamax import AdaMaxOptimizer
 from thalweg.v1.contrib.opt.lars import LARSOptimizer
@@ -28,3 +29,17 @@ __all__ = [
 ]
 
 __getattr__ = attribute_of("contrib.opt")
+
+OPTIMIZERS.tell_all(
+    "v1:",
+    (
+        AdaMaxOptimizer,
+        AdamWOptimizer,
+        LARSOptimizer,
+        LazyAdamOptimizer,
+        MomentumWOptimizer,
+        MovingAverageOptimizer,
+        NadamOptimizer,
+        VariableClippingOptimizer,
+    ),
+)
