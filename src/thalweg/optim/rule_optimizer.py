@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import check_names
-from thalweg.core.hyperparameters import hint, shown
+from thalweg.core.columns import defaults_of
+from thalweg.core.hyperparameters import shown
 from thalweg.core.outcome import raise_first
 from thalweg.core.section import run
 from thalweg.core.state import shown as told
@@ -103,14 +103,11 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         capturable: bool = False,
         **hypers: Any,
     ) -> None:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
+        own = defaults_of(rule)
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {shown(capturable)}.")
-        check_names(rule)
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
         given = named(hypers if lr is None else {"lr": lr, **hypers})
-        own = {hyper.name: hyper.default for hyper in rule.hypers}
         for name in given:
             if name not in own:
                 near = did_you_mean(title_of(name), map(title_of, own))
