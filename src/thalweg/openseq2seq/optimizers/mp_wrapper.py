@@ -368,7 +368,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
+            FailedPreconditionError: There are no slots yet and no `var_list`, or the state is
+                variables of a graph, which `Saver` restores.
         """
         with self._loading(state_dict, var_list) as found:
             restore(found)
