@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
+from thalweg.core.state.entries import has_storage, is_cut
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import differing
 from thalweg.optim.averaging import EMA
@@ -245,7 +247,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     given = _after_hooks(optimizer, state_dict)
     what = type(optimizer).__name__
     differing.check_form(given, what)
-    given, left = without_sums(optimizer, given)
+    given, left = without_sums(optimizer, _apart(optimizer, given))
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
     if ours != theirs:
@@ -286,6 +288,29 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
         run(calls)
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
+
+
+def _apart(optimizer: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """A state that has copies of the optimizer's own tensors, as `state_dict` gives them.
+
+    They are written one after the other: what one is set to may have been written by then.
+    """
+    own = {_memory(each) for _, kept in states_of(optimizer.state) for each in kept.values()}
+    states = dict(given["state"])
+    for key, each in _of_params(given):
+        names = [name for name, value in each.items() if _memory(value) in own - {None}]
+        states[key] = {**each, **{name: each[name].detach().clone() for name in names}}
+    return {**given, "state": states}
+
+
+def _memory(value: Any) -> int | None:
+    """Where the storage of a tensor begins, if it has one."""
+    if not isinstance(value, Tensor):
+        return None
+    with DisableTorchFunctionSubclass():
+        found = local(value)
+        is_there = has_storage(found) and not is_cut(found)
+        return found.untyped_storage().data_ptr() or None if is_there else None
 
 
 def _matched(
