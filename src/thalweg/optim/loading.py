@@ -295,12 +295,13 @@ def _apart(optimizer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
     They are written one after the other: what one is set to may have been written by then.
     """
-    own = {_memory(each) for _, kept in states_of(optimizer.state) for each in kept.values()}
-    states = dict(given["state"])
-    for key, each in _of_params(given):
-        names = [name for name, value in each.items() if _memory(value) in own - {None}]
-        states[key] = {**each, **{name: each[name].detach().clone() for name in names}}
-    return {**given, "state": states}
+    kept = (each for _, own in states_of(optimizer.state) for each in own.values())
+    memory = set(map(_memory, kept)) - {None}
+    states = {
+        key: {n: x.detach().clone() if _memory(x) in memory else x for n, x in own.items()}
+        for key, own in _of_params(given)
+    }
+    return {**given, "state": {**given["state"], **states}}
 
 
 def _memory(value: Any) -> int | None:

@@ -10,13 +10,14 @@ from torch import Tensor
 from thalweg.core import state
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.core.state import Entry, Names
+from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.tracing import untraced
 from thalweg.variable import name_of, to_tensor
 
 
-class StateDict(state.StateDict):
+class StateDict(TrackableSlots, state.StateDict):
     """The part of an optimizer, or of what keeps averages, that saves and loads."""
 
     _name: str
@@ -100,15 +101,9 @@ class StateDict(state.StateDict):
             given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
         return f"The state of {self._name}", [([*self._lasting(), *entries], given, True)]
 
-    def _create_slots(self, var_list: Sequence[Any]) -> None:
-        raise NotImplementedError
-
-    def _settle(self) -> None:
-        """Make the slots that values wait for; here none do."""
-
     def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
         """Make all that a state with these names is of."""
-        self._create_slots(variables)
+        self._create_slots([*variables])
 
     def _check_has_state(self) -> None:
         own = [*self._owners(), *(entry.own for entry in self._own_entries())]
