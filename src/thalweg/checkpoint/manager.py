@@ -333,11 +333,10 @@ class CheckpointManager:
         if self._keep is None or not self._removes:
             return
         there = self.checkpoints()
-        winner = self._winner(there) if self._best is not None else None
-        best = None if winner is None else str(winner.path)
+        best = self._winner(there) if self._best is not None else None
         dated = [(str(each.path), each.time) for each in there]
         for old in Keeper(self._keep, self._keep_every, -math.inf, dated, _spare).too_old():
-            if old != best:
+            if best is None or old != str(best.path):
                 try:
                     Path(old).unlink(missing_ok=True)
                 except OSError as error:  # the save itself has succeeded

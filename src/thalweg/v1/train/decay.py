@@ -290,10 +290,8 @@ def follow(
 def _decayed(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
 ) -> Any:
-    def rate(step: Any, *own: Any) -> Tensor:
-        return schedule(*own)(step)
-
-    return follow(rate, (global_step, *arguments), as_dtype(kind_of(arguments[:1])), name)
+    dtype = as_dtype(kind_of(arguments[:1]))
+    return follow(lambda step, *own: schedule(*own)(step), (global_step, *arguments), dtype, name)
 
 
 def _natural(rate: Any, steps: Any, decay_rate: Any, staircase: bool) -> Any:
