@@ -163,6 +163,21 @@ def test_engines_know_no_rule(path: Path) -> None:
     assert "rules" not in _imports(path)
 
 
+RATES = [
+    *(path for path in (SOURCE / "schedules").glob("*.py") if path.name != "formulas.py"),
+    SOURCE / "v1" / "train" / "decay.py",
+    SOURCE / "openseq2seq" / "optimizers" / "lr_policies.py",
+]
+
+
+@many("path", RATES)
+def test_schedules_decays_and_policies_are_names_over_the_formulas(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    assert not [node for node in nodes if isinstance(node, ast.Div | ast.Pow)]
+    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    assert not called & {"exp", "log", "cos", "sqrt", "floor", "ceil"}
+
+
 FACES = [
     path
     for face in ("keras", "v1", "openseq2seq")

@@ -444,6 +444,13 @@ def test_a_state_that_does_not_fit_is_refused(steps: int, changes: Any, text: st
     assert state(opt, w, b) == before
 
 
+def test_a_state_needs_the_variables_before_the_first_step() -> None:
+    opt = wrapped(backoff())
+    with pytest.raises(FailedPreconditionError, match="Give the variables: load_state_dict"):
+        opt.load_state_dict(trained(3)[0].state_dict())
+    assert opt.variables() == []
+
+
 def test_variables_of_one_name_are_numbered() -> None:
     first, second = half([1.0]), half([2.0])
     opt = wrapped(None, train.MomentumOptimizer(0.1, 0.9))

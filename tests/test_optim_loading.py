@@ -369,6 +369,21 @@ LOADERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("make", [optim.Adam, tensorflow.Adam, torch.optim.Adam])
+def test_states_of_parameters_change_places(make: Any) -> None:
+    one, other = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    opt = make([one, other], lr=0.1)
+    for param, start in ((one, 1.0), (other, 10.0)):
+        param.grad = torch.arange(start, start + 3)
+    opt.step()
+    saved = opt.state_dict()  # has the tensors themselves
+    wanted = [copy.deepcopy(saved["state"][key]) for key in (1, 0)]
+    opt.load_state_dict({**saved, "state": {0: saved["state"][1], 1: saved["state"][0]}})
+    for param, state in zip((one, other), wanted, strict=True):
+        for name, value in state.items():
+            assert torch.equal(opt.state[param][name], value)
+
+
 @pytest.mark.parametrize("name", LOADERS)
 def test_an_interrupted_load_is_one_or_none(name: str) -> None:
     make = LOADERS[name]

@@ -633,7 +633,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000_000.0
-        monkeypatch.setattr("thalweg.v1.train.saving.retention.time.time", lambda: self.now)
+        monkeypatch.setattr("time.time", lambda: self.now)
 
 
 def test_the_newest_are_kept(graph: tf.Graph, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from thalweg.errors import (
     warn,
 )
 from thalweg.storage import container, disk
+from thalweg.storage.keeper import Keeper
 
 SUFFIX = ".safetensors"
 _MOST = 10**18
@@ -332,22 +333,18 @@ class CheckpointManager:
         if self._keep is None or not self._removes:
             return
         there = self.checkpoints()
-        if len(there) <= self._keep:
-            return
-        winner = self._winner(there) if self._best is not None else None
-        stays = {each.step for each in there[-self._keep :]}
-        stays |= {winner.step} if winner is not None else set()
-        last = -math.inf
-        for each in there:
-            if self._keep_every is not None and each.time - last >= self._keep_every:
-                last = each.time
-                stays.add(each.step)
-        for each in there:
-            if each.step not in stays:
+        best = self._winner(there) if self._best is not None else None
+        dated = [(str(each.path), each.time) for each in there]
+        for old in Keeper(self._keep, self._keep_every, -math.inf, dated, _spare).too_old():
+            if best is None or old != str(best.path):
                 try:
-                    each.path.unlink(missing_ok=True)
+                    Path(old).unlink(missing_ok=True)
                 except OSError as error:  # the save itself has succeeded
-                    warn(f"{each.path} stays: {error}", CheckpointWarning)
+                    warn(f"{old} stays: {error}", CheckpointWarning)
+
+
+def _spare(saved: float, mark: float, span: float) -> float | None:
+    return saved if saved - mark >= span else None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg import scalars
 from thalweg.core import vectors
-from thalweg.core.hyperparameters import as_number
+from thalweg.core.hyperparameters import as_number, hint, shown
 from thalweg.core.processing import SCALARS, Known
 from thalweg.core.section import Call
 from thalweg.core.vectors import Device
@@ -53,12 +53,15 @@ def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict
     return found
 
 
-def check_names(rule: Rule) -> None:
-    """Refuse a rule in which one name would stand for two scalars.
+def defaults_of(rule: Any) -> dict[str, Any]:
+    """The hyperparameters of a rule, for a constructor that is handed one.
 
     Raises:
-        RuleError: Names them.
+        TypeError: It is no rule.
+        RuleError: One name would stand for two of its scalars; names them.
     """
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
     given = [*(hyper.name for hyper in rule.hypers), *rule.powers]
     if not _GIVEN.isdisjoint(given):
         raise _taken(rule, "has hyperparameters or powers", _GIVEN.intersection(given))
@@ -68,6 +71,7 @@ def check_names(rule: Rule) -> None:
             f"Rule {rule.name!r} has a hyperparameter and a power named {', '.join(twice)}."
             " Rename one."
         )
+    return {hyper.name: hyper.default for hyper in rule.hypers}
 
 
 def _taken(rule: Rule, what: str, names: Any) -> RuleError:

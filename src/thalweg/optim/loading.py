@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.core.groups import Group, states_of
 from thalweg.core.meshes import local
@@ -17,6 +18,7 @@ from thalweg.core.options.accumulation import COUNT, SUM
 from thalweg.core.options.standing_in import MASTER
 from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
+from thalweg.core.state.entries import has_storage, is_cut
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import differing
 from thalweg.optim.differing import Want, sum_of
@@ -247,7 +249,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     given = _after_hooks(optimizer, state_dict)
     what = type(optimizer).__name__
     differing.check_form(given, what)
-    given, left = without_sums(optimizer, given)
+    given, left = without_sums(optimizer, _apart(optimizer, given))
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
     if ours != theirs:
@@ -289,6 +291,30 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
         run(calls)
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
+
+
+def _apart(optimizer: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """A state that has copies of the optimizer's own tensors, as `state_dict` gives them.
+
+    They are written one after the other: what one is set to may have been written by then.
+    """
+    kept = (each for _, own in states_of(optimizer.state) for each in own.values())
+    memory = set(map(_memory, kept)) - {None}
+    states = {
+        key: {n: x.detach().clone() if _memory(x) in memory else x for n, x in own.items()}
+        for key, own in _of_params(given)
+    }
+    return {**given, "state": {**given["state"], **states}}
+
+
+def _memory(value: Any) -> int | None:
+    """Where the storage of a tensor begins, if it has one."""
+    if not isinstance(value, Tensor):
+        return None
+    with DisableTorchFunctionSubclass():
+        found = local(value)
+        is_there = has_storage(found) and not is_cut(found)
+        return found.untyped_storage().data_ptr() or None if is_there else None
 
 
 def _matched(

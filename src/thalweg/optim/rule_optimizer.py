@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import check_names
+from thalweg.core.columns import defaults_of
 from thalweg.core.groups import Group
-from thalweg.core.hyperparameters import hint, shown
+from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.standing_in import MASTER
@@ -105,14 +105,11 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         capturable: bool = False,
         **hypers: Any,
     ) -> None:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
+        own = defaults_of(rule)
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {shown(capturable)}.")
-        check_names(rule)
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
         given = named(hypers if lr is None else {"lr": lr, **hypers})
-        own = {hyper.name: hyper.default for hyper in rule.hypers}
         for name in given:
             if name not in own:
                 near = did_you_mean(title_of(name), map(title_of, own))

@@ -22,6 +22,7 @@ from thalweg.scalars import (
     scalar_type,
 )
 from thalweg.tracing import untraced
+from thalweg.variable import as_dtype
 
 if TYPE_CHECKING:
     from typing import Self
@@ -156,7 +157,7 @@ class FormulaSchedule(LearningRateSchedule):
 
     def _recorded(self, graph: Any, step: Step, own: dict[str, Any]) -> Any:
         """The node that asks this schedule, as it is now, in each run."""
-        dtype = torch.float64 if self._kind() is np.float64 else torch.float32
+        dtype = as_dtype(self._kind())
 
         def rate(at: Any, given: dict[str, Any]) -> torch.Tensor:
             if any(

@@ -108,9 +108,9 @@ def linear_cosine(
     return rate * ((alpha + line) * wave + beta)
 
 
-def deviation(step: Any, span: Any, initial_variance: Any, variance_decay: Any) -> Any:
-    """Standard deviation of the noise: sqrt(initial_variance / (1 + step)^variance_decay)."""
-    return np.sqrt(initial_variance / power(1 + min(step, span), variance_decay))
+def noise(draw: Any, step: Any, span: Any, initial_variance: Any, variance_decay: Any) -> Any:
+    """draw sqrt(initial_variance / (1 + step)^variance_decay), step at most span."""
+    return draw * np.sqrt(initial_variance / power(1 + min(step, span), variance_decay))
 
 
 def warm_up(rate: Any, step: Any, warmup_steps: Any, folded: bool = False) -> Any:
@@ -118,8 +118,9 @@ def warm_up(rate: Any, step: Any, warmup_steps: Any, folded: bool = False) -> An
     return _share(step, warmup_steps, rate, folded)
 
 
-def transformer(rate: Any, step: Any, warmup_steps: Any, scale: float) -> Any:
-    """rate scale min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
+def transformer(rate: Any, step: Any, warmup_steps: Any, width: Any, coefficient: Any) -> Any:
+    """rate coefficient width^-0.5 min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
+    scale = rate.dtype.type(coefficient * width**-0.5)  # of Python's floats, rounded once
     rising = (step + 1) * raised(warmup_steps, -1.5)
     return scale * np.minimum(rising, raised(step + 1, -0.5)) * rate
 

@@ -134,5 +134,4 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         rate, *own = as_scalars(self.initial_learning_rate, step, self.decay_steps, *numbers)
         _, *spread = as_scalars(rate, self.initial_variance, self.variance_decay)
         draw = type(rate)(self._generator.standard_normal())
-        noise = draw * formulas.deviation(*own[:2], *spread)
-        return formulas.linear_cosine(rate, *own, noise=noise)
+        return formulas.linear_cosine(rate, *own, noise=formulas.noise(draw, *own[:2], *spread))

@@ -5,7 +5,7 @@ looked for, values are converted, and then all is written at once.
 """
 
 from thalweg.core.state.aliases import alike
-from thalweg.core.state.copies import Copied, making, published, staged, whole
+from thalweg.core.state.copies import Copied, Staged, making, published, staged, whole
 from thalweg.core.state.entries import (
     Entry,
     Item,
@@ -22,7 +22,9 @@ from thalweg.core.state.entries import (
 )
 from thalweg.core.state.loading import (
     LISTED,
+    Given,
     Loading,
+    StateDict,
     differences,
     fitting,
     mismatch,
@@ -43,11 +45,14 @@ __all__ = [
     "LISTED",
     "Copied",
     "Entry",
+    "Given",
     "Item",
     "Loading",
     "Names",
     "Number",
     "Part",
+    "Staged",
+    "StateDict",
     "alike",
     "as_now",
     "differences",

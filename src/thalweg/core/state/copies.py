@@ -21,11 +21,12 @@ _T = TypeVar("_T")
 _OPENED = (list, dict, set, Hyperparameters)
 
 
-def staged(holder: _T) -> _T:
-    """A twin with the same slots and variables, that can be given more without `holder` knowing.
+class Staged:
+    """What has slots: inside of a holder it has a twin inside of the holder's."""
 
-    An optimizer inside of the holder has a twin inside of the holder's.
-    """
+
+def staged(holder: _T) -> _T:
+    """A twin with the same slots and variables, that can be given more without `holder` knowing."""
     return _staged(holder, {})
 
 
@@ -33,7 +34,7 @@ def _staged(holder: _T, twins: dict[int, Any]) -> _T:
     twin = twins[id(holder)] = object.__new__(type(holder))
     own: dict[str, Any] = {}
     for name, value in vars(holder).items():
-        if isinstance(value, Copied):
+        if isinstance(value, Staged):
             known = id(value) in twins
             own[name] = twins[id(value)] if known else _staged(value, twins)
         else:
@@ -54,7 +55,7 @@ def _published(holder: Any, twin: Any, done: set[int]) -> list[Call]:
     made: list[Call] = []
     remembered: dict[str, Any] = holder.__dict__
     for name, value in remembered.items():
-        if isinstance(value, Copied):
+        if isinstance(value, Staged):
             inside = given.pop(name, value)
             if id(value) not in done:
                 made += _published(value, inside, done)
@@ -87,7 +88,7 @@ def making(
     return contextlib.nullcontext() if known.issuperset(asked) else whole(holder, unless)
 
 
-class Copied:
+class Copied(Staged):
     """What `copy.deepcopy` and `pickle` copy between two steps, never within another thread's."""
 
     def _locked(self) -> Guard:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg.core import section
+from thalweg.core.slots import SlotStore
 from thalweg.core.state.aliases import conflicts
+from thalweg.core.state.copies import Copied, published, staged
 from thalweg.core.state.entries import Call, Entry, Item, has_storage, is_cut, shown
+from thalweg.core.state.names import Names, keys_of
 from thalweg.engines.protected import check_writable
 from thalweg.errors import (
     LISTED,
@@ -20,6 +25,9 @@ from thalweg.errors import (
     listed,
 )
 from thalweg.switches import writable
+
+# Entries, what they are given, and whether all of them have to be in it.
+Given = tuple[Sequence[Item], Mapping[str, Any], bool]
 
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
 
@@ -168,7 +176,56 @@ def fitting(
     Raises:
         CheckpointMismatchError: Lists up to ten differences.
     """
-    found = differences(entries, given)
+    return _fitting([(entries, given, True)], what, then)
+
+
+def _fitting(parts: Sequence[Given], what: str, then: Iterable[Call]) -> Loading:
+    found = [each for part in parts for each in differences(*part)]
     if found:
         raise mismatch(found, what)
-    return Loading([(entry, given[entry.name]) for entry in entries], list(then), what)
+    pairs = [(each, own[each.name]) for all_, own, _ in parts for each in all_ if each.name in own]
+    return Loading(pairs, list(then), what)
+
+
+class StateDict(Copied):
+    """The part of an optimizer, or of what keeps averages, that saves and loads, in any face.
+
+    Nothing changes before all of a state is known to fit: what is missing is made on a twin.
+    """
+
+    _slots: SlotStore
+
+    def _owners(self) -> list[Tensor]:
+        """The variables that have slots, in order of their first."""
+        return self._slots.owners()
+
+    @contextmanager
+    def _loading(
+        self, state_dict: Any, var_list: Any = None, names: Names = keys_of
+    ) -> Generator[Loading]:
+        """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
+        given, variables = self._given_state(state_dict, var_list)
+        with self._locked().to_load(), writable():
+            yield self._fitting(given, variables, names)
+            self._loaded()
+
+    def _given_state(self, state_dict: Any, var_list: Any) -> tuple[Any, Any]:
+        """A state as this face has it, and its variables; what is none raises."""
+        raise NotImplementedError
+
+    def _fitting(self, given: Any, variables: Any, names: Names) -> Loading:
+        made = staged(self)
+        made._forget_awaited()
+        what, parts = made._state_parts(given, variables, names)
+        return _fitting(parts, what, published(self, made))
+
+    def _forget_awaited(self) -> None:
+        """Let go of what waits for slots to be made."""
+
+    def _state_parts(self, given: Any, variables: Any, names: Names) -> tuple[str, list[Given]]:
+        """Whose state it is, and the entries that its parts set; makes these."""
+        raise NotImplementedError
+
+    def _loaded(self) -> None:
+        """All that is kept is whole."""
+        self._locked().loaded()

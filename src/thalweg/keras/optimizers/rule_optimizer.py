@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import scatters
-from thalweg.core.columns import check_names, derived
+from thalweg.core.columns import defaults_of, derived
 from thalweg.core.complexes import real_pair, update_analytic
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import checked, hint, shown
+from thalweg.core.hyperparameters import checked
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.engines import check_rule, compute_dtype
@@ -66,10 +66,7 @@ class RuleOptimizer(Optimizer):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
-        check_names(rule)
-        own = {hyper.name: hyper.default for hyper in rule.hypers}
+        own = defaults_of(rule)
         reserved = [key for key in own if key in _RESERVED or hasattr(Optimizer, key)]
         if reserved:
             raise RuleError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,14 +12,12 @@ from torch import Tensor
 from thalweg.core import state
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.pairs import distinct, flatten
-from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Item, Names, Number
+from thalweg.core.state import Entry, Names, Number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
 from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.locks import Guard
-from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.variable import name_of
 
@@ -30,7 +27,7 @@ Called = tuple[str, str, Tensor]  # what a variable's slots' names begin with, i
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
-class StateDict(TrackableSlots, state.Copied):
+class StateDict(TrackableSlots, state.StateDict):
     """The part of `Optimizer` that saves and loads.
 
     Attributes:
@@ -41,7 +38,6 @@ class StateDict(TrackableSlots, state.Copied):
 
     _name: str
     _lock: Guard
-    _slots: SlotStore
     _hyper: Hyperparameters
     _weights: list[Tensor]
     _counts_for: Tensor | None
@@ -53,10 +49,6 @@ class StateDict(TrackableSlots, state.Copied):
 
     def _locked(self) -> Guard:
         return self._lock
-
-    def _owners(self) -> list[Tensor]:
-        """The variables that have slots, in order of their first."""
-        return self._slots.owners()
 
     def _foreign(self) -> list[Any]:
         own = {id(weight) for weight in self._weights if weight is not self._counts_for}
@@ -136,20 +128,11 @@ class StateDict(TrackableSlots, state.Copied):
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
 
-    @contextmanager
-    def _loading(
-        self,
-        state_dict: dict[str, Any],
-        var_list: Sequence[Tensor] | None = None,
-        names: Names | None = None,
-    ) -> Generator[state.Loading]:
-        """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
+    def _given_state(self, state_dict: Any, var_list: Any) -> tuple[Any, Any]:
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
-        with self._lock.to_load(), writable():
-            yield self._fitting(state_dict, var_list, names)
-            self._lock.loaded()
+        return state_dict, var_list
 
     def _check_eager(self, variables: Sequence[Any] = ()) -> None:
         own = [*self._weights, *self._own_children().values()]
@@ -157,40 +140,31 @@ class StateDict(TrackableSlots, state.Copied):
         if is_deferred or not (self._weights or executing_eagerly()):
             raise state.of_a_graph(f"The state of {self._name}")
 
-    def _fitting(
-        self, given: dict[str, Any], var_list: Sequence[Tensor] | None, names: Names | None
-    ) -> state.Loading:
-        made, slots = state.staged(self), given["slots"]
-        made._forget_awaited()
-        made._pending = {}
-        owners = made._slots.owners()
-        if var_list is not None:
-            variables = distinct(var_list)
-            if variables:
-                made._create_all_weights(variables)
-            owners = distinct([*made._slots.owners(), *variables])
-        for name in made.EXTRA if slots else given["weights"].keys() & set(made.EXTRA):
-            if name not in made._extra_weights():
-                made._make_extra(name, _float_type(given["weights"].get(name)))
-        called = _called(owners, slots) if names is None else _by(names, owners)
-        entries, known, rest = made._slot_entries(called, slots)
-        is_bare = var_list is None and names is None
-        waiting = made._make_room(rest) if is_bare else []
-        parts: list[tuple[Sequence[Item], dict[str, Any], bool]] = [
-            ([made._counter()], {"iterations": given["iterations"]}, True),
-            (made._numbers(all_of_them=True), given["hyperparameters"], False),
-            (made._extras(), given["weights"], bool(slots)),
+    def _state_parts(
+        self, given: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
+    ) -> tuple[str, list[state.Given]]:
+        slots, is_named = given["slots"], names is not state.keys_of
+        self._pending = {}
+        owners = self._slots.owners()
+        if variables is not None:
+            wanted = distinct(variables)
+            if wanted:
+                self._create_all_weights(wanted)
+            owners = distinct([*self._slots.owners(), *wanted])
+        for name in self.EXTRA if slots else given["weights"].keys() & set(self.EXTRA):
+            if name not in self._extra_weights():
+                self._make_extra(name, _float_type(given["weights"].get(name)))
+        called = _by(names, owners) if is_named else _called(owners, slots)
+        entries, known, rest = self._slot_entries(called, slots)
+        waiting = self._make_room(rest) if variables is None and not is_named else []
+        self._awaits = bool(waiting) and not owners
+        return "", [
+            ([self._counter()], {"iterations": given["iterations"]}, True),
+            (self._numbers(all_of_them=True), given["hyperparameters"], False),
+            (self._extras(), given["weights"], bool(slots)),
             (entries, known, True),
             (waiting, _flat(rest), True),
         ]
-        found = [each for part in parts for each in state.differences(*part)]
-        if found:
-            raise state.mismatch(found)
-        made._awaits = bool(waiting) and not owners
-        pairs = [
-            (each, own[each.name]) for part, own, _ in parts for each in part if each.name in own
-        ]
-        return state.Loading(pairs, state.published(self, made))
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Where slots of variables that are not known yet are to be kept."""

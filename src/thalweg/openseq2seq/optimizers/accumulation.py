@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg.core.checks import check_memories, check_pairs
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
+from thalweg.core.state import Staged
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import Gradient
@@ -23,7 +24,7 @@ from thalweg.variable import titles_of
 ACCUMULATOR = "gradient_sum"
 
 
-class Accumulators:
+class Accumulators(Staged):
     """A sum of gradients for each variable, of its shape and dtype; variables of a graph in one."""
 
     def __init__(self) -> None:

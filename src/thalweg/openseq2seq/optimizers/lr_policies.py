@@ -242,8 +242,8 @@ def transformer_policy(
     kind = _DTYPES[title]
 
     def at(step: Any) -> Any:
-        scale = kind(coefficient * d_model**-0.5)
-        rate = formulas.transformer(kind(learning_rate), kind(step), kind(warmup_steps), scale)
+        own = (kind(learning_rate), kind(step), kind(warmup_steps), d_model, coefficient)
+        rate = formulas.transformer(*own)
         return rate if max_lr is None else np.minimum(kind(max_lr), rate)
 
     return _followed("transformer_policy", global_step, at, kind)

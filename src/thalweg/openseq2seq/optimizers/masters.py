@@ -11,7 +11,7 @@ import torch
 
 from thalweg.core.checks import check_memories
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import making
+from thalweg.core.state import Staged, making
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
 from thalweg.switches import no_grad
 from thalweg.v1.train.slot_creator import base_name
@@ -21,7 +21,7 @@ FP32_MASTER_COPIES = "FP32_MASTER_COPIES"
 _SCOPE = "FP32-master-copy"
 
 
-class Masters:
+class Masters(Staged):
     """The master of each float16 or bfloat16 variable, made when it is asked for.
 
     Attributes:

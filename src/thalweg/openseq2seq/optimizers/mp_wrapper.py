@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -354,7 +354,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self._saved()
 
     def _saved(self, names: Names = keys_of, chosen: Any = None) -> dict[str, Tensor]:
-        return self._remembering(self._owners()).state_dict(names)
+        return self._remembering(self._owners())._saved(names)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
@@ -368,21 +368,17 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
+            FailedPreconditionError: There are no slots yet and no `var_list`, or the state is
+                variables of a graph, which `Saver` restores.
         """
         with self._loading(state_dict, var_list) as found:
             restore(found)
 
-    @contextmanager
     def _loading(
-        self,
-        state_dict: Mapping[str, Any],
-        var_list: Iterable[Any] | None = None,
-        names: Names = keys_of,
-    ) -> Generator[Loading]:
+        self, state_dict: Any, var_list: Any = None, names: Names = keys_of
+    ) -> AbstractContextManager[Loading]:
         variables = self._owners() if var_list is None else list(var_list)
-        with self._remembering(variables).loading(state_dict, names) as found:
-            yield found
+        return self._remembering(variables)._loading(state_dict, names=names)
 
     def _check_has_state(self) -> None:
         raise InvalidTypeError(

@@ -264,7 +264,7 @@ class TrainingStep(Described):
     def _saved(self, names: Names = keys_of) -> dict[str, Tensor]:
         """`state_dict` by other names of variables."""
         with self._lock:
-            return self._remembering(self._owners()).state_dict(names)
+            return self._remembering(self._owners())._saved(names)
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -293,7 +293,8 @@ class TrainingStep(Described):
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
-            with self._remembering(self._variables, others).loading(state_dict, names) as found:
+            own = self._remembering(self._variables, others)
+            with own._loading(state_dict, names=names) as found:
                 yield found
             self._lock.loaded()
 

@@ -6,7 +6,7 @@ It is a CheckpointState of tensorflow/python/training/checkpoint_state.proto, as
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.errors import UnsafeCheckpointError
@@ -127,8 +127,7 @@ def _joined(home: str, found: CheckpointState) -> CheckpointState:
     )
     for path in (last, *every):
         _from(home, path)
-    times = found.all_model_checkpoint_timestamps, found.last_preserved_timestamp
-    return CheckpointState(last, tuple(every), *times)
+    return replace(found, model_checkpoint_path=last, all_model_checkpoint_paths=tuple(every))
 
 
 def _from(home: str, path: str) -> str:

@@ -17,9 +17,10 @@ from thalweg import schedules
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
 from thalweg.scalars import as_scalar, scalar_type
+from thalweg.schedules.base import kind_of
 from thalweg.schedules.formulas import natural_base
 from thalweg.v1.train.followed import Followed, sourced
-from thalweg.variable import dtype_name
+from thalweg.variable import as_dtype, dtype_name
 
 
 @sourced
@@ -257,7 +258,7 @@ def piecewise_constant(
     kinds = {_kind(value) for value in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
-    return follow(schedule, (x,), _dtype(values), name or "PiecewiseConstant")
+    return follow(schedule, (x,), as_dtype(kind_of(values)), name or "PiecewiseConstant")
 
 
 piecewise_constant_decay = piecewise_constant
@@ -289,19 +290,13 @@ def follow(
 def _decayed(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
 ) -> Any:
-    def rate(step: Any, *own: Any) -> Tensor:
-        return schedule(*own)(step)
-
-    return follow(rate, (global_step, *arguments), _dtype(arguments[:1]), name)
+    dtype = as_dtype(kind_of(arguments[:1]))
+    return follow(lambda step, *own: schedule(*own)(step), (global_step, *arguments), dtype, name)
 
 
 def _natural(rate: Any, steps: Any, decay_rate: Any, staircase: bool) -> Any:
     base = natural_base(as_scalar(decay_rate, scalar_type(decay_rate)))
     return schedules.ExponentialDecay(rate, steps, base, staircase)
-
-
-def _dtype(rates: Sequence[Any]) -> torch.dtype:
-    return torch.float64 if any("float64" in _kind(rate) for rate in rates) else torch.float32
 
 
 def _kind(value: Any) -> str:

@@ -21,7 +21,6 @@ from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, making
 from thalweg.core.step import take
-from thalweg.core.trackable import TrackableSlots
 from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Hyper, Rule
@@ -67,7 +66,7 @@ MOVING_AVERAGE = Rule(
 )
 
 
-class ExponentialMovingAverage(TrackableSlots, StateDict):
+class ExponentialMovingAverage(StateDict):
     """Keeps a moving average beside each variable.
 
         average <- average - (average - value)(1 - d)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.core import state
 from thalweg.core.pairs import check_variables, distinct, flatten
-from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Names
+from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
-from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.variable import name_of, to_tensor
 
 
-class StateDict(state.Copied):
+class StateDict(TrackableSlots, state.StateDict):
     """The part of an optimizer, or of what keeps averages, that saves and loads."""
 
     _name: str
-    _slots: SlotStore
 
     @untraced
     def state_dict(self, var_list: Iterable[Any] | None = None) -> dict[str, Tensor]:
@@ -76,59 +73,37 @@ class StateDict(state.Copied):
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
 
-    @contextmanager
-    def _loading(
-        self,
-        state_dict: Mapping[str, Any],
-        var_list: Iterable[Any] | None = None,
-        names: Names = state.keys_of,
-    ) -> Generator[state.Loading]:
-        """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
+    def _given_state(self, state_dict: Any, var_list: Any) -> tuple[Any, Any]:
         self._check_has_state()
-        given = tensors_of(state_dict)
-        with self._locked().to_load(), writable():
-            variables = self._chosen_for_state(var_list)
-            if given or self._owners():
-                yield self._fitting(given, variables, names)
-            else:  # it was saved before the first step
-                yield state.Loading()
-            self._loaded()
+        return tensors_of(state_dict), var_list
 
-    def _fitting(
-        self, given: Mapping[str, Any], variables: list[Tensor], names: Names
-    ) -> state.Loading:
-        if not variables:
+    def _fitting(self, given: Mapping[str, Any], variables: Any, names: Names) -> state.Loading:
+        chosen, lasting = self._chosen_for_state(variables), self._lasting()
+        is_begun = any(self._slot_entries(var, "") for var in self._owners())
+        if not is_begun and given.keys() <= {each.name for each in lasting}:
+            # It was saved before the first step.
+            return state.fitting(lasting, given, f"The state of {self._name}")
+        if not chosen:
             raise FailedPreconditionError(
                 f"{self._name} has no slots before its first step. Give the variables:"
                 " load_state_dict(state_dict, var_list). Nothing was loaded."
             )
+        return super()._fitting(given, chosen, names)
+
+    def _state_parts(
+        self, given: Mapping[str, Any], variables: list[Tensor], names: Names
+    ) -> tuple[str, list[state.Given]]:
         # What there is decides: a variable may have another shape by now than its slots.
-        made = state.staged(self)
-        made._forget_awaited()
-        made._create_for_state(variables, given)
-        entries = made._entries(variables, names(variables))
+        self._create_for_state(variables, given)
+        entries = self._entries(variables, names(variables))
         if names is state.keys_of:
-            before = made._entries(variables, state.positioned_keys_of(variables))
+            before = self._entries(variables, state.positioned_keys_of(variables))
             given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
-        what = f"The state of {self._name}"
-        return state.fitting(entries, given, what, state.published(self, made))
-
-    def _create_slots(self, var_list: Sequence[Any]) -> None:
-        raise NotImplementedError
-
-    def _settle(self) -> None:
-        """Make the slots that values wait for; here none do."""
-
-    def _forget_awaited(self) -> None:
-        """Let go of what waits for slots to be made."""
+        return f"The state of {self._name}", [([*self._lasting(), *entries], given, True)]
 
     def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
         """Make all that a state with these names is of."""
-        self._create_slots(variables)
-
-    def _loaded(self) -> None:
-        """All that is kept is whole."""
-        self._locked().loaded()
+        self._create_slots([*variables])
 
     def _check_has_state(self) -> None:
         own = [*self._owners(), *(entry.own for entry in self._own_entries())]
@@ -159,10 +134,6 @@ class StateDict(state.Copied):
             )
         return variables
 
-    def _owners(self) -> list[Tensor]:
-        """The variables that have slots, in order of their first."""
-        return self._slots.owners()
-
     def _entries(self, variables: Sequence[Tensor], keys: Sequence[str]) -> list[Entry]:
         """The slots of these variables, whose names begin with these, and what is of none."""
         slots = [
@@ -178,6 +149,10 @@ class StateDict(state.Copied):
 
     def _own_entries(self) -> list[Entry]:
         """What is of no variable."""
+        return []
+
+    def _lasting(self) -> list[Entry]:
+        """What is there before the first step."""
         return []
 
 

@@ -152,13 +152,8 @@ class Checkpoint(Trackable):
             As `write`. The number is not used up then.
         """
         with self._lock:
-            counter = self.save_counter
-            counter.assign_add(1)
-            try:
+            with counted(self) as counter:
                 path = self.write(f"{os.fspath(file_prefix)}-{int(counter)}", session)
-            except BaseException:
-                counter.assign_sub(1)
-                raise
             update_checkpoint_state(os.path.dirname(path) or ".", path, [path])
             return path
 
@@ -263,6 +258,18 @@ class Checkpoint(Trackable):
             found = chosen.snapshot([each.held for each in symbolic])
             values |= {each.key: value for each, value in zip(symbolic, found, strict=True)}
         return described_now, values
+
+
+@contextlib.contextmanager
+def counted(checkpoint: Checkpoint) -> Iterator[Variable]:
+    """Count a save; its number is not used up if it fails."""
+    counter = checkpoint.save_counter
+    counter.assign_add(1)
+    try:
+        yield counter
+    except BaseException:
+        counter.assign_sub(1)
+        raise
 
 
 @contextlib.contextmanager

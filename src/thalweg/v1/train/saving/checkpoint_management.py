@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.storage.bundle import CheckpointState, read_state, write_state
@@ -100,8 +101,8 @@ def update_checkpoint_state(
             f"Save path '{model_checkpoint_path}' conflicts with path used for checkpoint state. "
             " Please use a different save path."
         )
-    times = state.all_model_checkpoint_timestamps, state.last_preserved_timestamp
-    write_state(folder, CheckpointState(newest, tuple(every), *times), name)
+    state = replace(state, model_checkpoint_path=newest, all_model_checkpoint_paths=tuple(every))
+    write_state(folder, state, name)
 
 
 def get_checkpoint_state(

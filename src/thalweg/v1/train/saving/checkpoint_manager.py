@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import get_default_session, is_symbolic
+from thalweg.storage.bundle import CheckpointState
+from thalweg.storage.keeper import Keeper
 from thalweg.tracing import untraced
-from thalweg.v1.train.saving.checkpoint import Checkpoint, Path
+from thalweg.v1.train.saving.checkpoint import Checkpoint, Path, counted
 from thalweg.v1.train.saving.checkpoint_management import (
     get_checkpoint_state,
     remove_checkpoint,
     update_checkpoint_state,
 )
-
-_HOUR = 3600.0
 
 
 class CheckpointManager:
@@ -70,29 +71,21 @@ class CheckpointManager:
                 "`step_counter` should be passed if `checkpoint_interval` is not None."
             )
         self._checkpoint, self._directory = checkpoint, os.fspath(directory)
-        self._max_to_keep, self._hours = max_to_keep, keep_checkpoint_every_n_hours
         self._prefix = os.path.join(self._directory, checkpoint_name)
         self._step_counter, self._interval = step_counter, checkpoint_interval
         self._init_fn = init_fn
         self._saved_step: int | None = None
-        self._latest: str | None = None
-        self._times: dict[str, float] = {}  # of those that may be deleted, the oldest first
-        self._preserved = time.time()  # when the last one was saved that is kept for good
-        self._recover()
-
-    def _recover(self) -> None:
-        """Go on with what another process left in the folder."""
-        state = get_checkpoint_state(self._directory)
-        if state is None:
-            return
-        paths = state.all_model_checkpoint_paths
-        times = state.all_model_checkpoint_timestamps
-        if len(times) != len(paths):
-            times = (time.time(),) * len(paths)
-        self._latest = state.model_checkpoint_path
-        self._times = dict(zip(paths, times, strict=True))
-        if state.last_preserved_timestamp is not None:
-            self._preserved = state.last_preserved_timestamp
+        # What another process left in the folder; a time that it does not tell is now.
+        state, now = get_checkpoint_state(self._directory) or CheckpointState(""), time.time()
+        paths, times = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
+        mark, hours = state.last_preserved_timestamp, keep_checkpoint_every_n_hours
+        self._latest = state.model_checkpoint_path or None
+        self._keeper = Keeper(
+            max_to_keep,
+            hours and hours * 3600.0,
+            now if mark is None else mark,
+            dict(zip(paths, times if len(times) == len(paths) else repeat(now))).items(),
+        )
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -117,7 +110,7 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The paths of those that are there and may be deleted, the oldest first."""
-        return list(self._times)
+        return self._keeper.paths
 
     @untraced
     def save(
@@ -140,22 +133,18 @@ class CheckpointManager:
         step = None if self._step_counter is None else _value(self._step_counter)
         if check_interval and self._is_early(step):
             return None
-        counter = self._checkpoint.save_counter
-        counter.assign_add(1)
-        try:
+        with counted(self._checkpoint) as counter:
             number = int(counter) if checkpoint_number is None else _value(checkpoint_number)
             path = self._checkpoint.write(f"{self._prefix}-{number}")
-        except BaseException:
-            counter.assign_sub(1)
-            raise
         self._saved_step = step
         self._latest = path
-        self._times.pop(path, None)
-        self._times[path] = time.time()
-        # The new one is named before old ones are deleted: a crash in between loses nothing.
-        self._note()
-        if self._sweep():
-            self._note()
+        self._keeper = self._keeper.after(path)
+        self._note(path)
+        listed = self._keeper.paths
+        for old in self._keeper.too_old():
+            remove_checkpoint(old)
+        if self._keeper.paths != listed:
+            self._note(path)
         return path
 
     def _is_early(self, step: int | None) -> bool:
@@ -163,27 +152,14 @@ class CheckpointManager:
             return False
         return step - self._saved_step < self._interval
 
-    def _note(self) -> None:
-        paths = list(self._times)
-        if self._latest is not None:
-            update_checkpoint_state(
-                self._directory,
-                self._latest,
-                paths,
-                all_model_checkpoint_timestamps=[self._times[path] for path in paths],
-                last_preserved_timestamp=self._preserved,
-            )
-
-    def _sweep(self) -> bool:
-        """Delete what is too old; whether anything has changed."""
-        surplus = len(self._times) - (self._max_to_keep or len(self._times))
-        for path in list(self._times)[: max(surplus, 0)]:
-            saved = self._times.pop(path)
-            if self._hours is not None and saved - self._hours * _HOUR >= self._preserved:
-                self._preserved = saved
-            else:
-                remove_checkpoint(path)
-        return surplus > 0
+    def _note(self, latest: str) -> None:
+        update_checkpoint_state(
+            self._directory,
+            latest,
+            self._keeper.paths,
+            all_model_checkpoint_timestamps=[saved for _, saved in self._keeper.newest],
+            last_preserved_timestamp=self._keeper.mark,
+        )
 
     @untraced
     def restore_or_initialize(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from thalweg.graph import GraphVariable, executing_eagerly
 from thalweg.locks import Lock
 from thalweg.storage import container
 from thalweg.storage.bundle import CheckpointState, write_state
+from thalweg.storage.keeper import Dated, Keeper
 from thalweg.storage.stored import of_tensor
 from thalweg.tracing import untraced
 from thalweg.v1.train.saving import saveables
@@ -23,7 +25,6 @@ from thalweg.v1.train.saving.checkpoint_management import (
 )
 from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader
 from thalweg.v1.train.saving.restoring import fitted
-from thalweg.v1.train.saving.retention import Dated, Retention
 from thalweg.v1.train.saving.saver_arguments import as_session, values_of
 
 _LOG = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ class Saver:
         self._allow_empty = allow_empty
         self._pad_step_number = pad_step_number
         self._variables: dict[str, GraphVariable] | None = None
-        self._retention = Retention(max_to_keep or 0, keep_checkpoint_every_n_hours)
+        self._span = keep_checkpoint_every_n_hours * 3600
+        self._keeper = Keeper(max_to_keep or None, self._span, 0.0, spare=_spare)
         self._lock = Lock()
         if not defer_build:
             self.build()
@@ -146,7 +148,7 @@ class Saver:
         found = saveables.by_name(var_list)
         if not found and not self._allow_empty:
             raise InvalidArgumentError("No variables to save")
-        self._retention.begin()
+        self._keeper.mark = time.time() + self._span
         self._variables = found
 
     @untraced
@@ -220,16 +222,16 @@ class Saver:
 
     def _list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
         """Write the file `checkpoint`, and delete an old checkpoint."""
-        newest, old = self._retention.after(prefix)
-        beside = [path for path, _ in newest if _folder_of(path) == _folder_of(prefix)]
+        keeper = self._keeper.after(prefix) if self._keeper.most else self._keeper
+        old = list(keeper.too_old(1))
+        beside = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
         write_state(folder, CheckpointState(prefix, tuple(beside or [prefix])), latest)
-        self._retention.newest = newest
-        if old is None or self._retention.keeps(old):
-            return
-        try:
-            remove_checkpoint(old[0], meta_graph_suffix=meta_graph_suffix)
-        except OSError as error:
-            _LOG.warning("Ignoring: %s", error)
+        self._keeper = keeper
+        for each in old:
+            try:
+                remove_checkpoint(each, meta_graph_suffix=meta_graph_suffix)
+            except OSError as error:
+                _LOG.warning("Ignoring: %s", error)
 
     @untraced
     def restore(self, sess: Any, save_path: str | os.PathLike[str] | None) -> None:
@@ -273,7 +275,7 @@ class Saver:
     @property
     def last_checkpoints(self) -> list[str]:
         """The prefixes of the newest checkpoints, the oldest of them first."""
-        return [prefix for prefix, _ in self._retention.newest]
+        return self._keeper.paths
 
     def set_last_checkpoints(self, last_checkpoints: Sequence[str]) -> None:
         """Let these be the newest checkpoints, which are never deleted."""
@@ -287,7 +289,7 @@ class Saver:
                 1970.
         """
         with self._lock:
-            self._retention.newest = list(last_checkpoints_with_time)
+            self._keeper.newest = list(last_checkpoints_with_time)
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
         """Let those of these that are there be the newest checkpoints, as after a restart."""
@@ -314,6 +316,10 @@ class Saver:
     def export_meta_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: a graph here is what Python built, and is built anew."""
         _refuse("export_meta_graph")
+
+
+def _spare(saved: float, mark: float, span: float) -> float | None:
+    return mark + span if saved > mark else None
 
 
 def _folder_of(prefix: str) -> str:
