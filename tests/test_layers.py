@@ -31,6 +31,7 @@ LAYERS = (
         "scattering",
         "switches",
         "tensorflow_names",
+        "lending",
     ),
     ("storage",),
     ("formula", "rules"),

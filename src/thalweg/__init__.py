@@ -55,6 +55,7 @@ from thalweg.variable import (
 if TYPE_CHECKING:
     from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
     from thalweg.engines import check_rule, engine
+    from thalweg.lending import lend_names, take_back_names
     from thalweg.tf.installing import install_as_tensorflow
 
 __version__ = "0.1.0"
@@ -62,6 +63,7 @@ __version__ = "0.1.0"
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
 _FACES = ("checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
 _ENGINES = ("check_rule", "engine")
+_LENDING = ("lend_names", "take_back_names")
 
 __all__ = [
     "CancelledError",
@@ -102,6 +104,7 @@ __all__ = [
     "exp",
     "install_as_tensorflow",
     "keras",
+    "lend_names",
     "log",
     "maximum",
     "minimum",
@@ -112,6 +115,7 @@ __all__ = [
     "power",
     "sign",
     "sqrt",
+    "take_back_names",
     "v1",
     "where",
 ]
@@ -124,6 +128,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("thalweg.tf.installing").install_as_tensorflow
     if name in _ENGINES:
         return getattr(importlib.import_module("thalweg.engines"), name)
+    if name in _LENDING:
+        return getattr(importlib.import_module("thalweg.lending"), name)
     raise AttributeError(f"module 'thalweg' has no attribute {name!r}")
 
 

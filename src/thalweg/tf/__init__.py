@@ -27,6 +27,7 @@ from thalweg.graph import (
 )
 from thalweg.graph import Shape as TensorShape
 from thalweg.graph.tape import GradientTape
+from thalweg.lending import lend_for_good as _lend_for_good
 from thalweg.tf import (
     compat,
     data,
@@ -64,3 +65,5 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 
 __version__ = VERSION
 newaxis = None
+
+_lend_for_good()
