@@ -51,14 +51,13 @@ from thalweg.variable import (
     name_of,
     named_variables,
 )
+from thalweg.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
     from thalweg.engines import check_rule, engine
     from thalweg.lending import lend_names, take_back_names
     from thalweg.tf.installing import install_as_tensorflow
-
-__version__ = "0.1.0"
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
 _FACES = ("checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")

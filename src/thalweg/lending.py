@@ -11,8 +11,6 @@ import gc
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
 from thalweg.locks import Lock
 from thalweg.tensorflow_names import NAMES, OVER_TORCHS
 

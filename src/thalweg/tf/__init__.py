@@ -15,6 +15,9 @@ Example:
     array([0.8, 1.6], dtype=float32)
 """
 
+import importlib as _importlib
+import sys as _sys
+
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.graph import (
     Graph,
@@ -66,4 +69,8 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 __version__ = VERSION
 newaxis = None
 
+compat.later |= {
+    "v1": lambda: _importlib.import_module("thalweg.tf.compat.v1"),
+    "v2": lambda: _sys.modules[__name__],
+}
 _lend_for_good()
