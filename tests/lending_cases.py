@@ -91,11 +91,13 @@ STEPS = {
 
 
 def main(names: list[str]) -> int:
-    before = attributes()
+    before, found = attributes(), False
     for name in names:
         STEPS[name](importlib.import_module(name))
-    sys.stdout.write(" ".join(changed(before)))
-    return bool(changed(before))
+        if changed(before):
+            sys.stdout.write(f"{name}: {' '.join(changed(before))}\n")
+            found = True
+    return found
 
 
 if __name__ == "__main__":

@@ -41,10 +41,9 @@ def has_names() -> bool:
     return hasattr(torch.float32, "base_dtype") and hasattr(torch.zeros(1).shape, "as_list")
 
 
-@pytest.mark.parametrize("names", [[each] for each in STEPS] + [list(STEPS)], ids=len)
-def test_a_face_leaves_torchs_classes_alone(names: list[str]) -> None:
+def test_faces_leave_torchs_classes_alone() -> None:
     told = subprocess.run(
-        [sys.executable, str(CASES), *names], capture_output=True, text=True, check=False
+        [sys.executable, str(CASES), *STEPS], capture_output=True, text=True, check=False
     )
     assert (told.returncode, told.stdout.strip()) == (0, ""), told.stderr
 
