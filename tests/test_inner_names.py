@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import thalweg.tf  # noqa: F401  (hooks here are written for TensorFlow)
 import thalweg.v1 as tf
 from thalweg import Variable
 from thalweg.errors import InvalidTypeError

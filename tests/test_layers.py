@@ -36,6 +36,8 @@ LAYERS = (
         "scattering",
         "switches",
         "tensorflow_names",
+        "lending",
+        "version",
     ),
     ("storage",),
     ("formula", "rules"),
@@ -60,6 +62,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 
 def _room(path: Path) -> str:
+    if path.name == "__main__.py":
+        return "__main__"  # a program, whatever package it is run as
     return _room_of(path.relative_to(SOURCE).with_suffix("").parts)
 
 
@@ -68,14 +72,28 @@ def _room_of(parts: Sequence[str]) -> str:
     return inner if inner in LEVEL else parts[0]
 
 
-def _imports(path: Path) -> set[str]:
+def _asked(tree: ast.AST) -> set[str]:
+    """All that is imported anywhere, in functions, by literal names and for types alone, too.
+
+    `from p import b` asks for `p.b`, which is a module or a name of `p`.
+    """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    parts = [name.split(".") for name in found]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                found |= {alias.name for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                found |= {f"{module}.{alias.name}" for alias in node.names}
+            case ast.Call(
+                func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(module)), *_],
+            ):
+                found.add(module)
+    return found
+
+
+def _imports(path: Path) -> set[str]:
+    parts = [name.split(".") for name in _asked(ast.parse(path.read_text()))]
     return {_room_of(part[1:]) for part in parts if part[0] == "thalweg" and len(part) > 1}
 
 
@@ -97,18 +115,24 @@ def test_nothing_imports_upwards(path: Path) -> None:
 
 
 def _title(path: Path) -> str:
-    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imported(tree: ast.AST, known: set[str]) -> set[str]:
-    """The modules among `known` that are imported anywhere, also for type checking alone."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names & known
+def _packages(name: str) -> set[str]:
+    """Those that it lies in: `p` and `p.q` of `p.q.x`."""
+    return {name[:at] for at, sign in enumerate(name) if sign == "."}
+
+
+def _needed(title: str, tree: ast.AST, known: set[str]) -> set[str]:
+    """The modules among `known` that a module needs."""
+    found: set[str] = set()
+    for name in _asked(tree):
+        within = [each for each in _packages(f"{name}.") if each in known]
+        if within:
+            module = max(within, key=len)
+            found |= {module, *(_packages(module) & known) - _packages(title)}
+    return found - {title}
 
 
 def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
@@ -126,7 +150,7 @@ def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
 def _circles(sources: dict[str, str]) -> list[set[str]]:
     """The sets of modules that import each other, however many others lie between."""
     imports = {
-        title: _imported(ast.parse(source), set(sources)) for title, source in sources.items()
+        title: _needed(title, ast.parse(source), set(sources)) for title, source in sources.items()
     }
     reached = {title: _reached(title, imports) for title in imports}
     circles: list[set[str]] = []
@@ -137,9 +161,16 @@ def _circles(sources: dict[str, str]) -> list[set[str]]:
 
 
 def test_no_modules_import_each_other() -> None:
-    # A package's `__init__` lists what its modules offer, and so stands apart from them.
-    modules = [path for path in MODULES if path.name != "__init__.py"]
-    assert _circles({_title(path): path.read_text() for path in modules}) == []
+    """Package files count, and imports in functions, for types and by `import_module`.
+
+    An import of `p.q.x` needs `p.q.x`, and `p` and `p.q`, whose files run before it. A module needs
+    no package that it lies in itself: that has begun to run before any module of it, whatever the
+    module imports. But it does need it where it asks for a name that the package file defines, as
+    `from p import name` in `p.x`; where `p.name` is a module, only that is needed, as Python finds
+    it also in a package that has not run to its end. So a package file may import its modules, and
+    they may import each other, but not what the package file makes of them.
+    """
+    assert _circles({_title(path): path.read_text() for path in MODULES}) == []
 
 
 @pytest.mark.parametrize(
@@ -150,12 +181,36 @@ def test_no_modules_import_each_other() -> None:
         "from p.b import x",
         "if TYPE_CHECKING:\n    from p.b import X",
         "def f():\n    from p import b",
+        "def f():\n    import_module('p.b')",
+        "def f():\n    return importlib.import_module('p.b').x",
     ],
 )
 def test_circles_are_found(first: str) -> None:
     sources = {"p.a": first, "p.b": "from p.c import y", "p.c": "from p import a", "p.d": first}
     assert _circles(sources) == [{"p.a", "p.b", "p.c"}]
     assert _circles({**sources, "p.c": ""}) == []
+
+
+@pytest.mark.parametrize(
+    ("of_q", "of_x", "of_y", "circle"),
+    [
+        ("from p.q import x", "from p.q import name", "", {"p.q", "p.q.x"}),
+        ("from p.q import x", "def f():\n    import p.q", "", {"p.q", "p.q.x"}),
+        ("from p.q import x", "import p.y", "import p.q.x", {"p.q", "p.q.x", "p.y"}),
+        ("import p.y", "", "from p.q.x import name", {"p.q", "p.y"}),
+        ("def f():\n    import_module('p.y')", "", "from p.q import x", {"p.q", "p.y"}),
+        ("from p.q import x", "from p.q import x", "from p.q import name", set()),
+        (
+            "from p.q import x",
+            "from p import y",
+            "from p import name",
+            {"p", "p.q", "p.q.x", "p.y"},
+        ),
+    ],
+)
+def test_circles_of_packages_are_found(of_q: str, of_x: str, of_y: str, circle: set[str]) -> None:
+    sources = {"p": "import p.q", "p.q": of_q, "p.q.x": of_x, "p.y": of_y}
+    assert _circles(sources) == ([circle] if circle else [])
 
 
 @many("path", (SOURCE / "engines").rglob("*.py"))

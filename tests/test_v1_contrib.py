@@ -449,3 +449,12 @@ def test_norms_to_clip_to_are_not_negative(bound: float) -> None:
         contrib.VariableClippingOptimizer(
             train.GradientDescentOptimizer(0.1), {Variable([[1.0]]): [0]}, bound
         )
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_clips_the_variables_that_were_copied_with_it(clone: Any) -> None:
+    w = Variable([3.0, 4.0], name="w")
+    inner = train.GradientDescentOptimizer(1.0)
+    opt, v = clone((contrib.VariableClippingOptimizer(inner, {w: [0]}, 2.5), w))
+    opt.apply_gradients([(torch.zeros(2), v)])
+    assert v.tolist() == [1.5, 2.0]

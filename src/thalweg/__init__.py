@@ -52,14 +52,14 @@ from thalweg.variable import (
     name_of,
     named_variables,
 )
+from thalweg.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
     from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
+    from thalweg.lending import lend_names, take_back_names
     from thalweg.tf.installing import install_as_tensorflow
-
-__version__ = "0.1.0"
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
 _MODULES = ("autodiff", "checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
@@ -68,6 +68,8 @@ _HOMES = {
     "check_rule": "engines",
     "engine": "engines",
     "install_as_tensorflow": "tf.installing",
+    "lend_names": "lending",
+    "take_back_names": "lending",
 }
 
 __all__ = [
@@ -109,6 +111,7 @@ __all__ = [
     "exp",
     "install_as_tensorflow",
     "keras",
+    "lend_names",
     "log",
     "maximum",
     "minimum",
@@ -119,6 +122,7 @@ __all__ = [
     "power",
     "sign",
     "sqrt",
+    "take_back_names",
     "v1",
     "where",
 ]

@@ -1,21 +1,12 @@
-"""What TensorFlow's code asks of dtypes, shapes, tensors and variables, on torch's own classes.
+"""What TensorFlow's code asks of dtypes, shapes, tensors and variables, for torch's own classes.
 
-An optimizer written for TensorFlow says `grad.dtype.base_dtype`, `grad.get_shape().as_list()` and
-`var.assign_sub(...)` of whatever its hooks are given, and that are torch's tensors and a module's
-parameters. Dtypes and shapes of our own could not stand in: a gradient has torch's either way,
-`torch.dtype` has no subclasses, and `torch.zeros(n, dtype=...)` takes nothing else. So torch's
-classes get the names that they lack, once, when a face of TensorFlow's is imported (`thalweg.tf`,
-`thalweg.v1`, `thalweg.keras`); `thalweg.optim` gives none. A name that torch has stays torch's,
-but for `Parameter.name`, which is None there for each.
-
-`torch.dtype` and `torch.Size` are classes of C, which take no attributes by assignment; CPython
-lets them into the dictionary behind the class, and forgets what it looked up before.
+Dtypes and shapes of our own could not stand in: a gradient has torch's either way, `torch.dtype`
+has no subclasses, and `torch.zeros(n, dtype=...)` takes nothing else. So torch's classes are lent
+the names that they lack, see `lending`; `Variable`, which is ours, has them in any case.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -178,7 +169,6 @@ def _scatter_add(var: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return _scatter("add")(var, *args, **kwargs)
 
 
-# Kept by the class of variables, which parameters are, too, for a hook that gets them.
 _OF_PARAMETERS = {
     "name": property(name_of),
     **{
@@ -200,19 +190,15 @@ _OF_PARAMETERS = {
     **{f"scatter_{update}": _scatter(update) for update in UPDATES if update != "add"},
 }
 
+NAMES: tuple[tuple[type, dict[str, Any]], ...] = (
+    (torch.dtype, _OF_DTYPES),
+    (torch.Size, _OF_SHAPES),
+    (torch.Tensor, _OF_TENSORS),
+    (torch.nn.Parameter, _OF_PARAMETERS),
+)
+# Torch has other ones: None for each parameter, and one that returns a new tensor.
+OVER_TORCHS = ((torch.nn.Parameter, "name"), (torch.nn.Parameter, "scatter_add"))
 
-def lend() -> None:
-    """Give torch's classes the names; again, it does nothing."""
-    for cls, names in ((torch.dtype, _OF_DTYPES), (torch.Size, _OF_SHAPES)):
-        _extend(cls, names)
-    for cls, names in ((torch.Tensor, _OF_TENSORS), (torch.nn.Parameter, _OF_PARAMETERS)):
-        for name, value in names.items():
-            if name in ("name", "scatter_add") or not hasattr(cls, name):
-                setattr(cls, name, value)
-
-
-def _extend(cls: type, names: dict[str, Any]) -> None:
-    """Give a class of C attributes that it lacks."""
-    (own,) = (each for each in gc.get_referents(vars(cls)) if type(each) is dict)
-    own.update({name: value for name, value in names.items() if not hasattr(cls, name)})
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
+for _name, _value in {**_OF_TENSORS, **_OF_PARAMETERS}.items():
+    if _name not in vars(Variable):
+        setattr(Variable, _name, _value)

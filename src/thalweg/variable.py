@@ -256,7 +256,7 @@ class Variable(torch.nn.Parameter):
         TensorFlow. Those of a tensor that was computed from a variable are torch's and do not.
     """
 
-    if TYPE_CHECKING:  # given by `tensorflow_names`, with a face of TensorFlow's
+    if TYPE_CHECKING:  # given by `tensorflow_names`, which needs variables
         handle: Any
         op: Any
         ref: Callable[[], Any]

@@ -50,8 +50,8 @@ def doctor(as_json: bool) -> None:
 def _examined() -> dict[str, Any]:
     import torch
 
-    from thalweg import __version__
     from thalweg.engines.cuda.available import trouble
+    from thalweg.version import __version__
 
     own = {"thalweg": __version__, "python": platform.python_version()}
     return {

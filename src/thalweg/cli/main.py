@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from thalweg import __version__
 from thalweg.cli.bench import bench
 from thalweg.cli.doctor import doctor
 from thalweg.cli.escaped import escaped
@@ -19,6 +18,7 @@ from thalweg.cli.race import race
 from thalweg.cli.rules import rules, show
 from thalweg.cli.scan import scan
 from thalweg.errors import ThalwegError
+from thalweg.version import __version__
 
 OK, FAILURE, USAGE = 0, 1, 2
 

@@ -72,6 +72,11 @@ def say(error: BaseException, done: Sequence[str]) -> None:
             error.add_note(done[0])
     elif not says_not_taken(error):
         error.add_note(_NOT_TAKEN)
+        if isinstance(error, AttributeError):
+            from thalweg.lending import hint  # of TensorFlow's names, which steps do without
+
+            for advice in hint(error):
+                error.add_note(advice)
 
 
 def say_refused(error: Exception) -> None:

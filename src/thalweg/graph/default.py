@@ -12,6 +12,7 @@ from thalweg.errors import FailedPreconditionError
 from thalweg.graph import interception
 from thalweg.graph.graph import Graph
 from thalweg.graph.variables import variable_of
+from thalweg.lending import lend_for_good
 from thalweg.running import executing_eagerly, process, thread
 
 
@@ -46,6 +47,7 @@ def reset_default_graph() -> None:
 
 def disable_eager_execution() -> None:
     """Let calls build the default graph from now on, in all threads."""
+    lend_for_good()
     process.settled = True
     if process.eager:
         process.eager = False

@@ -12,6 +12,7 @@ from thalweg.graph.names import cleaned
 from thalweg.graph.nest import mapped
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.recording import record
+from thalweg.lending import lend_for_good
 from thalweg.running import resolve, thread
 
 
@@ -32,6 +33,7 @@ class Graph(Nodes):
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
         """Build this graph in the `with` block, in this thread, also inside of `eagerly`."""
+        lend_for_good()
         outside, thread.eager_blocks = thread.eager_blocks, 0
         thread.graphs.append(self)
         try:

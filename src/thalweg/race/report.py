@@ -19,6 +19,7 @@ from thalweg.race.run import BLOCK, Lane, Race
 from thalweg.race.standings import Standing, standings
 from thalweg.storage import calls
 from thalweg.tables import fitted
+from thalweg.version import __version__
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -251,9 +252,7 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     if "thalweg" not in found:
-        import thalweg
-
-        found["thalweg"] = thalweg.__version__
+        found["thalweg"] = __version__
     return found
 
 

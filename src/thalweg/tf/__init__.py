@@ -15,6 +15,9 @@ Example:
     array([0.8, 1.6], dtype=float32)
 """
 
+import importlib as _importlib
+import sys as _sys
+
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.graph import (
     Graph,
@@ -27,6 +30,7 @@ from thalweg.graph import (
 )
 from thalweg.graph import Shape as TensorShape
 from thalweg.graph.tape import GradientTape
+from thalweg.lending import lend_for_good as _lend_for_good
 from thalweg.tf import (
     compat,
     data,
@@ -64,3 +68,9 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 
 __version__ = VERSION
 newaxis = None
+
+compat.later |= {
+    "v1": lambda: _importlib.import_module("thalweg.tf.compat.v1"),
+    "v2": lambda: _sys.modules[__name__],
+}
+_lend_for_good()

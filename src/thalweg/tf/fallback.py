@@ -7,8 +7,7 @@ from typing import Any
 
 from thalweg.running import executing_eagerly
 from thalweg.tf.missing import not_provided
-
-MESSAGES = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # of TensorBoard
+from thalweg.v1.summary.protos import PUBLIC as MESSAGES
 
 _OF_BOTH = ("initializers", "losses", "metrics")  # in graph mode TensorFlow 1's
 

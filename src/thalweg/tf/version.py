@@ -5,8 +5,8 @@ before it, which code then looks for in `tf.keras.optimizers.legacy`, are there.
 `tf.compat.v1` names, is the last of TensorFlow 1. Thalweg's own version is `thalweg.__version__`.
 """
 
-import thalweg
+from thalweg.version import __version__ as _own
 
 VERSION = "2.16.0"
-GIT_VERSION = f"thalweg-{thalweg.__version__}"
+GIT_VERSION = f"thalweg-{_own}"
 COMPILER_VERSION = ""

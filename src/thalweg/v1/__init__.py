@@ -6,7 +6,6 @@ from thalweg.graph import *  # noqa: F403
 from thalweg.graph import tuple_ as tuple
 from thalweg.graph.either import IndexedSlices
 from thalweg.graph.tape import GradientTape
-from thalweg.tensorflow_names import lend
 from thalweg.v1 import contrib, dtypes, summary, train, training_ops, variables
 from thalweg.v1.dtypes import *  # noqa: F403
 from thalweg.v1.missing import attribute_of
@@ -27,7 +26,5 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "training_ops",
     "tuple",
 ]
-
-lend()
 
 __getattr__ = attribute_of("")

@@ -1,6 +1,6 @@
 """`tf.compat`: TensorFlow 1's API as `v1`, `tf` itself as `v2`, and text and bytes."""
 
-import importlib
+from collections.abc import Callable
 from typing import Any
 
 from thalweg.tf.missing import not_provided
@@ -23,10 +23,10 @@ def as_str_any(value: Any, encoding: str = "utf-8") -> str:
 
 as_str = as_text
 
+later: dict[str, Callable[[], Any]] = {}  # `tf` says here how to find what needs all of it
+
 
 def __getattr__(name: str) -> Any:
-    if name == "v1":  # imported late: it needs all of `tf`
-        return importlib.import_module("thalweg.tf.compat.v1")
-    if name == "v2":
-        return importlib.import_module("thalweg.tf")
+    if name in later:
+        return later[name]()
     raise not_provided("compat", name)

@@ -7,6 +7,7 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
+PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # names of TensorFlow 1
 _MESSAGES = {
     "AttrValue": "attr_value_pb2",
     "Event": "event_pb2",

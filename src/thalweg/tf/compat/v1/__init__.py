@@ -141,7 +141,6 @@ from thalweg.tf.convert import is_tensor
 from thalweg.tf.data.spec import TensorSpec
 from thalweg.tf.dtypes import *
 from thalweg.tf.elementwise import *
-from thalweg.tf.fallback import MESSAGES as _MESSAGES
 from thalweg.tf.missing import attribute_of as _attribute_of
 from thalweg.tf.parts import *
 from thalweg.tf.python_functions import numpy_function, print, py_function
@@ -152,6 +151,7 @@ from thalweg.tf.random import truncated_normal
 from thalweg.tf.random import uniform as random_uniform
 from thalweg.tf.segments import *
 from thalweg.tf.variables import IndexedSlices, SparseTensor, Tensor
+from thalweg.v1.summary.protos import PUBLIC as _MESSAGES
 from thalweg.v1.train.queues import FIFOQueue, QueueBase, RandomShuffleQueue
 from thalweg.v1.variables import VariableAggregation, VariableSynchronization, get_variable
 

@@ -6,7 +6,6 @@ What a run of a summary operation gives are the bytes of a `tf.Summary`, for
 
 from typing import Any
 
-from thalweg.tf.fallback import MESSAGES
 from thalweg.tf.missing import attribute_of
 from thalweg.v1.summary.operations import (
     histogram,
@@ -16,6 +15,7 @@ from thalweg.v1.summary.operations import (
     scalar,
     text,
 )
+from thalweg.v1.summary.protos import PUBLIC as MESSAGES
 from thalweg.v1.summary.protos import message
 from thalweg.v1.summary.writer import FileWriter, FileWriterCache
 

@@ -84,6 +84,9 @@ class VariableClippingOptimizer(WrappingOptimizer):
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "vars_to_clip_dims": dict(self._dims)}
 
+    def _foreign(self) -> list[Any]:
+        return [*super()._foreign(), *(var for var, _ in self._dims)]
+
     def _dims_of(self, var: Any) -> list[int] | None:
         return next((dims for known, dims in self._dims if known is var), None)
 

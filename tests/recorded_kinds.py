@@ -1,0 +1,379 @@
+"""Kinds of objects that users pickle: how each is made, and what it does when it goes on.
+
+`tools/record_objects.py` records those that are added.
+"""
+
+from __future__ import annotations
+
+import math
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import thalweg
+from thalweg import IndexedSlices, Variable, errors, optim
+from thalweg.catalogue import applied, by_class, by_rule
+from thalweg.distribute import ReduceOp
+from thalweg.keras import optimizers as keras
+from thalweg.keras.optimizers import schedules
+from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.optim import tensorflow
+from thalweg.rules import RULES
+from thalweg.rules.torch import TORCH_RULES
+from thalweg.static_shape import Shape
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
+from thalweg.v1.train import experimental
+
+SHAPES = ((3,), (2, 2))
+STEPS = 2
+
+
+class Kind(NamedTuple):
+    """How an object is made, and what it tells once it has gone on; both take no more than that."""
+
+    make: Callable[[], Any]
+    tell: Callable[[Any], Any]
+
+
+class Training(NamedTuple):
+    """An optimizer after some steps of its own, and how it takes another.
+
+    Attributes:
+        make: The optimizer, given the variables.
+        step: Takes the step of a number.
+        dtype: That of the variables.
+        variable: Makes one of a tensor and a name.
+    """
+
+    make: Callable[[list[Any]], Any]
+    step: Callable[[Any, list[Any], int], Any]
+    dtype: torch.dtype = torch.float32
+    variable: Callable[[torch.Tensor, str], Any] = Variable
+
+    def begun(self, steps: int = STEPS) -> tuple[Any, list[Any]]:
+        """The optimizer and its variables, after some steps."""
+        values = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) / 4 for shape in SHAPES)
+        own = [self.variable(each.to(self.dtype), "ab"[k]) for k, each in enumerate(values)]
+        optimizer = self.make(own)
+        for step in range(steps):
+            self.step(optimizer, own, step)
+        return optimizer, own
+
+    def gone_on(self, both: tuple[Any, list[Any]]) -> Any:
+        """The variables and the state after one more step."""
+        self.step(*both, STEPS)
+        return [*both[1], both[0].state_dict()]
+
+    def loaded(self, state: Any) -> tuple[Any, list[Any]]:
+        """Another optimizer, with a recorded state and variables."""
+        optimizer, own = self.begun(0)
+        with torch.no_grad():
+            for var, value in zip(own, state["variables"], strict=True):
+                var.copy_(value)
+        given = (own,) if not isinstance(optimizer, torch.optim.Optimizer) else ()
+        optimizer.load_state_dict(state["state"], *given)
+        return optimizer, own
+
+
+def gradient(var: torch.Tensor, step: int) -> torch.Tensor:
+    """Another one for each step."""
+    count = torch.arange(float(var.numel())).reshape(var.shape)
+    return torch.cos(count * 0.7 + step).to(var.dtype)
+
+
+def by_pairs(optimizer: Any, own: list[Any], step: int) -> None:
+    applied(optimizer)([(gradient(var, step), var) for var in own])
+
+
+def by_grad(optimizer: Any, own: list[Any], step: int) -> None:
+    for var in own:
+        var.grad = gradient(var, step)
+    optimizer.step()
+
+
+def by_rows(optimizer: Any, own: list[Any], step: int) -> None:
+    for var in own:
+        rows = gradient(var[:1], step)
+        var.grad = torch.sparse_coo_tensor(
+            torch.tensor([[1]]), rows, var.shape, check_invariants=True
+        )
+    optimizer.step()
+
+
+def in_backward(optimizer: Any, own: list[Any], step: int) -> None:
+    torch.stack([(var * gradient(var, step)).sum() for var in own]).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def parameter(value: torch.Tensor, name: str) -> Any:
+    return torch.nn.Parameter(value)
+
+
+def of_torch(make: Any, step: Any = by_grad, dtype: torch.dtype = torch.float32, **options: Any):
+    return Training(lambda own: make(own, lr=0.1, **options), step, dtype, parameter)
+
+
+def of_pairs(make: Any, dtype: torch.dtype = torch.float32) -> Training:
+    return Training(lambda own: make(), by_pairs, dtype)
+
+
+def averaging(own: list[Any]) -> Any:
+    return contrib.MovingAverageOptimizer(train.AdamOptimizer(0.1), 0.5)
+
+
+def of_loss(optimizer: Any, own: list[Any], step: int) -> None:
+    optimizer.minimize(
+        lambda: sum((var.float() * gradient(var, step).float()).sum() for var in own), var_list=own
+    )
+
+
+def _named() -> dict[str, Training]:
+    """Keras', TensorFlow 1's and OpenSeq2Seq's, by rule and by class."""
+    found = {
+        name: each for name, each in {**by_class(), **by_rule()}.items() if name != "AdagradDA"
+    }
+    return {
+        f"named-{name.replace(':', '-')}": of_pairs(lambda each=each: each.make(0.1))
+        for name, each in found.items()
+    }
+
+
+def _of_optim() -> dict[str, Training]:
+    """`thalweg.optim` and `thalweg.optim.tensorflow`, with each option of theirs and of ours."""
+    half = torch.bfloat16
+    ours: dict[str, dict[str, Any]] = {
+        "clip_norm": {"clip_grad_norm": 0.5},
+        "clip_value": {"clip_grad_value": 0.5},
+        "ema": {"ema_decay": 0.9},
+        "state_dtype": {"state_dtype": torch.float64},
+        "accumulate": {"accumulate": 2},
+        "fused_unscale": {"fused_unscale": True},
+    }
+    found: dict[str, Training] = {
+        "optim-SGD-momentum": of_torch(optim.SGD, momentum=0.9, nesterov=True),
+        "optim-RMSprop-all": of_torch(optim.RMSprop, momentum=0.9, centered=True),
+        "optim-Adam-amsgrad": of_torch(optim.Adam, amsgrad=True, weight_decay=0.1),
+        "optim-SparseAdam": of_torch(optim.SparseAdam, by_rows),
+        "optim-RuleOptimizer": Training(
+            lambda own: optim.RuleOptimizer(own, by_rule()["Adagrad"].rule), by_grad,
+            torch.float32, parameter,
+        ),
+        "optim-AdamW-half": of_torch(optim.AdamW, dtype=half, masters=True, ema_decay=0.9),
+        "optim-AdamW-wide_sums": of_torch(
+            optim.AdamW, dtype=half, masters=True, accumulate=2, wide_sums=True
+        ),
+        "optim-AdamW-in_backward": of_torch(optim.AdamW, in_backward, in_backward=True),
+        "optim-AdamW-flat": of_torch(optim.AdamW, in_backward, gradients="flat"),
+        "tensorflow-Momentum-nesterov": of_torch(tensorflow.Momentum, nesterov=True),
+        "tensorflow-RMSprop-all": of_torch(tensorflow.RMSprop, momentum=0.9, centered=True),
+        "tensorflow-Adam-amsgrad": of_torch(tensorflow.Adam, amsgrad=True),
+        "tensorflow-Ftrl-power": of_torch(tensorflow.Ftrl, learning_rate_power=-0.75),
+        "tensorflow-Adam-half": of_torch(tensorflow.Adam, dtype=half, masters=True),
+    }  # fmt: skip
+    for name, options in ours.items():
+        found[f"optim-Adam-{name}"] = of_torch(optim.Adam, **options)
+        found[f"tensorflow-Adam-{name}"] = of_torch(tensorflow.Adam, **options)
+    for name in ("ASGD", "SGD", "Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam",
+                 "RMSprop", "Rprop"):  # fmt: skip
+        found[f"optim-{name}"] = of_torch(getattr(optim, name))
+    for name in tensorflow.__all__:
+        found[f"tensorflow-{name}"] = of_torch(getattr(tensorflow, name))
+    return found
+
+
+TRAININGS: dict[str, Training] = {
+    **_named(),
+    **_of_optim(),
+    "keras-clipnorm": of_pairs(lambda: keras.Adam(0.1, clipnorm=0.5)),
+    "keras-global_clipnorm": of_pairs(lambda: keras.SGD(0.1, 0.9, global_clipnorm=0.5)),
+    "keras-decay": of_pairs(lambda: keras.Adagrad(0.1, decay=0.1, clipvalue=0.5)),
+    "keras-schedule": of_pairs(
+        lambda: keras.Adam(schedules.ExponentialDecay(0.1, 3, 0.5, staircase=True))
+    ),
+    "keras-half": of_pairs(lambda: keras.Adam(0.1), torch.bfloat16),
+    "keras-RuleOptimizer": of_pairs(lambda: keras.RuleOptimizer(by_rule()["Adamax"].rule)),
+    "v1-MovingAverageOptimizer": Training(averaging, by_pairs),
+    "v1-VariableClippingOptimizer": Training(
+        lambda own: contrib.VariableClippingOptimizer(
+            train.GradientDescentOptimizer(0.1), {own[0]: [0]}, 1.0
+        ),
+        by_pairs,
+    ),
+    "v1-extended": of_pairs(
+        lambda: contrib.extend_with_decoupled_weight_decay(train.AdagradOptimizer)(
+            0.01, learning_rate=0.1
+        )
+    ),
+    "v1-loss-scale": Training(
+        lambda own: experimental.MixedPrecisionLossScaleOptimizer(
+            train.AdamOptimizer(0.1), experimental.DynamicLossScale(8.0, 2)
+        ),
+        of_loss,
+    ),
+    "openseq2seq-mixed": Training(
+        lambda own: MixedPrecisionOptimizerWrapper(
+            train.AdamOptimizer(0.1), AutomaticLossScaler("Backoff", {"scale_max": 16.0})
+        ),
+        of_loss,
+        torch.float16,
+    ),
+}
+
+
+def _errors() -> list[BaseException]:
+    """One of each class."""
+    public = (each for each in vars(errors).values() if isinstance(each, type))
+    return [each("what", "more") for each in public if issubclass(each, Exception)]
+
+
+def _about_error(error: Any) -> Any:
+    return [type(error).__name__, *error.args, str(error), [c.__name__ for c in type(error).mro()]]
+
+
+def _about_variable(var: Any) -> Any:
+    var.assign_add(torch.ones_like(var))
+    return [var.name, str(var.dtype), var.trainable, var]
+
+
+def _scheduled(schedule: Any) -> Any:
+    return [schedule.get_config(), [float(schedule(step)) for step in (0, 1, 5, 50)]]
+
+
+def _scaler(algorithm: str) -> AutomaticLossScaler:
+    scaler = AutomaticLossScaler(algorithm)
+    for largest in (1.0, float("inf"), 0.01, 3.0):
+        scaler.update_op(False, largest)
+    return scaler
+
+
+def _scaled(scaler: Any) -> Any:
+    scaler.update_op(False, float("inf"))
+    return scaler.state_dict()
+
+
+def _averages() -> Any:
+    own = Variable([1.0, 2.0], name="w")
+    averages = train.ExponentialMovingAverage(0.5, zero_debias=False)
+    averages.apply([own])
+    return averages, own
+
+
+def _averaged(both: Any) -> Any:
+    averages, own = both
+    own.assign([3.0, 5.0])
+    averages.apply([own])
+    return averages.average(own)
+
+
+def _on_schedule() -> Any:
+    optimizer, own = TRAININGS["optim-SGD-momentum"].begun()
+    return optimizer, own, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def _rated(all_three: Any) -> Any:
+    optimizer, own, rates = all_three
+    for step in range(3):
+        by_grad(optimizer, own, step)
+        rates.step()
+    return [rates.get_last_lr(), own]
+
+
+def _named_parameters() -> Any:
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        for each in thalweg.named_variables(model):
+            each.fill_(0.5)
+    return model
+
+
+OBJECTS: dict[str, Kind] = {
+    **{name: Kind(training.begun, training.gone_on) for name, training in TRAININGS.items()},
+    "variable": Kind(
+        lambda: Variable([1.0, 2.0], name="w", constraint=torch.nn.functional.relu), _about_variable
+    ),
+    "variable-half": Kind(
+        lambda: Variable([1.0], dtype="bfloat16", trainable=False), _about_variable
+    ),
+    "variable-of-state": Kind(
+        lambda: TRAININGS["keras-half"].begun()[0].iterations, lambda each: [each.name, each]
+    ),
+    "parameters": Kind(
+        _named_parameters, lambda model: [[thalweg.name_of(p), p] for p in model.parameters()]
+    ),
+    "indexed_slices": Kind(
+        lambda: IndexedSlices(torch.ones(2, 3), torch.tensor([0, 2]), (4, 3)),
+        lambda each: [each.values, each.indices, each.dense_shape, thalweg.IndexedSlices.__name__],
+    ),
+    "errors": Kind(_errors, lambda found: [_about_error(each) for each in found]),
+    "rules": Kind(
+        lambda: [*RULES, *TORCH_RULES],
+        lambda found: [[rule.name, len(rule.hypers), len(rule.slots)] for rule in found],
+    ),
+    "shapes": Kind(
+        lambda: [Shape([2, 3]), Shape([None, 3])],
+        lambda found: [[repr(each), each.merge_with([2, None]).as_list()] for each in found],
+    ),
+    "choices": Kind(
+        lambda: [
+            *thalweg.VariableAggregation,
+            *thalweg.VariableSynchronization,
+            *ReduceOp,
+        ],
+        lambda found: [str(each) for each in found],
+    ),
+    "schedule-exponential": Kind(lambda: schedules.ExponentialDecay(0.1, 3, 0.5), _scheduled),
+    "schedule-inverse": Kind(lambda: schedules.InverseTimeDecay(0.1, 3, 0.5), _scheduled),
+    "schedule-polynomial": Kind(
+        lambda: schedules.PolynomialDecay(0.1, 9, power=2.0, cycle=True), _scheduled
+    ),
+    "schedule-cosine": Kind(
+        lambda: schedules.CosineDecay(0.1, 9, warmup_target=0.3, warmup_steps=2), _scheduled
+    ),
+    "schedule-restarts": Kind(lambda: schedules.CosineDecayRestarts(0.1, 9), _scheduled),
+    "schedule-piecewise": Kind(
+        lambda: schedules.PiecewiseConstantDecay([3, 9], [1.0, 0.5, 0.1]), _scheduled
+    ),
+    "policies": Kind(
+        lambda: [lr_policies.fixed_lr, lr_policies.exp_decay, lr_policies.cosine_decay],
+        lambda found: [each.__name__ for each in found],
+    ),
+    "scaler-backoff": Kind(lambda: _scaler("Backoff"), _scaled),
+    "scaler-logmax": Kind(lambda: _scaler("LogMax"), _scaled),
+    "loss-scale-fixed": Kind(
+        lambda: experimental.FixedLossScale(8.0), lambda each: [each.get_config(), float(each())]
+    ),
+    "loss-scale-dynamic": Kind(
+        lambda: experimental.DynamicLossScale(8.0, 2),
+        lambda each: [each.update([torch.ones(1)]), each.get_config(), float(each())][1:],
+    ),
+    "averages": Kind(_averages, _averaged),
+    "lr_scheduler": Kind(_on_schedule, _rated),
+}
+
+
+def numbers(value: Any) -> Any:
+    """Something told, as JSON has it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().double().tolist() if value.numel() else []
+    if isinstance(value, dict):
+        return {str(key): numbers(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, torch.Size)):
+        return [numbers(each) for each in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if plain else f"{type(value).__name__}"
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The recorded members by their names, "KIND/MEMBER"."""
+    with tarfile.open(path) as file:
+        return {each.name: file.extractfile(each).read() for each in file}  # pyright: ignore[reportOptionalMemberAccess]

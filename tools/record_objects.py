@@ -1,0 +1,94 @@
+"""Record what users keep of a release: pickles, states of `torch.save`, files of each face.
+
+    PYTHONPATH=src:tests python tools/record_objects.py tests/goldens/recorded.tar.xz
+
+adds the kinds of `tests/recorded_kinds.py` and `tests/recorded_files.py` that are not there yet.
+What was recorded stays, as later releases have to read it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import torch
+
+from recorded_files import FILES
+from recorded_kinds import OBJECTS, TRAININGS, Kind, Training, contents, numbers
+
+PROTOCOLS = (2, 5)
+
+
+def of_object(kind: Kind) -> dict[str, bytes]:
+    """Its pickles, and what it tells when it goes on."""
+    made = kind.make()
+    members = {f"{each}.pickle": pickle.dumps(made, each) for each in PROTOCOLS}
+    return {**members, "told.json": told(kind.tell(made))}
+
+
+def of_training(training: Training) -> dict[str, bytes]:
+    """Its `state_dict`, as `torch.save` writes it, and what follows."""
+    optimizer, own = training.begun()
+    file = io.BytesIO()
+    variables = [each.detach().as_subclass(torch.Tensor) for each in own]
+    torch.save({"variables": variables, "state": optimizer.state_dict()}, file)
+    members = {"state.pt": file.getvalue()}
+    return {**members, "after.json": told(training.gone_on((optimizer, own)))}
+
+
+def of_files(write: Any, tell: Any) -> dict[str, bytes]:
+    """All that is in a folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder)
+        found = sorted(path for path in folder.rglob("*") if path.is_file())
+        members = {f"files/{path.relative_to(folder)}": path.read_bytes() for path in found}
+        return {**members, "files.json": told(tell(folder))}
+
+
+def told(what: Any) -> bytes:
+    return json.dumps(numbers(what)).encode()
+
+
+def recorded(name: str) -> dict[str, bytes]:
+    """All that there is of one kind."""
+    members: dict[str, bytes] = {}
+    if name in OBJECTS:
+        members |= of_object(OBJECTS[name])
+    if name in TRAININGS:
+        members |= of_training(TRAININGS[name])
+    if name in FILES:
+        members |= of_files(*FILES[name])
+    return {f"{name}/{member}": content for member, content in members.items()}
+
+
+def archive(path: Path, members: Mapping[str, bytes]) -> None:
+    """The same bytes for the same members."""
+    with tarfile.open(path, "w:xz", preset=9) as file:
+        for name in sorted(members):
+            member = tarfile.TarInfo(name)
+            member.size = len(members[name])
+            file.addfile(member, io.BytesIO(members[name]))
+
+
+def main(path: Path) -> None:
+    members = contents(path) if path.exists() else {}
+    there = {member.partition("/")[0] for member in members}
+    for name in {**OBJECTS, **TRAININGS, **FILES}:
+        if name not in there:
+            members |= recorded(name)
+    archive(path, members)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
