@@ -271,7 +271,7 @@ def test_what_is_imported_late_asks_for_nothing_late() -> None:
     # Else two threads could wait for each other: one for `importing`, one for a module.
     homes = {f"thalweg.{each}": import_module(f"thalweg.{each}")._HOMES for each in LATE}
     trees = {_title(path): ast.parse(path.read_text()) for path in MODULES}
-    imports = {title: _imported(tree, set(trees)) for title, tree in trees.items()}
+    imports = {title: _needed(title, tree, set(trees)) for title, tree in trees.items()}
     late = {f"{package}.{each}" for package, own in homes.items() for each in own.values()}
     late |= {module for tree in trees.values() for module in _waited_for(tree)}
     assert {"thalweg.rules.adam", "thalweg.engines.far"} <= late <= set(trees)
