@@ -1,4 +1,4 @@
-"""`lazy`: an attribute that is computed when it is first asked for.
+"""What is there when it is first asked for: `lazy` attributes, and names that a package offers.
 
 `functools.cached_property` of Python 3.11 holds one lock for all instances of a class while one of
 them computes: threads wait for each other, and a child that was forked meanwhile waits for ever.
@@ -6,7 +6,9 @@ them computes: threads wait for each other, and a child that was forked meanwhil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
@@ -33,3 +35,34 @@ class lazy(Generic[T]):
             return self
         value = instance.__dict__[self._name] = self._function(instance)
         return value
+
+
+def offering(
+    owner: str, names: Mapping[str, str], package: str | None = None
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that imports what it offers when it is first asked for it.
+
+    Args:
+        owner: Name of the module.
+        names: For each of the package's modules the names that it has, with spaces between them;
+            `ours=its` where the owner's name for something is another. Modules are offered, too.
+        package: The package; the owner itself by default.
+    """
+    package = package or owner
+    where: dict[str, tuple[str, str]] = {}
+    for module, offered in names.items():
+        for each in offered.split():
+            ours, _, its = each.partition("=")
+            where[ours] = module, its or ours
+
+    def find(name: str) -> Any:
+        if name in names:
+            return importlib.import_module(f"{package}.{name}")
+        if name not in where:
+            raise AttributeError(f"module {owner!r} has no attribute {name!r}")
+        module, its = where[name]
+        found = getattr(importlib.import_module(f"{package}.{module}"), its)
+        setattr(sys.modules[owner], name, found)
+        return found
+
+    return find

@@ -17,9 +17,9 @@ from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Item, Names, Number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
-from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.locks import Guard
+from thalweg.running import executing_eagerly, is_symbolic
 from thalweg.switches import writable
 from thalweg.tracing import untraced
 from thalweg.variable import name_of
