@@ -55,4 +55,4 @@ __all__ = [
     "variable_of",
 ]
 
-__getattr__ = offering(__name__, _NAMES, "thalweg.graph")
+__getattr__ = offering(__name__, _NAMES, __package__)

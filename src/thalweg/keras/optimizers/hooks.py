@@ -27,7 +27,9 @@ class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
     """The coefficients of a step by device and dtype; a device may be given by its name."""
 
     def __init__(self, given: dict[tuple[Any, torch.dtype], dict[str, Any]] | None = None) -> None:
-        super().__init__({_by_name(key): value for key, value in (given or {}).items()})
+        super().__init__()
+        if given:
+            self.update({_by_name(key): value for key, value in given.items()})
 
     def __getitem__(self, key: tuple[Any, torch.dtype]) -> dict[str, Any]:
         return super().__getitem__(_by_name(key))

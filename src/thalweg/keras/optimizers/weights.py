@@ -21,7 +21,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.keras import backend
 from thalweg.locks import Guard
-from thalweg.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve
+from thalweg.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve, thread
 from thalweg.tracing import untraced
 from thalweg.variable import (
     Variable,
@@ -91,7 +91,7 @@ class Weights(TrackableSlots):
         if self._iterations is None:
             self._iterations = self._own(np.int64(0), "iter")
             self._weights.insert(0, self._iterations)
-        return resolve(self._iterations)
+        return resolve(self._iterations) if thread.frames else self._iterations
 
     def _own(self, initial_value: Any, name: str) -> Any:
         """A variable of the optimizer that is not trained; see `Hypers._made`."""
