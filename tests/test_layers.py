@@ -85,11 +85,7 @@ def test_nothing_imports_upwards(path: Path) -> None:
 
 # What stands on TensorFlow's side registers itself with the core, which knows no name of it.
 BEYOND = {"graph", "v1", "openseq2seq", "tf"}
-NUMBERS = [
-    path
-    for room in ("rules", "engines", "schedules", "core", "distribute", "keras", "optim")
-    for path in sorted((SOURCE / room).rglob("*.py"))
-]
+NUMBERS = [path for path in MODULES if LEVEL.get(_room(path), 99) <= LEVEL["keras"]]
 
 
 @many("path", NUMBERS)

@@ -216,12 +216,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
         hooks = self._hooks(aggregates)
         if self._slots.parts is not None or (is_imported() and _has_dtensors(given)):
             given, hooks.sharing = distribute.sharing_here(self, given, hooks)
-        return self._finished(self._stepped(hooks, given), given, name, aggregates)
+        return self._end_step(self._take_step(hooks, given), given, name, aggregates)
 
     def _step_over_nothing(self) -> Any:
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
-    def _stepped(self, hooks: KerasHooks, given: Any) -> Outcome | None:
+    def _take_step(self, hooks: KerasHooks, given: Any) -> Outcome | None:
         """Take a step, and say how it went; None if it belongs in a graph."""
         how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
         kept = self._plans.now()
@@ -233,7 +233,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation):
             return None
         return take(hooks, kept, given, how, tries=False)
 
-    def _finished(
+    def _end_step(
         self, outcome: Outcome | None, given: Any, name: str | None, aggregates: bool
     ) -> Any:
         """What `apply_gradients` returns after a step."""

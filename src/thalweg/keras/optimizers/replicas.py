@@ -42,8 +42,8 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
         else:
             given = summed(optimizer, as_pairs(given))
         with distribute.taking(hooks.sharing):
-            outcome = optimizer._stepped(hooks, given)
-        return optimizer._finished(outcome, given, name, aggregates and not sums_first)
+            outcome = optimizer._take_step(hooks, given)
+        return optimizer._end_step(outcome, given, name, aggregates and not sums_first)
 
 
 def waited_for(optimizer: Any) -> AbstractContextManager[None]:
