@@ -39,6 +39,4 @@ def packed(nest: Any, leaves: Iterator[Any]) -> Any:
 
 def _like(nest: Any, items: list[Any]) -> Any:
     kind = cast("type[Any]", type(nest))
-    if kind is list or kind is tuple:
-        return kind(items)
     return kind(*items) if hasattr(nest, "_fields") else kind(items)
