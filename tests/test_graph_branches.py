@@ -13,7 +13,7 @@ import torch
 import thalweg.tf as tf
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, graph
-from thalweg.graph.nest import leaves_of
+from thalweg.core.nest import leaves_of
 from workers import together
 
 v1 = tf.compat.v1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.running import is_symbolic
-from thalweg.variable import REDUCED, check_held, dtype_name, to_tensor
+from thalweg.variable import REDUCED, check_held, dtype_name, numpy_copy, to_tensor
 
 
 def assert_in_range(indices: torch.Tensor, rows: int) -> None:
@@ -385,3 +385,30 @@ def _add_rows(sums: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
     width = sums[0].size
     flat = rows[:, None] * width + np.arange(width)
     np.add.at(sums.reshape(-1), flat.reshape(-1), values.reshape(-1))
+
+
+class IndexedSlicesValue(NamedTuple):
+    """What a session returns for slices: NumPy arrays."""
+
+    values: Any
+    indices: Any
+    dense_shape: Any
+
+
+def exported(value: Any) -> Any:
+    """A copy of a value as sessions return it: a NumPy array or scalar.
+
+    A dtype that NumPy lacks remains a torch tensor; what is no tensor is returned as it is.
+    """
+    if isinstance(value, IndexedSlices):
+        shape = None if value.dense_shape is None else np.array(value.dense_shape, np.int64)
+        return IndexedSlicesValue(exported(value.values), exported(value.indices), shape)
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if value.layout != torch.strided:
+        return value.clone()
+    try:
+        return numpy_copy(value)[()]
+    except TypeError:
+        return torch.Tensor.clone(value)

@@ -1,4 +1,4 @@
-"""What is made when it is first asked for: attributes by `lazy`, names of packages by `offered`.
+"""What is there when it is first asked for: `lazy` attributes, and names that a package offers.
 
 `functools.cached_property` of Python 3.11 holds one lock for all instances of a class while one of
 them computes: threads wait for each other, and a child that was forked meanwhile waits for ever.
@@ -59,3 +59,34 @@ def offered(package: str, homes: Mapping[str, str], name: str) -> Any:
         value = getattr(import_module(f"{package}.{homes[name]}"), name)
     setattr(sys.modules[package], name, value)
     return value
+
+
+def offering(
+    owner: str, names: Mapping[str, str], package: str | None = None
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that imports what it offers when it is first asked for it.
+
+    Args:
+        owner: Name of the module.
+        names: For each of the package's modules the names that it has, with spaces between them;
+            `ours=its` where the owner's name for something is another. Modules are offered, too.
+        package: The package; the owner itself by default.
+    """
+    package = package or owner
+    where: dict[str, tuple[str, str]] = {}
+    for module, offered in names.items():
+        for each in offered.split():
+            ours, _, its = each.partition("=")
+            where[ours] = module, its or ours
+
+    def find(name: str) -> Any:
+        if name in names:
+            return import_module(f"{package}.{name}")
+        if name not in where:
+            raise AttributeError(f"module {owner!r} has no attribute {name!r}")
+        module, its = where[name]
+        found = getattr(import_module(f"{package}.{module}"), its)
+        setattr(sys.modules[owner], name, found)
+        return found
+
+    return find

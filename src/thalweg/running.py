@@ -25,6 +25,12 @@ class Symbolic:
     __slots__ = ()
 
 
+class SymbolicRows(Symbolic):
+    """Some rows of a tensor of a graph: `values` at `indices`."""
+
+    __slots__ = ()
+
+
 class SymbolicVariable(Symbolic):
     """A variable of a graph, of which each session keeps a value."""
 
@@ -178,6 +184,13 @@ def current_session() -> Any:
 def get_default_session() -> Any:
     """The session that `eval` and `run` of tensors and operations use, or None."""
     return thread.sessions[-1] if thread.sessions else None
+
+
+def is_deferred(*parts: Any) -> bool:
+    """Whether a call with these arguments belongs in a graph."""
+    if thread.frames:
+        return False
+    return not executing_eagerly() or any(map(is_symbolic, parts))
 
 
 def resolve(x: Any) -> Any:

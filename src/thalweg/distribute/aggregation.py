@@ -13,22 +13,21 @@ from thalweg.core.checks import check_memories, check_readable
 from thalweg.core.pairs import as_gradient, check_variables
 from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
+from thalweg.distribute.dtensors import is_on_mesh
+from thalweg.distribute.last_sums import note_sums
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
-from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.reducing import completed, filled
-from thalweg.distribute.sharding.meshes import is_on_mesh
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.engines.layout import check_shape
 from thalweg.errors import FailedPreconditionError
-from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.running import executing_eagerly, is_symbolic
 from thalweg.variable import titles_of
 
 Pairs = list[tuple[Any, Any]]
 
 _of_groups: WeakKeyDictionary[Any, Strategy] = WeakKeyDictionary()
-_summed_last: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
 
 def strategy_of(given: Any) -> Strategy:
@@ -86,24 +85,6 @@ def sums_of(
     found = reducer.summed(given, variables, said)
     note_sums(owner, reducer)
     return found
-
-
-def note_sums(owner: Any, reducer: Reducer) -> None:
-    """Note who has summed the gradients of an optimizer; `taken` may follow."""
-    _summed_last[owner] = reducer
-
-
-def taken(owner: Any, failed: bool = False) -> None:
-    """Say that an optimizer has applied the sums that it was given last, if there were any.
-
-    Args:
-        owner: The optimizer.
-        failed: Whether something has failed since, such as a constraint, on this rank at least.
-    """
-    if _summed_last:
-        reducer = _summed_last.pop(owner, None)
-        if reducer is not None:
-            reducer.taken(failed)
 
 
 def is_deferred(given: Pairs) -> bool:

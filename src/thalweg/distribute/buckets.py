@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from thalweg.distribute import tree
 from thalweg.distribute.ranks import Pending, Ranks
+from thalweg.distribute.tree import over_ranks
 from thalweg.switches import outside_inference
 
 SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
@@ -135,7 +135,7 @@ class Bucket:
     def send(self, ranks: Ranks, ordered: bool) -> None:
         """See `Sent`."""
         if ordered:
-            self._flat.copy_(tree.over_ranks(self._flat, ranks))
+            self._flat.copy_(over_ranks(self._flat, ranks))
         else:
             sent = self._flat if self._narrow is None else self._narrow
             self._sent = ranks.begin_adding(sent)

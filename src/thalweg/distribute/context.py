@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from thalweg.distribute.buckets import Sending
-from thalweg.distribute.ranks import Ranks
-from thalweg.running import thread
+from thalweg.running import replicas, thread
 from thalweg.switches import Sections, Within
+
+if TYPE_CHECKING:
+    from thalweg.distribute.buckets import Sending
+    from thalweg.distribute.ranks import Ranks
 
 
 class Replicas(Protocol):
@@ -64,6 +68,11 @@ def _entering(entered: Entered, given: Any = None) -> Within:
 def innermost() -> Entered | None:
     """What this thread has entered last."""
     return thread.strategies[-1] if thread.strategies else None
+
+
+def updating() -> AbstractContextManager[Any]:
+    """A block in which a hook updates variables: across replicas, if there are several."""
+    return contextlib.nullcontext() if replicas() == 1 else across(thread.strategies[-1].strategy)
 
 
 def has_strategy() -> bool:

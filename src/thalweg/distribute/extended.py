@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.core.nest import leaves_of
 from thalweg.core.pairs import flatten
 from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import Replicas, across, within
 from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.replica import ReplicaContext
-from thalweg.graph.nest import leaves_of
 from thalweg.switches import no_grad
 from thalweg.variable import check_held
 

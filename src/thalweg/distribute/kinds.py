@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 from thalweg.errors import InvalidTypeError, ReplicaMismatchError
-from thalweg.graph import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.running import SymbolicRows
 from thalweg.variable import TRAINED, dtype_name
 
 _DTYPES = (*TRAINED, torch.complex64, torch.complex128, torch.int32, torch.int64)
+_ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
 
 
 class Kind(NamedTuple):
@@ -37,7 +38,7 @@ class Kind(NamedTuple):
         """The kind of a gradient, symbolic or not; `var` is its variable, or None for a value."""
         if grad is None:
             return cls(missing=var is None)
-        is_sparse = isinstance(grad, IndexedSlices | SymbolicSlices)
+        is_sparse = isinstance(grad, _ROWS)
         is_wide = is_sparse and grad.indices.dtype == torch.int64
         dtypes = tuple(grad.dtype == each for each in _DTYPES)
         return cls(not is_sparse, is_sparse, is_wide, False, dtypes)

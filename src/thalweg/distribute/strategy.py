@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
@@ -11,9 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from thalweg.autodiff import Gradient, GradientTape
+from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hyperparameters import is_number
 from thalweg.core.pairs import check_variables, flatten
-from thalweg.distribute import tree
 from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES
@@ -25,8 +24,9 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.distribute.sharding.shards import Shards
+from thalweg.distribute.tree import over_batches
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, group
+from thalweg.running import executing_eagerly
 
 # torch counts milliseconds, of which 0 means for ever, and hangs where they overflow.
 SHORTEST, LONGEST = 0.001, 1_000_000_000
@@ -256,7 +256,7 @@ class Strategy:
         self.sending.micro_batches = micro_batches
         first = self.ranks.rank * own
         with telling(self.ranks, Doing.STEP):
-            sums = tree.over_batches(first, first + own, of_one)
+            sums = over_batches(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 
     def group(self, value: Any, name: str | None = None) -> Any:
@@ -266,7 +266,7 @@ class Strategy:
             value: Operations or symbolic tensors, in a nest.
             name: Optional. Of the operation.
         """
-        return None if executing_eagerly() else group(value, name=name)
+        return None if executing_eagerly() else graph_mode().group(value, name=name)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of this process' replicas: there is one."""
@@ -297,12 +297,6 @@ def _check_above_0(name: str, number: object) -> None:
 def alone() -> AbstractContextManager[None]:
     """A block in which there is one replica, whatever strategy the call is in."""
     return within(ReplicaContext(_DEFAULT))
-
-
-def updating() -> AbstractContextManager[Any]:
-    """A block in which a hook updates variables: across replicas, if there are several."""
-    strategy = get_strategy()
-    return contextlib.nullcontext() if strategy.ranks.is_alone else across(strategy)
 
 
 def get_strategy() -> Strategy:

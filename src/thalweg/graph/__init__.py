@@ -4,6 +4,9 @@ Where TensorFlow leaves an order open, here it is fixed: what reads comes before
 Random numbers are torch's. `==` between symbolic tensors compares identities, as in TensorFlow 1.
 """
 
+from thalweg.core.graph_mode import register
+from thalweg.core.one_update import apply_as_one_update
+from thalweg.graph import port
 from thalweg.graph.arguments import by_reference
 from thalweg.graph.called_once import constrained, explained, gradient_symbol, update_of
 from thalweg.graph.checking import must_hold
@@ -58,7 +61,7 @@ from thalweg.graph.initializers import (
 from thalweg.graph.loops import foldl, foldr, map_fn, scan, while_loop
 from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.nodes import Operation, SymbolicTensor
-from thalweg.graph.one_update import after_writes, apply_as_one_update, updates_since
+from thalweg.graph.one_update import after_writes, updates_since
 from thalweg.graph.operation import operation
 from thalweg.graph.ops import (
     assign,
@@ -216,3 +219,5 @@ __all__ = [
     "zeros",
     "zeros_initializer",
 ]
+
+register(port)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.running import executing_eagerly

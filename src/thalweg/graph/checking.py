@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.operation import operation
 

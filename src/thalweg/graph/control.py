@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.graph.adding import add
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.default import get_default_graph
-from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices

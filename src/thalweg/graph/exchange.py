@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.graph.adding import ONLY_INSIDE
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
-from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
-from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import check_held, dtype_name, numpy_copy, to_tensor
+from thalweg.graph.slices import SymbolicSlices
+from thalweg.indexed_slices import IndexedSlices, exported
+from thalweg.variable import check_held, dtype_name, to_tensor
+
+__all__ = ["converted_feeds", "copied", "exported", "fetched_element"]
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -116,22 +117,3 @@ def copied(value: torch.Tensor) -> torch.Tensor:
     """A copy of a value as a plain tensor in the CPU's memory."""
     found = value.detach()
     return found.clone() if found.device.type == "cpu" else found.cpu()
-
-
-def exported(value: Any) -> Any:
-    """A copy of a value as sessions return it: a NumPy array or scalar.
-
-    A dtype that NumPy lacks remains a torch tensor; what is no tensor is returned as it is.
-    """
-    if isinstance(value, IndexedSlices):
-        shape = None if value.dense_shape is None else np.array(value.dense_shape, np.int64)
-        return IndexedSlicesValue(exported(value.values), exported(value.indices), shape)
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value.detach()
-    if value.layout != torch.strided:
-        return value.clone()
-    try:
-        return numpy_copy(value)[()]
-    except TypeError:
-        return torch.Tensor.clone(value)

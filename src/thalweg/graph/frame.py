@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.core.outcome import say
 from thalweg.core.section import Call, calls, consume
 from thalweg.graph.gradients import differentiable
-from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.plan import Plan, Step
 from thalweg.graph.scopes import Unit

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from thalweg.autodiff import UnconnectedGradients
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import IN_EAGER_MODE, whole
 from thalweg.graph.default import graph_variable_of
-from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices

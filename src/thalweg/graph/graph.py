@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from thalweg.core.nest import mapped
 from thalweg.graph.in_place import write
 from thalweg.graph.interception import intercepted
 from thalweg.graph.names import cleaned
-from thalweg.graph.nest import mapped
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.recording import record
 from thalweg.lending import lend_for_good

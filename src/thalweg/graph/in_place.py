@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from thalweg.core.nest import mapped
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference, whole
-from thalweg.graph.nest import mapped
 from thalweg.graph.recording import bare, prepared
 from thalweg.graph.shapes import inferred
 

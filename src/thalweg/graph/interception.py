@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.graph.modules import call_module
-from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.locks import Lock
 from thalweg.running import executing_eagerly

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.default import get_default_graph
-from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.graph.nodes import Subgraph, SymbolicTensor
 from thalweg.graph.ops import convert_to_tensor, identity
 from thalweg.graph.shapes import Output

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from thalweg.graph.nest import leaves_of
+from thalweg.core.nest import leaves_of
 
 Sizes = tuple[int | None, ...]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from thalweg.core.nest import mapped
 from thalweg.graph import recording
 from thalweg.graph.arguments import Reference
 from thalweg.graph.calling import calls
 from thalweg.graph.names import cleaned
-from thalweg.graph.nest import mapped
 from thalweg.graph.nodes import Nodes
 from thalweg.graph.variables import GraphVariable, variable_of
 from thalweg.switches import no_grad

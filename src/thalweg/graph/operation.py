@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference
 from thalweg.graph.default import get_default_graph
-from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.recording import prepared
 from thalweg.graph.shapes import Output

@@ -13,9 +13,9 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidTypeError
 from thalweg.graph.indexing import item, shape_of_item, spanned
-from thalweg.graph.nest import leaves_of
 from thalweg.running import Symbolic
 from thalweg.variable import to_tensor
 

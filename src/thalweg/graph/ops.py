@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
 from thalweg.graph.default import get_default_graph, graph_variable_of, has_symbol
-from thalweg.graph.nest import leaves_of
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.sizes import ints, known_sizes, sizes_of

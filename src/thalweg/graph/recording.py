@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Dense, inputs_of, whole
-from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.shapes import Output, inferred
 from thalweg.graph.slices import SymbolicSlices

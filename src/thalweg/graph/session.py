@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from thalweg.core import section
+from thalweg.core.nest import leaves_of, packed
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.exchange import converted_feeds, copied, exported, fetched_element
@@ -18,7 +19,6 @@ from thalweg.graph.frame import Frame
 from thalweg.graph.gradients import differentiable
 from thalweg.graph.leaves import Leaves
 from thalweg.graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
-from thalweg.graph.nest import leaves_of, packed
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.plan import Plan, make_plan
 from thalweg.graph.variables import GraphVariable

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from thalweg.autodiff import variables_of
+from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import Reference
 from thalweg.graph.mismatch import Failure, misfit
-from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.running import eagerly
 from thalweg.switches import enable_grad

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.nest import leaves_of, mapped
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.running import eagerly
 from thalweg.switches import no_grad

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -11,20 +11,14 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
-from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import Symbolic
+from thalweg.indexed_slices import IndexedSlices, IndexedSlicesValue
+from thalweg.running import SymbolicRows
 from thalweg.static_shape import Shape
 
-
-class IndexedSlicesValue(NamedTuple):
-    """What a session returns for slices: NumPy arrays."""
-
-    values: Any
-    indices: Any
-    dense_shape: Any
+__all__ = ["IndexedSlicesValue", "SymbolicSlices"]
 
 
-class SymbolicSlices(Symbolic):
+class SymbolicSlices(SymbolicRows):
     """`IndexedSlices` of symbolic tensors.
 
     Args:

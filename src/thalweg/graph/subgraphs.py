@@ -16,9 +16,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.errors import InvalidTypeError
 from thalweg.graph.adding import add
-from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.graph.nodes import Nodes, Operation, Subgraph, SymbolicTensor
 from thalweg.graph.ops import constant, convert_to_tensor
 from thalweg.graph.scopes import Block

@@ -6,8 +6,8 @@ from typing import Any
 
 from thalweg import autodiff
 from thalweg.autodiff import UnconnectedGradients
+from thalweg.core.nest import leaves_of, packed
 from thalweg.graph.gradients import gradients
-from thalweg.graph.nest import leaves_of, packed
 from thalweg.running import Symbolic, executing_eagerly
 
 

@@ -5,45 +5,18 @@ Functions of `tf.keras.backend`; optimizers set and read their hyperparameters b
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import (
-    GraphVariable,
-    Session,
-    current_session,
-    get_default_graph,
-    get_default_session,
-    is_symbolic,
-)
-from thalweg.graph.exchange import exported
-from thalweg.running import eagerly
+from thalweg.core.graph_mode import graph_mode, has_graphs
+from thalweg.errors import InvalidArgumentError
+from thalweg.indexed_slices import exported
+from thalweg.running import eagerly, is_symbolic
 from thalweg.switches import no_grad
 from thalweg.variable import name_of, tensor_of, to_tensor
 
-_OWN = "keras_variables"  # a collection: what a session initializes by itself
 
-
-class _Thread(threading.local):
-    """The session of one thread that none is the default of."""
-
-    def __init__(self) -> None:
-        self.session: Any = None
-
-
-_thread = _Thread()
-
-
-def track(variable: Any) -> Any:
-    """Let sessions that `get_session` returns initialize a variable of a graph."""
-    if isinstance(variable, GraphVariable):
-        variable.graph.add_to_collection(_OWN, variable)
-    return variable
-
-
-def get_session(op_input_list: Sequence[Any] = ()) -> Session:
+def get_session(op_input_list: Sequence[Any] = ()) -> Any:
     """The session of graph mode.
 
     It is the one whose operation runs; or the default one; or what `set_session` was given; or a
@@ -52,17 +25,17 @@ def get_session(op_input_list: Sequence[Any] = ()) -> Session:
 
     Args:
         op_input_list: Optional. What the session is for: tensors and variables of its graph.
+
+    Raises:
+        FailedPreconditionError: Nothing that makes graphs was imported.
     """
-    graph = next((each.graph for each in op_input_list if is_symbolic(each)), get_default_graph())
-    session = _known(graph)
-    if session is None:
-        session = _thread.session = Session(graph=graph)
-    return _initialized(session)
+    return graph_mode().session(op_input_list)
 
 
 def set_session(session: Any) -> None:
     """Let this thread use a session wherever none is the default; None forgets it."""
-    _thread.session = session
+    if session is not None or has_graphs():
+        graph_mode().use_session(session)
 
 
 def get_value(x: Any) -> Any:
@@ -78,7 +51,7 @@ def batch_get_value(tensors: Iterable[Any]) -> list[Any]:
     """The values of variables and tensors; see `get_value`. Those of a graph are of one moment."""
     found = [tensor_of(each) for each in tensors]
     symbols = [each for each in found if is_symbolic(each)]
-    values = iter(session_of(symbols[0], "read").run(symbols) if symbols else ())
+    values = iter(graph_mode().values(symbols) if symbols else ())
     return [next(values) if is_symbolic(each) else exported(each) for each in found]
 
 
@@ -108,43 +81,8 @@ def batch_set_value(tuples: Iterable[tuple[Any, Any]]) -> None:
             )
     own = {x: value for x, value in pairs if is_symbolic(x)}
     if own:
-        session_of(next(iter(own)), "set").load_all(own)
+        graph_mode().assign(own)
     with eagerly(), no_grad():  # in eager mode, and what is of it while a graph is built
         for x, value in pairs:
             if not is_symbolic(x):
                 x.copy_(value)
-
-
-def session_of(x: Any, purpose: str) -> Session:
-    """The session that has the value of a graph's variable.
-
-    Raises:
-        FailedPreconditionError: None is known.
-    """
-    session = _known(x.graph)
-    if session is None:
-        raise FailedPreconditionError(
-            f"Cannot {purpose} '{x.name}', of which each session has a value: no session is the"
-            " default. Do it inside `with session:`, or give the session to"
-            " tf.compat.v1.keras.backend.set_session."
-        )
-    return _initialized(session)
-
-
-def has_session(graph: Any) -> bool:
-    """Whether a session of the graph is known."""
-    return _known(graph) is not None
-
-
-def _known(graph: Any) -> Any:
-    known = (current_session(), get_default_session(), _thread.session)
-    return next((s for s in known if s is not None and s.graph is graph and not s.closed), None)
-
-
-def _initialized(session: Session) -> Session:
-    if current_session() is not session:
-        own = session.graph.get_collection(_OWN)
-        new = [each.initializer for each in own if not session.is_initialized(each)]
-        if new:
-            session.run(new)
-    return session

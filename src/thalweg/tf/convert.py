@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from thalweg import graph
+from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidTypeError
 from thalweg.graph.default import has_symbol
-from thalweg.graph.nest import leaves_of
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import check_held, tensor_of, to_tensor
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from thalweg import graph
+from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size, known_sizes, sizes_of
-from thalweg.graph.nest import leaves_of
 from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor
 
 __all__ = ["concat", "split", "stack", "unstack"]

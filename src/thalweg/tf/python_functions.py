@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from thalweg import graph
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.checking import excerpt
 from thalweg.graph.exchange import exported
-from thalweg.graph.nest import leaves_of, mapped
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype, dtype_name, to_tensor
 

@@ -6,7 +6,6 @@ those dimensions of a variable's mesh that it is cut along.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,6 +18,7 @@ from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.core.processing import Measures
 from thalweg.core.slots import SlotStore
+from thalweg.distribute.dtensors import is_on_mesh
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.arrays import Float64
@@ -29,16 +29,6 @@ from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.switches import no_grad
 from thalweg.variable import name_of, variable_constraint
-
-
-def is_imported() -> bool:
-    """Whether there can be DTensors: somebody has imported their module, which takes a while."""
-    return "torch.distributed.tensor" in sys.modules
-
-
-def is_on_mesh(given: Any) -> bool:
-    """Whether something is a DTensor."""
-    return is_imported() and isinstance(given, sys.modules["torch.distributed.tensor"].DTensor)
 
 
 def note(store: SlotStore, variables: Sequence[Any]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.autodiff import GradientTape, gradients_of
+from thalweg.core.graph_mode import graph_mode
 from thalweg.core.pairs import check_variables, flatten, refuse_no_variables
 from thalweg.errors import NumericsWarning, warn
-from thalweg.graph import graph_variable_of, is_symbolic
-from thalweg.keras.optimizers import in_graph
+from thalweg.running import is_deferred, is_symbolic
 from thalweg.tracing import untraced
 from thalweg.variable import is_frozen, is_variable, titles_of
 
@@ -91,11 +91,11 @@ class Differentiation:
     ) -> list[tuple[Any, Tensor]]:
         """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
         refuse_no_variables(var_list)
-        if in_graph.is_deferred(loss):
-            symbol = graph_variable_of(loss)
+        if is_deferred(loss):
+            symbol = graph_mode().variable_of(loss)
             value = self._transform_loss(symbol if is_symbolic(symbol) else symbol())
             chosen = flatten(var_list() if callable(var_list) else var_list)
-            return in_graph.computed(value, chosen, grad_loss) if chosen else []
+            return graph_mode().gradients(value, chosen, grad_loss) if chosen else []
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
@@ -127,8 +127,8 @@ class Differentiation:
             will do.
         """
         variables = flatten(params)
-        if in_graph.is_deferred(loss):
-            gradients = [grad for grad, _ in in_graph.computed(loss, variables, None)]
+        if is_deferred(loss):
+            gradients = [grad for grad, _ in graph_mode().gradients(loss, variables, None)]
         else:
             gradients = gradients_of(loss, variables)
         _check_all(zip(gradients, variables, strict=True))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from thalweg.core.hyperparameters import as_hyper, as_number
 from thalweg.formula import Rule
-from thalweg.graph import is_symbolic
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules import FTRL, FTRL_POWER
+from thalweg.running import is_symbolic
 
 
 class Ftrl(BuiltIn):

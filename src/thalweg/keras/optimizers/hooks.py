@@ -14,12 +14,12 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.section import Call
 from thalweg.core.state import making
-from thalweg.distribute import get_strategy, updating
+from thalweg.distribute.context import updating
 from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import current_session, resolve
+from thalweg.running import current_session, is_ours, replicas, resolve
 from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 
 
@@ -27,7 +27,9 @@ class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
     """The coefficients of a step by device and dtype; a device may be given by its name."""
 
     def __init__(self, given: dict[tuple[Any, torch.dtype], dict[str, Any]] | None = None) -> None:
-        super().__init__({_by_name(key): value for key, value in (given or {}).items()})
+        super().__init__()
+        if given:
+            self.update({_by_name(key): value for key, value in given.items()})
 
     def __getitem__(self, key: tuple[Any, torch.dtype]) -> dict[str, Any]:
         return super().__getitem__(_by_name(key))
@@ -111,7 +113,7 @@ class KerasHooks(Hooks):
         optimizer = self._optimizer
         if self._aggregates:
             pairs = self._called("_transform_unaggregated_gradients", pairs)
-            is_needed = optimizer._aggregator is not None or not get_strategy().ranks.is_alone
+            is_needed = optimizer._aggregator is not None or replicas() > 1
             pairs = self._called("_aggregate_gradients", pairs, is_needed)
         return self._called("_transform_gradients", pairs, bool(optimizer._transformers))
 
@@ -275,6 +277,19 @@ UPDATES = (
     "_resource_apply_sparse_duplicate_indices",
 )
 _PREPARED = frozenset((*UPDATES, "_prepare", "_prepare_local"))
+_HOOKS = (
+    *_PREPARED,
+    "_decayed_lr",
+    "_transform_unaggregated_gradients",
+    "_aggregate_gradients",
+    "_transform_gradients",
+)
+
+
+def has_hooks(optimizer: Any) -> bool:
+    """Whether a step calls functions of a user's, but for those of hyperparameters."""
+    hooks = [getattr(optimizer, hook) for hook in _HOOKS]
+    return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 
 
 def with_gradients(pairs: Sequence[tuple[Any, Any]], titles: Sequence[str]) -> list[Any]:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from thalweg import scalars
+from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hyperparameters import Hyperparameters, as_hyper, is_function, is_number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
-from thalweg.graph import current_session, executing_eagerly, is_symbolic, make_variable
 from thalweg.keras import backend
-from thalweg.keras.optimizers import in_graph
+from thalweg.running import current_session, executing_eagerly, is_deferred, is_symbolic
 from thalweg.schedules import LearningRateSchedule, serialize
 from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
 
@@ -81,7 +81,7 @@ class Hypers(TrackableSlots):
         if executing_eagerly():
             title = f"{self._name}/{name}"
             return Variable(self._begun(name, initial_value), title, trainable=False)
-        return backend.track(make_variable(initial_value, in_graph.scoped(name)))
+        return graph_mode().variable(initial_value, name)
 
     def _serialize_hyperparameter(self, name: str) -> Any:
         """What `get_config` writes: a number that JSON knows, or the config of a schedule.
@@ -94,7 +94,7 @@ class Hypers(TrackableSlots):
         if isinstance(value, Tensor):
             value = numpy_value(value)
         elif is_symbolic(value) and not is_function(self._hyper.raw(name)):
-            value = in_graph.written(value)
+            value = graph_mode().config_value(value)
         # A numpy.float64 is a float, and makes a hyperparameter of float64.
         is_odd = isinstance(value, np.generic) and not isinstance(value, float)
         return value.item() if is_odd else value
@@ -147,6 +147,6 @@ class Hypers(TrackableSlots):
         While a graph is built, it is a tensor of the graph.
         """
         dtype = as_dtype(var_dtype)
-        if in_graph.is_deferred():
-            return in_graph.rate(self, dtype)
+        if is_deferred():
+            return graph_mode().learning_rate(self, dtype)
         return torch.tensor(self._learning_rate(compute_dtype(dtype)), dtype=dtype)

@@ -19,35 +19,34 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.described import Described
+from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.kept import Plans
-from thalweg.core.outcome import raise_first, say_refused
+from thalweg.core.one_update import apply_as_one_update
+from thalweg.core.outcome import Outcome, raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.processing import NOTHING, materialised
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
+from thalweg.distribute.dtensors import is_imported, is_on_mesh
+from thalweg.distribute.last_sums import taken
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
-from thalweg.graph import apply_as_one_update, deduplicated
-from thalweg.graph.either import IndexedSlices as EitherSlices
-from thalweg.keras.optimizers import in_graph
 from thalweg.keras.optimizers.differentiation import Differentiation
-from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, with_gradients
+from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, has_hooks
 from thalweg.keras.optimizers.hypers import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
-from thalweg.keras.optimizers.recorded import clipped, has_hooks, recorded
+from thalweg.keras.optimizers.rows import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.locks import Guard
-from thalweg.running import current_session, executing_eagerly, is_symbolic
+from thalweg.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
 from thalweg.scattering import scatter
 from thalweg.schedules import deserialize as deserialize_schedule
 from thalweg.tracing import untraced
-from thalweg.variable import titles_of
 
-_BEFORE = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
 
@@ -196,91 +195,66 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
         aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
         is done. A note on the exception says which is the case.
         """
-        waits = experimental_aggregate_gradients and self._is_summed()
-        told = distribute.awaited(self) if waits else contextlib.nullcontext()
         try:
-            with self._lock, self._hyper, told:
-                return self._applied(grads_and_vars, name, experimental_aggregate_gradients, waits)
+            if thread.strategies:
+                from thalweg.keras.optimizers.replicas import step_in_replicas
+
+                return step_in_replicas(
+                    self, grads_and_vars, name, experimental_aggregate_gradients
+                )
+            with self._lock, self._hyper:
+                return self._step_alone(grads_and_vars, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
                 say_refused(error)
             raise
 
-    def _applied(self, given: Any, name: str | None, aggregates: bool, waits: bool) -> Any:
-        """Apply gradients, which are completed first where `waits`."""
+    def _step_alone(self, given: Any, name: str | None, aggregates: bool) -> Any:
+        """Apply gradients outside of any strategy."""
         given = given if type(given) is list else as_pairs(given)
         if not given:
-            if waits and executing_eagerly():
-                distribute.summed(self, distribute.get_strategy(), [], self._said())
-            return in_graph.nothing(self) if in_graph.is_deferred() else None
-        if distribute.in_cross_replica_context() and current_session() is None:
-            raise RuntimeError(
-                "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
-                " the function that thalweg.distribute.Strategy.run calls."
-            )
-        sums_first = aggregates and self._sums_first()
-        hooks = self._hooks(aggregates and not sums_first)
-        if not sums_first:
-            if waits and executing_eagerly():
-                given = distribute.completed_here(as_pairs(given))
+            return self._step_over_nothing()
+        hooks = self._hooks(aggregates)
+        if self._slots.parts is not None or (is_imported() and _has_dtensors(given)):
             given, hooks.sharing = distribute.sharing_here(self, given, hooks)
-        elif distribute.shards_of(self) is not None:
-            given, hooks.sharing = self._summed_in_parts(as_pairs(given), hooks)
-        else:
-            given = self._summed(as_pairs(given))
+        return self._end_step(self._take_step(hooks, given), given, name, aggregates)
+
+    def _step_over_nothing(self) -> Any:
+        return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
+
+    def _take_step(self, hooks: KerasHooks, given: Any) -> Outcome | None:
+        """Take a step, and say how it went; None if it belongs in a graph."""
         how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
         kept = self._plans.now()
-        with distribute.taking(hooks.sharing):
-            outcome = repeat(hooks, kept, given, how) if executing_eagerly() else None
-            if outcome is None:
-                if in_graph.is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-                    return self._deferred(given, name, aggregates and not sums_first)
-                outcome = take(hooks, kept, given, how, tries=False)
-        distribute.taken(self, bool(outcome.errors))
+        if executing_eagerly():
+            outcome = repeat(hooks, kept, given, how)
+            if outcome is not None:
+                return outcome
+        if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+            return None
+        return take(hooks, kept, given, how, tries=False)
+
+    def _end_step(
+        self, outcome: Outcome | None, given: Any, name: str | None, aggregates: bool
+    ) -> Any:
+        """What `apply_gradients` returns after a step."""
+        if outcome is None:
+            return graph_mode().apply_gradients(self, as_pairs(given), name, aggregates)
+        taken(self, bool(outcome.errors))
         raise_first(outcome.errors)
         return self.iterations
-
-    def _deferred(self, given: list[tuple[Any, Any]], name: str | None, aggregate: bool) -> Any:
-        """The operation that takes the step when a session runs it."""
-        given = as_pairs(given)
-        pairs = with_gradients(given, titles_of([var for _, var in given]))
-        if self._is_recorded():
-            return recorded(self, pairs, name or self._name, aggregate)
-        replica = distribute.current_replica()
-
-        def step(grads: list[Any], leaves: list[Tensor]) -> None:
-            with distribute.within(replica):
-                # Not a subclass's own, which was called when the graph was built.
-                pairs = list(zip(grads, leaves, strict=True))
-                Optimizer.apply_gradients(self, pairs, None, aggregate)
-
-        return in_graph.applied(self, step, pairs, name or self._name)
 
     def _is_recorded(self) -> bool:
         """Whether hooks are called once, when a graph is built."""
         return has_hooks(self) and not self.HOOKS_AT_EACH_RUN and distribute.shards_of(self) is None
 
-    def _sums_first(self) -> bool:
-        """Whether the sum over replicas is all that comes before `_transform_gradients`."""
-        if self._aggregator is not None or distribute.get_strategy().ranks.is_alone:
-            return False
-        return _BEFORE.isdisjoint(self._overridden())
-
-    def _is_summed(self) -> bool:
-        """Whether this class sums gradients over replicas, of which there are several."""
-        if self._aggregator is not None or distribute.get_strategy().ranks.is_alone:
-            return False
-        return "_aggregate_gradients" not in self._overridden()
-
     def _waited_for(self) -> AbstractContextManager[None]:
         """The block in which gradients are computed, for which other replicas wait."""
-        if self._sums_first():
-            return distribute.guarding(self)
-        return distribute.awaited(self) if self._is_summed() else contextlib.nullcontext()
+        if not thread.strategies:
+            return contextlib.nullcontext()
+        from thalweg.keras.optimizers.replicas import waited_for
 
-    def _summed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        found = distribute.summed(self, distribute.get_strategy(), pairs, self._said())
-        return _all_of(pairs, found)
+        return waited_for(self)
 
     def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         """What counts a step of these variables beside `iterations`, as functions in C."""
@@ -289,30 +263,6 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)
         self._plans = Plans()
-
-    def _summed_in_parts(
-        self, pairs: list[tuple[Any, Any]], hooks: KerasHooks
-    ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
-        sees = self._transformers or "_transform_gradients" in self._overridden()
-        rule = hooks.rule()
-        whole = sees or rule is None or (rule.whole and bool(self._clipping))
-        strategy = distribute.get_strategy()
-        found, step = distribute.summed_in_parts(
-            self, strategy, pairs, self._said(), hooks, scatters=not whole
-        )
-        return _all_of(pairs, found), step
-
-    def _said(self) -> distribute.Said:
-        """What must be the same on all replicas."""
-        return distribute.Said(self._in_words, self._in_numbers)
-
-    def _in_words(self) -> list[str]:
-        arguments = distribute.in_words(self._arguments())
-        step = [f"step: {int(self.iterations)}"] if executing_eagerly() else []
-        return [f"optimizer: {type(self).__name__}", *arguments, *step]
-
-    def _in_numbers(self) -> tuple[int, list[float]]:
-        return int(self.iterations), list(self._hyper.numbers().values())
 
     def _hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)
@@ -331,7 +281,9 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         """Create `iterations`, hyperparameter variables and slots."""
-        in_graph.check_graph(self._own_children().values(), self._name)
+        own = self._own_children().values()
+        if any(map(is_symbolic, own)):
+            graph_mode().check_graph(own, self._name)
         _ = self.iterations
         self._create_hypers()
         self._create_slots(list(var_list))
@@ -384,15 +336,17 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
         """Hook: aggregates gradients over replicas, by `gradient_aggregator` or as sums."""
         if self._aggregator is not None:
             return self._aggregator(grads_and_vars)
-        if distribute.get_strategy().ranks.is_alone:
+        if replicas() == 1:
             return grads_and_vars
-        return self._summed(list(grads_and_vars))
+        from thalweg.keras.optimizers.replicas import summed
+
+        return summed(self, list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clips gradients and calls `gradient_transformers`."""
         flush = self._selection().denormals == "flush"
-        if in_graph.is_deferred(*(grad for grad, _ in grads_and_vars)):
-            pairs = clipped(grads_and_vars, self._clipping, flush)
+        if is_deferred(*(grad for grad, _ in grads_and_vars)):
+            pairs = graph_mode().clip(grads_and_vars, self._clipping, flush)
         else:
             pairs, _ = materialised(grads_and_vars, self._clipping, flush)
         for transformer in self._transformers:
@@ -419,14 +373,14 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
     def _resource_scatter_add(self, x: Any, i: Any, v: Any) -> Tensor:
         """Add the rows of `v` to the rows `i` of a variable; returns its value."""
         if is_symbolic(x):
-            return x.scatter_add(EitherSlices(v, i))
+            return x.scatter_add(rows_of(v, i))
         scatter(x, i, v, "add")
         return x.detach().clone()
 
     def _resource_scatter_update(self, x: Any, i: Any, v: Any) -> Tensor:
         """Set the rows `i` of a variable to the rows of `v`; returns its value."""
         if is_symbolic(x):
-            return x.scatter_update(EitherSlices(v, i))
+            return x.scatter_update(rows_of(v, i))
         scatter(x, i, v, "update")
         return x.detach().clone()
 
@@ -499,17 +453,12 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
         return cls(**config)
 
 
+def _has_dtensors(given: Any) -> bool:
+    return any(is_on_mesh(var) for _, var in as_pairs(given))
+
+
 _deduplicate_indexed_slices = deduplicated
 _var_key = variable_key
-
-
-def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:
-    """The sums; says, as without ranks, which variables have none since no rank has a gradient."""
-    if len(sums) < len(pairs):
-        there = {id(var) for _, var in sums}
-        marked = [(var if id(var) in there else None, var) for _, var in pairs]
-        with_gradients(marked, titles_of([var for _, var in pairs]))
-    return sums
 
 
 Optimizer._BUILT_IN = {

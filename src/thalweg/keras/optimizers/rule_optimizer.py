@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.core.checks import scatters
 from thalweg.core.columns import defaults_of, derived
 from thalweg.core.complexes import real_pair, update_analytic
+from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import checked
 from thalweg.core.outcome import raise_within
@@ -19,7 +20,6 @@ from thalweg.core.step import take
 from thalweg.engines import check_rule, compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
-from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.keras.optimizers.hooks import (
     UPDATES,
     AloneHooks,
@@ -28,7 +28,7 @@ from thalweg.keras.optimizers.hooks import (
     RuleHooks,
 )
 from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.keras.optimizers.recorded import updated
+from thalweg.keras.optimizers.rows import rows_of
 from thalweg.rules import RULES
 from thalweg.running import current_session, is_ours, is_symbolic
 
@@ -161,7 +161,7 @@ class RuleOptimizer(Optimizer):
     def _resource_apply_sparse(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
-        return self._apply_one(EitherSlices(grad, indices), var, apply_state)
+        return self._apply_one(rows_of(grad, indices), var, apply_state)
 
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
@@ -170,12 +170,12 @@ class RuleOptimizer(Optimizer):
         scatters = self._rule().duplicates == "successive"
         if "_resource_apply_sparse" in self._overridden() and not scatters:
             return super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
-        return self._apply_one(EitherSlices(grad, indices), var, apply_state)
+        return self._apply_one(rows_of(grad, indices), var, apply_state)
 
     def _apply_one(self, grad: Any, var: Any, apply_state: Any) -> Any:
         """Hand a variable back to the rule, from a hook that wanted to see it."""
         if is_symbolic(var):
-            return updated(self, grad, var, apply_state)
+            return graph_mode().update(self, grad, var, apply_state)
         self._update_one(grad, var, apply_state)
 
     def _update_one(

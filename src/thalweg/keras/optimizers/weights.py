@@ -10,24 +10,18 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
+from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hyperparameters import Hyperparameters, is_function
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import SlotsByVariable
 from thalweg.core.state import Entry, Loading, of_slots, readable, restore
 from thalweg.core.trackable import TrackableSlots
+from thalweg.distribute.dtensors import is_on_mesh
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
-from thalweg.graph import (
-    GraphVariable,
-    executing_eagerly,
-    graph_variable_of,
-    is_symbolic,
-    make_variable,
-    resolve,
-)
 from thalweg.keras import backend
-from thalweg.keras.optimizers import in_graph
 from thalweg.locks import Guard
+from thalweg.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve, thread
 from thalweg.tracing import untraced
 from thalweg.variable import (
     Variable,
@@ -97,7 +91,7 @@ class Weights(TrackableSlots):
         if self._iterations is None:
             self._iterations = self._own(np.int64(0), "iter")
             self._weights.insert(0, self._iterations)
-        return resolve(self._iterations)
+        return resolve(self._iterations) if thread.frames else self._iterations
 
     def _own(self, initial_value: Any, name: str) -> Any:
         """A variable of the optimizer that is not trained; see `Hypers._made`."""
@@ -145,7 +139,7 @@ class Weights(TrackableSlots):
         found = self._slots.get(var, slot_name)
         if found is not None:
             return found
-        if not isinstance(var, Tensor | GraphVariable):
+        if not isinstance(var, Tensor | SymbolicVariable):
             raise InvalidTypeError(f"add_slot needs a variable, not {var!r}.")
         own = shape is None or tuple(shape) == tuple(var.shape)
         if own and isinstance(initializer, str) and initializer in _FILL:
@@ -157,8 +151,8 @@ class Weights(TrackableSlots):
                 given = isinstance(initializer, str) or is_function(initializer)
                 shape = var.shape if given else tuple(np.shape(initializer))
             value = initial_value(initializer, shape, var.dtype)
-        if isinstance(var, GraphVariable):
-            slot: Any = make_variable(value, title, like=var)
+        if isinstance(var, SymbolicVariable):
+            slot: Any = graph_mode().slot(var, value, title)
         else:
             slot = over(value.to(var.device), title)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
@@ -171,7 +165,8 @@ class Weights(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
-        distribute.note(self._slots, missing)
+        if any(map(is_on_mesh, missing)):
+            distribute.note(self._slots, missing)
         titles = [self._slot_title(var, name) for var in missing]
         made = self._slots.make(missing, name, initial, titles, kind)
         self._take_slots(name, missing, made)
@@ -198,7 +193,7 @@ class Weights(TrackableSlots):
             KeyError: There is no slot of this name, or not yet.
             ReplicaLostError: A rank has not called it.
         """
-        var = var if executing_eagerly() else graph_variable_of(var)
+        var = var if executing_eagerly() else graph_mode().variable_of(var)
         found = self._slots.get(var, slot_name)
         if found is None:
             self._settle(var, slot_name)
@@ -264,8 +259,7 @@ class Weights(TrackableSlots):
             start = self._begun(name, value)
             weight: Any = Variable(start, name, trainable=trainable is not False)
         else:
-            own = make_variable(value, in_graph.scoped(name), trainable=trainable is not False)
-            weight = backend.track(own)
+            weight = graph_mode().variable(value, name, trainable is not False)
         weight = distribute.aggregated(weight, synchronization, aggregation)
         self._track_trackable(weight, name, overwrite=True)
         self._added.append(weight)
@@ -369,8 +363,8 @@ class Weights(TrackableSlots):
 
 
 def _is_counter(variable: Any) -> bool:
-    is_variable = isinstance(variable, Tensor | GraphVariable)
-    return is_variable and variable.shape == () and variable.dtype in COUNTERS
+    shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
+    return isinstance(variable, Tensor | SymbolicVariable) and shape == () and dtype in COUNTERS
 
 
 def _fitting(entry: Entry, value: Any) -> Tensor:

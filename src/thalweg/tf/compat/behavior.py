@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.graph.default import begin_graphs, disable_eager_execution, enable_eager_execution
-from thalweg.graph.nest import leaves_of
 from thalweg.running import process
 
 __all__ = [

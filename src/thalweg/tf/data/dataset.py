@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, did_you_mean
 from thalweg.graph.exchange import exported
-from thalweg.graph.nest import leaves_of, mapped
 from thalweg.lazily import lazy
 from thalweg.running import executing_eagerly, is_symbolic, resolve
 from thalweg.tf.data import spec as specs

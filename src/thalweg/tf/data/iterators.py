@@ -6,9 +6,9 @@ from collections.abc import Iterator as Elements
 from typing import Any
 
 from thalweg import graph
+from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.errors import FailedPreconditionError, OutOfRangeError
 from thalweg.graph.default import begin_graphs
-from thalweg.graph.nest import leaves_of, mapped, packed
 from thalweg.running import current_session, executing_eagerly
 from thalweg.tf.data import spec as specs
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from thalweg import graph
+from thalweg.core.nest import mapped
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.nest import mapped
 from thalweg.graph.shapes import inferred
 from thalweg.running import eagerly, is_symbolic
 from thalweg.tf.convert import tensor

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from thalweg.core.nest import leaves_of, packed
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.nest import leaves_of, packed
 
 
 def checked(title: str, number: Any) -> int:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphVariable,
@@ -37,9 +38,8 @@ from thalweg.graph import (
     operation,
     placeholder,
 )
+from thalweg.graph.keras.variables import track
 from thalweg.graph.names import cleaned
-from thalweg.graph.nest import leaves_of, mapped
-from thalweg.keras.backend import track
 from thalweg.running import eagerly
 from thalweg.switches import no_grad
 from thalweg.variable import as_dtype, dtype_name, tensor_of

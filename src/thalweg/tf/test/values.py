@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from thalweg import graph
+from thalweg.core.nest import leaves_of, mapped
 from thalweg.graph.exchange import exported
-from thalweg.graph.nest import leaves_of, mapped
 from thalweg.variable import tensor_of
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.nest import leaves_of
 from thalweg.core.processing import Decision
 from thalweg.core.section import Call, run
 from thalweg.core.trackable import Trackable
@@ -26,7 +27,6 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.graph.nest import leaves_of
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient, values_of
 from thalweg.variable import check_held, to_tensor
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 
 def leaves_of(nest: Any) -> Iterator[Any]:
     """What a nest holds, in order; dicts in the order of their items."""
     if isinstance(nest, (list, tuple)):
-        for item in nest:
+        for item in cast("list[Any]", nest):
             yield from leaves_of(item)
     elif isinstance(nest, dict):
-        for item in nest.values():
+        for item in cast("dict[Any, Any]", nest).values():
             yield from leaves_of(item)
     else:
         yield nest
@@ -22,10 +22,12 @@ def leaves_of(nest: Any) -> Iterator[Any]:
 def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
     """The same nest with `function` applied to each leaf."""
     if isinstance(nest, (list, tuple)):
-        return _like(nest, [mapped(function, item) for item in nest])
+        items = cast("list[Any]", nest)
+        return _like(items, [mapped(function, item) for item in items])
     if isinstance(nest, dict):
-        copied = copy.copy(nest)  # keeps what a subclass has besides
-        copied.update({key: mapped(function, item) for key, item in nest.items()})
+        named = cast("dict[Any, Any]", nest)
+        copied = copy.copy(named)  # keeps what a subclass has besides
+        copied.update({key: mapped(function, item) for key, item in named.items()})
         return copied
     return function(nest)
 
@@ -36,7 +38,5 @@ def packed(nest: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _like(nest: Any, items: list[Any]) -> Any:
-    kind = type(nest)
-    if kind is list or kind is tuple:
-        return kind(items)
+    kind = cast("type[Any]", type(nest))
     return kind(*items) if hasattr(nest, "_fields") else kind(items)

@@ -14,41 +14,19 @@ from thalweg.core.checks import counting
 from thalweg.core.pairs import Pair, as_pairs, distinct
 from thalweg.core.processing import Processing, materialised
 from thalweg.core.section import run
-from thalweg.distribute import updating
+from thalweg.distribute.context import updating
 from thalweg.engines import compute_dtype
-from thalweg.graph import (
-    GraphVariable,
-    by_reference,
-    check_updates,
-    explained,
-    get_default_graph,
-    gradient_symbol,
-    graph_variable_of,
-    is_symbolic,
-    made_of_gradients,
-    operation,
-    update_of,
-)
+from thalweg.graph.arguments import by_reference
+from thalweg.graph.called_once import explained, gradient_symbol, update_of
+from thalweg.graph.default import get_default_graph, graph_variable_of
 from thalweg.graph.either import IndexedSlices
-from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, call
-from thalweg.keras.optimizers.in_graph import Captured, captured, kept_in_graph
-from thalweg.running import is_ours
-
-HOOKS = (
-    *UPDATES,
-    "_prepare",
-    "_prepare_local",
-    "_decayed_lr",
-    "_transform_unaggregated_gradients",
-    "_aggregate_gradients",
-    "_transform_gradients",
-)
-
-
-def has_hooks(optimizer: Any) -> bool:
-    """Whether a step calls functions of a user's, but for those of hyperparameters."""
-    hooks = [getattr(optimizer, hook) for hook in HOOKS]
-    return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
+from thalweg.graph.keras.captured import Captured, captured
+from thalweg.graph.keras.variables import kept_in_graph
+from thalweg.graph.made_of_gradients import made_of_gradients
+from thalweg.graph.operation import operation
+from thalweg.graph.variables import GraphVariable, check_updates
+from thalweg.keras.optimizers.hooks import ApplyState, call
+from thalweg.running import is_ours, is_symbolic
 
 
 def recorded(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:
@@ -121,26 +99,23 @@ def _count(
 ) -> Any:
     """The operation that counts a step after its updates."""
 
-    def count(step: Tensor, leaves: list[Tensor], *values: Any) -> None:
+    def count(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
-            run([counting(step), *optimizer._counted({}, leaves)])
+            run([counting(step if own is None else own), *optimizer._counted({}, leaves)])
 
-    inputs = [by_reference(optimizer.iterations), [by_reference(var) for var in variables]]
+    step = optimizer.iterations  # of eager mode, if a step was taken before there was a graph
+    inputs = [
+        by_reference(step) if is_symbolic(step) else None,
+        [by_reference(var) for var in variables],
+    ]
     done = [made for made in updates if made is not None]
     op = operation(count, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
     op.written += tuple(kept_in_graph(optimizer, []))
     return op
 
 
-def updated(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
-    """The operation that updates one variable by the rule of an optimizer.
-
-    Args:
-        optimizer: The optimizer, a `RuleOptimizer`.
-        grad: The gradient.
-        var: The variable.
-        state: The coefficients of the step that a hook was given; None if it has none.
-    """
+def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
+    """See `GraphMode`."""
     read, dtype = optimizer._read, cast("torch.dtype", var.dtype)
     if read is None:  # an optimizer around it calls its hooks
         with var.graph.control_dependencies(None):
@@ -152,7 +127,7 @@ def updated(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
         wide = torch.float64 if compute_dtype(dtype.to_real()) is np.float64 else torch.float32
         usual = [optimizer._decayed_lr(dtype), optimizer._decayed_lr(wide)]
 
-    def update(grad: Any, leaf: Tensor, rate: Any, usual: Any, *values: Any) -> None:
+    def run_rule(grad: Any, leaf: Tensor, rate: Any, usual: Any, *values: Any) -> None:
         if grad is None:
             return
         with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
@@ -160,7 +135,7 @@ def updated(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
             optimizer._update_one(grad, leaf, None, rates)
 
     inputs = [grad, by_reference(var), own.get("lr_t"), usual, *read.inputs]
-    op = operation(update, inputs, f"ResourceApply{type(optimizer).__name__}")
+    op = operation(run_rule, inputs, f"ResourceApply{type(optimizer).__name__}")
     op.written += tuple(optimizer._slots.all_of(var).values())
     return op
 
@@ -184,13 +159,13 @@ def _rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[An
     return {} if wide is None else {kind: float(wide)}
 
 
-def clipped(pairs: Sequence[Pair], how: Processing, flush: bool) -> list[Pair]:
-    """The pairs with gradients that are clipped when a session runs."""
+def clip(pairs: Sequence[Pair], how: Processing, flush: bool) -> list[Pair]:
+    """See `GraphMode`."""
     if not how:
         return list(pairs)
     variables: list[Any] = [var for _, var in pairs]
 
-    def clip(gradients: list[Any], leaves: list[Tensor]) -> list[Any]:
+    def clip_now(gradients: list[Any], leaves: list[Tensor]) -> list[Any]:
         own = [(grad, leaf) for grad, leaf in zip(gradients, leaves, strict=True)]
         found, _ = materialised([pair for pair in own if pair[0] is not None], how, flush)
         made = iter([grad for grad, _ in found])
@@ -198,5 +173,5 @@ def clipped(pairs: Sequence[Pair], how: Processing, flush: bool) -> list[Pair]:
 
     dtypes = [var.dtype for var in variables]
     gradients = [grad for grad, _ in pairs]
-    made = made_of_gradients(clip, gradients, variables, name="clip", dtypes=dtypes)
+    made = made_of_gradients(clip_now, gradients, variables, name="clip", dtypes=dtypes)
     return list(zip(made, variables, strict=True))

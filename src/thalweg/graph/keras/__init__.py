@@ -1,0 +1,1 @@
+"""Graph mode of the optimizers of Keras, which know no graph themselves."""

@@ -1,0 +1,87 @@
+"""The session of Keras that has the values of a graph's variables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph.default import get_default_graph
+from thalweg.graph.keras.variables import OWN
+from thalweg.graph.session import Session
+from thalweg.graph.variables import GraphVariable
+from thalweg.running import current_session, get_default_session, is_symbolic
+
+
+class _Thread(threading.local):
+    """The session of one thread that none is the default of."""
+
+    def __init__(self) -> None:
+        self.session: Any = None
+
+
+_thread = _Thread()
+
+
+def session(op_input_list: Sequence[Any] = ()) -> Session:
+    """See `thalweg.keras.backend.get_session`."""
+    graph = next((each.graph for each in op_input_list if is_symbolic(each)), get_default_graph())
+    found = _known(graph)
+    if found is None:
+        found = _thread.session = Session(graph=graph)
+    return _initialized(found)
+
+
+def use_session(session: Any) -> None:
+    """See `thalweg.keras.backend.set_session`."""
+    _thread.session = session
+
+
+def values(symbols: Sequence[Any]) -> list[Any]:
+    """See `GraphMode`."""
+    return _session_of(symbols[0], "read").run(list(symbols))
+
+
+def assign(values: Mapping[Any, Tensor]) -> None:
+    """See `GraphMode`."""
+    _session_of(next(iter(values)), "set").load_all(values)
+
+
+def config_value(symbol: Any) -> Any:
+    """See `GraphMode`."""
+    if isinstance(symbol, GraphVariable) and _known(symbol.graph) is None:
+        return Session(graph=symbol.graph).run(symbol.initial_value)
+    return values([symbol])[0]
+
+
+def _session_of(x: Any, purpose: str) -> Session:
+    """The session that has the value of a graph's variable.
+
+    Raises:
+        FailedPreconditionError: None is known.
+    """
+    found = _known(x.graph)
+    if found is None:
+        raise FailedPreconditionError(
+            f"Cannot {purpose} '{x.name}', of which each session has a value: no session is the"
+            " default. Do it inside `with session:`, or give the session to"
+            " tf.compat.v1.keras.backend.set_session."
+        )
+    return _initialized(found)
+
+
+def _known(graph: Any) -> Any:
+    known = (current_session(), get_default_session(), _thread.session)
+    return next((s for s in known if s is not None and s.graph is graph and not s.closed), None)
+
+
+def _initialized(session: Session) -> Session:
+    if current_session() is not session:
+        own = session.graph.get_collection(OWN)
+        new = [each.initializer for each in own if not session.is_initialized(each)]
+        if new:
+            session.run(new)
+    return session

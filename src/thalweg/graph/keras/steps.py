@@ -1,0 +1,125 @@
+"""Steps of Keras optimizers in graph mode: what they do at once in eager mode is an operation.
+
+The operation calls the optimizer as it is, with the running session's tensors. `iterations`,
+hyperparameters and slots are variables of the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.pairs import as_pairs, distinct
+from thalweg.distribute.context import within
+from thalweg.distribute.strategy import current_replica
+from thalweg.engines import compute_dtype
+from thalweg.errors import InvalidTypeError
+from thalweg.graph.arguments import by_reference
+from thalweg.graph.control import no_op
+from thalweg.graph.default import get_default_graph, graph_variable_of
+from thalweg.graph.gradients import gradients as gradients_of
+from thalweg.graph.keras.captured import captured
+from thalweg.graph.keras.recorded import recorded
+from thalweg.graph.keras.variables import kept_in_graph
+from thalweg.graph.nodes import Operation, SymbolicTensor
+from thalweg.graph.operation import operation
+from thalweg.graph.shapes import Output
+from thalweg.graph.variables import check_updates
+from thalweg.keras.optimizers.hooks import with_gradients
+from thalweg.keras.optimizers.optimizer import Optimizer
+from thalweg.running import is_symbolic
+from thalweg.variable import is_frozen, titles_of
+
+GradsAndVars = list[tuple[Any, Any]]
+Step = Callable[[list[Any], list[Tensor]], None]
+
+
+def gradients(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVars:
+    """See `GraphMode`; the variables may be other tensors, too."""
+    own = [graph_variable_of(var) for var in variables]
+    for var in own:
+        if not isinstance(var, SymbolicTensor):
+            raise InvalidTypeError(f"{var!r} is no variable of the graph.")
+    found = gradients_of(loss, own, grad_loss)
+    frozen = map(is_frozen, variables)
+    return [
+        (None if still else grad, var) for grad, var, still in zip(found, own, frozen, strict=True)
+    ]
+
+
+def apply_gradients(
+    optimizer: Any, given: Sequence[tuple[Any, Any]], name: str | None, aggregates: bool
+) -> Any:
+    """See `GraphMode`."""
+    if not given:
+        return _nothing(optimizer)
+    pairs = as_pairs(given)
+    pairs = with_gradients(pairs, titles_of([var for _, var in pairs]))
+    title = name or optimizer._name
+    if optimizer._is_recorded():
+        return recorded(optimizer, pairs, title, aggregates)
+    replica = current_replica()
+
+    def step(grads: list[Any], leaves: list[Tensor]) -> None:
+        with within(replica):
+            # Not a subclass's own, which was called when the graph was built.
+            own = list(zip(grads, leaves, strict=True))
+            Optimizer.apply_gradients(optimizer, own, None, aggregates)
+
+    return _applied(optimizer, step, pairs, title)
+
+
+def _applied(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Operation:
+    """The operation that takes a step.
+
+    Args:
+        optimizer: Makes `iterations`, hyperparameters and slots in the graph, below its name.
+        step: Takes the step, with the gradients and the variables of a session.
+        given: Gradients and variables.
+        name: Name of the step; the operation is named as in TensorFlow, after what it ends with.
+    """
+    graph = next((var.graph for _, var in given if is_symbolic(var)), None)
+    inside = contextlib.nullcontext() if graph is None else graph.as_default()
+    with inside, get_default_graph().name_scope(optimizer._name):
+        pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        check_updates(pairs)
+        called = optimizer._hyper.called()
+        variables = distinct([var for _, var in pairs])
+        optimizer._create_all_weights(variables)
+        read = captured(optimizer, called, [var.dtype for var in variables])
+
+        def run(grads: list[Any], leaves: list[Tensor], *values: Any) -> None:
+            with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
+                step(grads, leaves)
+
+        grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
+        with get_default_graph().name_scope(name):
+            op = operation(run, [grads, leaves, *read.inputs], "AssignAddVariableOp")
+        op.written += tuple(kept_in_graph(optimizer, variables))
+        return op
+
+
+def _nothing(optimizer: Any) -> Operation:
+    """The operation of a step over no variables, which does not count."""
+    with get_default_graph().name_scope(optimizer._name):
+        _ = optimizer.iterations
+        optimizer._create_hypers()
+        return no_op()
+
+
+def learning_rate(optimizer: Any, dtype: torch.dtype) -> Any:
+    """See `GraphMode`."""
+    optimizer._create_hypers()
+    step = optimizer.iterations
+    read = captured(optimizer, optimizer._hyper.called(), [dtype])
+
+    def run(_: Any, *values: Any) -> Tensor:
+        with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
+            return torch.tensor(optimizer._learning_rate(compute_dtype(dtype)), dtype=dtype)
+
+    output = Output(dtype, (), ())
+    return operation(run, [step, *read.inputs], "decayed_lr", kind="pure", outputs=output)

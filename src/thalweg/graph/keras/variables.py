@@ -1,0 +1,54 @@
+"""The variables of Keras optimizers that are of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from thalweg.errors import FailedPreconditionError
+from thalweg.graph.creation import make_variable
+from thalweg.graph.default import get_default_graph
+from thalweg.graph.variables import GraphVariable
+from thalweg.running import current_session, executing_eagerly, is_symbolic
+
+OWN = "keras_variables"  # a collection: what a session initializes by itself
+
+
+def variable(initial_value: Any, name: str, trainable: bool = False) -> GraphVariable:
+    """See `GraphMode`."""
+    title = f"{get_default_graph().scope}{name}"
+    return track(make_variable(initial_value, title, trainable=trainable))
+
+
+def track(variable: Any) -> Any:
+    """Let sessions that `get_session` returns initialize a variable of a graph."""
+    if isinstance(variable, GraphVariable):
+        variable.graph.add_to_collection(OWN, variable)
+    return variable
+
+
+def slot(var: GraphVariable, value: Any, name: str) -> GraphVariable:
+    """See `GraphMode`."""
+    return make_variable(value, name, like=var)
+
+
+def check_graph(variables: Iterable[Any], name: str) -> None:
+    """See `GraphMode`."""
+    session = current_session()
+    own: Any = None if executing_eagerly() else get_default_graph()
+    own = own if session is None else session.graph
+    for var in variables:
+        if is_symbolic(var) and var.graph is not own:
+            raise FailedPreconditionError(
+                f"'{var.name}' of the optimizer {name!r} is a variable of another graph. Make an"
+                " optimizer for each graph, and for eager mode."
+            )
+
+
+def kept_in_graph(optimizer: Any, variables: Sequence[Any]) -> list[GraphVariable]:
+    """The variables of the graph that a step of these variables writes to beside them."""
+    found: list[Any] = []
+    for each in optimizer._with_inner():
+        found += [slot for var in variables for slot in each._slots.all_of(var).values()]
+        found += [*each._own_children().values(), *each._added]
+    return [var for var in found if isinstance(var, GraphVariable)]

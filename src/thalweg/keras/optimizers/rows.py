@@ -1,0 +1,29 @@
+"""Rows of sparse gradients, in eager mode or of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.core.graph_mode import graph_mode
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.running import is_symbolic
+
+
+def rows_of(values: Any, indices: Any) -> Any:
+    """Rows of a tensor: `values` at `indices`."""
+    if is_symbolic(values) or is_symbolic(indices):
+        return graph_mode().slices(values, indices)
+    return IndexedSlices(values, indices)
+
+
+def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
+    """The sums of rows that are named more than once, and the indices, each once.
+
+    Args:
+        values: The rows.
+        indices: int32 or int64, of shape (rows,).
+    """
+    if is_symbolic(values) or is_symbolic(indices):
+        return graph_mode().deduplicated(values, indices)
+    found = IndexedSlices(values, indices).deduplicated()
+    return found.values, found.indices
