@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 18_000, "optim.tensorflow": 18_000, "keras": 31_000, "checkpoint": 65_600}
-AIMS = {"keras": 22_000, "checkpoint": 25_000}
+BOUNDS = {"optim": 18_000, "optim.tensorflow": 19_000, "keras": 22_000, "checkpoint": 25_000}
 
 _MODEL = """
 import io, torch
@@ -133,13 +132,12 @@ def _run(program: str) -> str:
 
 
 def _table() -> str:
-    rows: list[tuple[str, ...]] = [("", "imported", "files", "trained", "files", "bound", "aim")]
+    rows: list[tuple[str, ...]] = [("", "imported", "files", "trained", "files", "bound")]
     for name, face in FACES.items():
         figures: list[str] = []
         for lines in (after_import(face, _run), after_training(face, _run)):
             figures += [f"{sum(lines.values()):,}", str(len(lines))]
-        limits = [f"{table[name]:,}" if name in table else "" for table in (BOUNDS, AIMS)]
-        rows.append((name, *figures, *limits))
+        rows.append((name, *figures, f"{BOUNDS[name]:,}" if name in BOUNDS else ""))
     return "\n".join(f"{name:<18}" + "".join(f"{each:>10}" for each in own) for name, *own in rows)
 
 

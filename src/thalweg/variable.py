@@ -331,7 +331,7 @@ class Variable(torch.nn.Parameter):
             InvalidTypeError: The dtypes differ, or the value is not numeric.
             LayoutError: The variable's storage was cut.
         """
-        tensor = self._operand(value, self._takes)
+        tensor = self._operand(value, getattr(self, "_takes", None))
         with no_grad():
             if tensor.shape == self.shape:
                 self.copy_(tensor)
