@@ -13,7 +13,7 @@ import torch
 
 from thalweg import IndexedSlices, Rule, scalars
 from thalweg.core import section
-from thalweg.engines import Gate, Selection, check_gradients, prepared
+from thalweg.engines import Dispatcher, Selection, check_gradients, prepared
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.layout import compute_dtype
 from thalweg.formula import FORMULAS
@@ -288,7 +288,7 @@ class Engines:
     """Takes steps by the engines alone, and repeats them where it can."""
 
     def __init__(self) -> None:
-        self.gate, self.last = Gate(), None
+        self.gate, self.last = Dispatcher(), None
 
     def ready(self, asked: Request) -> Any:
         if self.last is None or not self.last.again(asked):
@@ -304,7 +304,7 @@ class Engines:
         with torch.no_grad():
             for each in ready.rounds(Columns(shared(ready.dtypes), separate or {})):
                 section.run(each.calls)
-        ready.let_go()
+        ready.release_gradients()
 
 
 def take(

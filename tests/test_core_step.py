@@ -13,9 +13,9 @@ from torch import Tensor
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
 from thalweg.core.checks import check_pairs
 from thalweg.core.columns import derived
+from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Hooks
-from thalweg.core.kept import Kept
-from thalweg.core.processing import NOTHING, Processing
+from thalweg.core.plan_cache import PlanCache
 from thalweg.core.step import take
 from thalweg.engines import Selection
 from thalweg.engines.cpu.launch import Compiled
@@ -97,13 +97,13 @@ def test_groups_in_one_step_are_as_steps_of_their_own(rule: Rule, engine: str) -
     steps = {"a": 1, "b": 7, "c": 3}
     own, slots, gradients = made(SIZES, MIXED, rule)
     hooks = Plain(rule, slots, engine, groups, of, steps)
-    take(hooks, Kept(), list(zip(gradients, own, strict=True)))
+    take(hooks, PlanCache(), list(zip(gradients, own, strict=True)))
     alone, others, again = made(SIZES, MIXED, rule)
     for group in ("a", "b", "c"):
         members = [index for index, each in enumerate(groups) if each == group]
         pairs = [(again[index], alone[index]) for index in members]
         one = Plain(rule, others, engine, [group] * len(members), of, steps)
-        take(one, Kept(), pairs)
+        take(one, PlanCache(), pairs)
     for var, other in zip(own, alone, strict=True):
         assert torch.equal(var, other)
         for slot, same in zip(slots[id(var)], others[id(other)], strict=True):
@@ -118,7 +118,7 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
     launches: list[int] = []
     call = Compiled.call
     monkeypatch.setattr(Compiled, "call", lambda *given: launches.append(1) or call(*given))
-    take(Plain(ADAM, slots, "cpu", groups, of), Kept(), list(zip(gradients, own, strict=True)))
+    take(Plain(ADAM, slots, "cpu", groups, of), PlanCache(), list(zip(gradients, own, strict=True)))
     assert len(launches) == 1
 
 
@@ -146,12 +146,14 @@ MEASURING = Rule(
 )
 
 
-@pytest.mark.parametrize("how", [NOTHING, Processing(global_clipnorm=0.7)], ids=["plain", "clip"])
-def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(how: Processing) -> None:
+@pytest.mark.parametrize(
+    "how", [NOTHING, GradientTransforms(global_clipnorm=0.7)], ids=["plain", "clip"]
+)
+def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(how: GradientTransforms) -> None:
     found = []
     for engine in ENGINES:
         own, slots, gradients = made(SIZES, MIXED, MEASURING)
-        kept = Kept()
+        kept = PlanCache()
         for _ in range(3):
             take(Plain(MEASURING, slots, engine), kept, list(zip(gradients, own, strict=True)), how)
         found.append([*own, *(slot for var in own for slot in slots[id(var)])])
@@ -164,7 +166,7 @@ def test_a_variable_that_comes_twice_is_measured_once_and_moves_twice() -> None:
     var = Variable(torch.tensor([3.0, 4.0]))
     slots = {id(var): [torch.zeros(2), torch.zeros(())]}
     first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
-    take(Plain(MEASURING, slots, "cpu"), Kept(), [(first, var), (second, var)])
+    take(Plain(MEASURING, slots, "cpu"), PlanCache(), [(first, var), (second, var)])
     rate = np.float32(0.01)
     m = np.array([1.0, 0.0], np.float32)
     wanted = np.array([3.0, 4.0], np.float32) - rate * np.float32(3) * m

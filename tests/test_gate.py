@@ -13,10 +13,11 @@ from torch import Tensor
 
 from rulebook import KEEP, Engines, Problem, assert_same, case, take
 from thalweg import IndexedSlices
-from thalweg.engines import gate, layout
+from thalweg.engines import dispatcher as gate
+from thalweg.engines import layout
+from thalweg.engines.composite import CompositeStep
 from thalweg.engines.engine import Request
 from thalweg.engines.reference import ReferencePart
-from thalweg.engines.together import Together
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError, PerformanceWarning
 
 HALF, WIDE = torch.float16, torch.float32
@@ -234,7 +235,7 @@ def ready(problem: Problem, selection: Any = KEEP, copies: Any = None) -> Any:
     """What the gate makes of a step of Adam."""
     names = [f"w{index}" for index in range(len(problem.variables))]
     rule, pairs = case("Adam").rule, (problem.variables, problem.gradients, problem.slots)
-    return gate.Gate().ready(Request(rule, (), *pairs, names, selection, copies))
+    return gate.Dispatcher().ready(Request(rule, (), *pairs, names, selection, copies))
 
 
 def adam(*shapes: tuple[int, ...]) -> Problem:
@@ -277,7 +278,7 @@ def test_a_repeated_variable_is_looked_at_once() -> None:
 def raw(problem: Problem, selection: Any = KEEP) -> list[bool]:
     """Whether each part of a step is the CPU engine's."""
     made = ready(problem, selection)
-    parts = [part for _, part in made._parts] if isinstance(made, Together) else [made]
+    parts = [part for _, part in made._parts] if isinstance(made, CompositeStep) else [made]
     return [not isinstance(part, ReferencePart) for part in parts]
 
 

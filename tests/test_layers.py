@@ -291,7 +291,7 @@ def test_what_is_imported_late_asks_for_nothing_late() -> None:
     imports = {title: _needed(title, tree, set(trees)) for title, tree in trees.items()}
     late = {f"{package}.{each}" for package, own in homes.items() for each in own.values()}
     late |= {module for tree in trees.values() for module in _waited_for(tree)}
-    assert {"thalweg.rules.adam", "thalweg.engines.far"} <= late <= set(trees)
+    assert {"thalweg.rules.adam", "thalweg.engines.offload"} <= late <= set(trees)
     for title in late.union(*(_reached(each, imports) for each in late)):
         for node in trees[title].body:
             if isinstance(node, ast.ImportFrom) and node.module in homes:

@@ -17,7 +17,7 @@ from torch import Tensor
 from keras_table import both_engines
 from thalweg import IndexedSlices, Variable, keras, v1
 from thalweg.core.slots import SlotStore
-from thalweg.engines.watched import Watched
+from thalweg.engines.storage_guard import StorageGuard
 from thalweg.errors import LayoutError
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -229,7 +229,7 @@ def test_a_slot_changed_in_hand_is_the_slot_from_then_on(
 def test_slots_that_nobody_holds_are_not_looked_at() -> None:
     store, var = SlotStore(), Variable(torch.ones(4, 4))
     held, other = (store.make([var], name, 0.0, [name])[0] for name in ("held", "other"))
-    watched = Watched([held, other])
+    watched = StorageGuard([held, other])
     store.handed_out([held])
     other.t_()
     assert watched.stand()

@@ -447,11 +447,11 @@ def test_the_state_of_a_graph_is_in_its_sessions() -> None:
     ids=["clipping", "larc", "plain"],
 )
 def test_an_overflow_by_a_loss_scale_below_1_is_seen(
-    dtype: torch.dtype, processing: dict[str, Any]
+    dtype: torch.dtype, gradient_transforms: dict[str, Any]
 ) -> None:
     w = Variable(torch.ones(4, dtype=dtype), name="w")
     scaling = {"scale_max": 1.0, "scale_min": 2.0**-10}
-    step = stepping([w], loss_scaling="Backoff", loss_scaling_params=scaling, **processing)
+    step = stepping([w], loss_scaling="Backoff", loss_scaling_params=scaling, **gradient_transforms)
     for bad in (float("inf"), 3e38, 3e38):  # the second time the scale is 1/2
         grad = torch.zeros(4, dtype=dtype)
         grad[0] = bad

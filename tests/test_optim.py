@@ -15,7 +15,7 @@ from torch.optim import optimizer as base
 
 from rulebook import assert_same, slow_unless
 from thalweg import optim
-from thalweg.optim.around import KEYWORDS
+from thalweg.optim.step_options import KEYWORDS
 from torch_inputs import CLASSES, INFOS, INPUTS, ROWS, SCHEDULES, STEP_ERROR, give, params_of
 
 FIRST = {case.name: case for case in reversed(INPUTS)}

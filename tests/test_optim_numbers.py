@@ -40,7 +40,7 @@ class Judge:
 
     def __init__(self, name: str) -> None:
         self.bounds = BOUNDS[name]
-        self.peaks: dict[str, torch.Tensor] = {}
+        self.max_abs: dict[str, torch.Tensor] = {}
 
     def compare(self, ours: Any, torchs: Any) -> None:
         got, wanted = dict(_flat(ours)), dict(_flat(torchs))
@@ -53,7 +53,7 @@ class Judge:
             assert got[name].stride() == value.stride(), name
             is_slot = not name.isdigit()
             size = value.abs().max() if is_slot and value.numel() else value.abs()
-            peak = self.peaks[name] = torch.maximum(self.peaks.get(name, size), size)
+            peak = self.max_abs[name] = torch.maximum(self.max_abs.get(name, size), size)
             unit = torch.finfo(value.dtype).eps * peak
             off = (got[name] - value).abs() > self.bounds[is_slot] * unit
             assert not off.any(), f"{name}: {got[name][off][:3]} {value[off][:3]}"

@@ -14,7 +14,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
-from thalweg.optim.around import KEYWORDS
+from thalweg.optim.step_options import KEYWORDS
 
 OTHER: dict[str, Any] = {
     "betas": (0.5, 0.75),

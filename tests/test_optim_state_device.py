@@ -17,7 +17,8 @@ from torch import Tensor
 from rulebook import assert_same
 from thalweg import engine, optim
 from thalweg.checkpoint.of_torch import OfTorch
-from thalweg.engines import current, far, layout
+from thalweg.engines import current, layout
+from thalweg.engines import offload as far
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.reference import ReferencePart
 from thalweg.errors import InvalidArgumentError

@@ -144,9 +144,9 @@ def test_a_part_looks_at_each_step_anew() -> None:
     asked = one_step()
     part = reference.ReferencePart(asked)
     assert not part.again(asked, np.empty(0, np.int64))
-    part.let_go()
+    part.release_gradients()
     with pytest.raises(RuntimeError, match="not aimed at a gradient"):
-        part.peaks()
+        part.max_abs()
 
 
 def test_rows_come_in_waves_of_their_occurrences() -> None:
@@ -165,9 +165,9 @@ def test_what_a_part_measures() -> None:
     sums = part.sums((gradient_squares, variable_squares), (), columns)
     wanted = [[each.double().square().sum().item()] for each in (grad, var)]
     np.testing.assert_allclose(sums, wanted, rtol=1e-12)
-    assert part.peaks().tolist() == [grad.abs().max().item()]
+    assert part.max_abs().tolist() == [grad.abs().max().item()]
     empty = asked._replace(gradients=[grad[:0]], variables=[var[:0]])
-    assert reference.ReferencePart(empty).peaks().tolist() == [0.0]
+    assert reference.ReferencePart(empty).max_abs().tolist() == [0.0]
 
 
 def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:

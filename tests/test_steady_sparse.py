@@ -12,7 +12,7 @@ import torch
 
 from thalweg import IndexedSlices, Variable
 from thalweg.core import step as core_step
-from thalweg.engines import Gate
+from thalweg.engines import Dispatcher
 from thalweg.engines.cpu import sparse as sparse_engine
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Adamax, Ftrl, Optimizer
 
@@ -98,7 +98,7 @@ def test_steady_steps_give_the_bits_of_the_reference(make, kind, dense, monkeypa
     plain = Training(make(), "reference", dense)
     fast.step(0, kind), plain.step(0, kind)
     with monkeypatch.context() as patch:
-        patch.setattr(Gate, "ready", refuse)
+        patch.setattr(Dispatcher, "ready", refuse)
         for number in range(1, 7):
             fast.step(number, kind)
     for number in range(1, 7):
@@ -115,7 +115,7 @@ def test_steady_steps_are_clipped(clipping, dense, monkeypatch):
     fast.step(0, coo), careful.step(0, coo)
     for number in range(1, 4):
         with monkeypatch.context() as patch:
-            patch.setattr(Gate, "ready", refuse)
+            patch.setattr(Dispatcher, "ready", refuse)
             fast.step(number, coo)
         with monkeypatch.context() as patch:
             patch.setattr(core_step, "_again", lambda *_: None)
@@ -315,7 +315,7 @@ def test_a_table_given_twice_is_updated_twice():
 def test_a_gradient_of_too_many_entries_is_left_to_the_reference(monkeypatch):
     trainings = [Training(Adagrad(0.1), engine) for engine in ("cpu", "reference")]
     monkeypatch.setattr(sparse_engine, "ENTRIES", 3)
-    monkeypatch.setattr("thalweg.engines.gate.ENTRIES", 3)
+    monkeypatch.setattr("thalweg.engines.dispatcher.ENTRIES", 3)
     for training in trainings:
         for number in range(4):
             training.step(number, coo)

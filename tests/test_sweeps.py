@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rulebook import label, slow_unless
 from thalweg import IndexedSlices, Variable
-from thalweg.core.processing import Decision, Known, Processing
+from thalweg.core.gradient_transforms import Decision, GradientStats, GradientTransforms
 from thalweg.engines import Tensors
 from thalweg.engines.engine import Columns
 from thalweg.engines.reference import saturated
@@ -151,8 +151,8 @@ def test_a_step_in_sweeps_is_the_plain_step_of_processed_gradients(
     swept, plain = Case(dtype, kind), Case(dtype, kind)
     ours, theirs = OPTIMIZERS[name](), OPTIMIZERS[name]()
     ours.engine = theirs.engine = engine
-    seen: list[Known] = []
-    how = Processing(
+    seen: list[GradientStats] = []
+    how = GradientTransforms(
         unscaling=swept.unscaling, global_clipnorm=5.0, whole_is_nan=False, overflow=False,
         trust=trust if trusts else None, watch=seen.append, narrow=True,
     )  # fmt: skip
@@ -184,7 +184,7 @@ def test_copies_saturate_and_keep_nan(dtype: torch.dtype, engine: Any) -> None:
     copy, wanted = torch.empty_like(grad), saturated(var, dtype)
     opt = train.GradientDescentOptimizer(1.0)
     opt.engine = engine
-    assert opt._take([(grad, var)], None, "step", Processing(narrow=True), [copy]).taken
+    assert opt._take([(grad, var)], None, "step", GradientTransforms(narrow=True), [copy]).taken
     torch.testing.assert_close(copy, wanted, rtol=0, atol=0, equal_nan=True)
     assert copy.signbit()[values == 0].all()
     assert copy.isnan().tolist() == values.isnan().tolist()
@@ -200,7 +200,7 @@ def test_peaks_and_squares_see_every_element(
     grad = torch.linspace(-1, 1, 70_000, dtype=torch.float64).to(dtype)
     grad[position] = -3.0 if special is None else float(special)
     found = Tensors([grad, grad[:0]], [grad, grad[:0]])
-    peak, empty = found.peaks()
+    peak, empty = found.max_abs()
     both = gradient_squares, variable_squares
     squares, own = found.sums(both, (), Columns({}, {}))
     assert empty == 0
@@ -228,7 +228,7 @@ def test_a_step_that_is_skipped_changes_nothing(
         taken = not has_nan and bool(np.isfinite(amax))
         return Decision(taken, [lambda: counted.append("taken" if taken else "skipped")])
 
-    how = Processing(
+    how = GradientTransforms(
         unscaling=case.unscaling, decide=decide, exact=exact, narrow=True,
         calls=[lambda: counted.append("either")],
     )  # fmt: skip
@@ -261,8 +261,8 @@ def test_a_step_that_is_skipped_changes_nothing(
 @pytest.mark.parametrize("steps", [0, 2])
 def test_gradients_of_a_skipped_step_are_let_go(steps: int) -> None:
     case, opt = Case(torch.float32), train.MomentumOptimizer(0.1, 0.9)
-    plain = Processing(unscaling=case.unscaling)
-    skipping = Processing(
+    plain = GradientTransforms(unscaling=case.unscaling)
+    skipping = GradientTransforms(
         unscaling=case.unscaling, decide=lambda has_nan, amax: Decision(False, [])
     )
     for _ in range(steps):
@@ -286,7 +286,7 @@ def test_the_largest_magnitude_is_that_of_processed_gradients(dtype: torch.dtype
         seen.append(amax)
         return Decision(True, [])
 
-    how = Processing(
+    how = GradientTransforms(
         unscaling=case.unscaling, global_clipnorm=5.0, trust=trust, exact=True, narrow=True,
         decide=decide, watch=found.append,
     )  # fmt: skip
@@ -302,7 +302,7 @@ def test_norms_are_of_unscaled_gradients_and_of_variables_before_the_step(
     dtype: torch.dtype,
 ) -> None:
     case, found = Case(dtype), []
-    how = Processing(
+    how = GradientTransforms(
         unscaling=case.unscaling, global_clipnorm=5.0, trust=trust, watch=found.append, narrow=True
     )
     opt = train.MomentumOptimizer(0.1, 0.9)
@@ -314,7 +314,7 @@ def test_norms_are_of_unscaled_gradients_and_of_variables_before_the_step(
         ]
         sizes = [float(torch.linalg.vector_norm(var.detach().double())) for var in case.variables]
         opt._take(case.pairs(gradients), None, "step", how, case.copies)
-        known: Known = found[-1]
+        known: GradientStats = found[-1]
         np.testing.assert_allclose(known.gradient_norms, own, rtol=1e-12)
         np.testing.assert_allclose(known.variable_norms, sizes, rtol=1e-12)
         np.testing.assert_allclose(known.global_norm, np.linalg.norm(own), rtol=1e-12)
@@ -329,7 +329,7 @@ def test_a_norm_overflows_where_the_squares_of_unscaled_gradients_do(
     unscaling: float, overflow: bool, norm: float
 ) -> None:
     var, found = Variable(torch.zeros(4)), []
-    how = Processing(
+    how = GradientTransforms(
         unscaling=np.array([unscaling], np.float32), global_clipnorm=1.0, overflow=overflow,
         whole_is_nan=False, watch=found.append,
     )  # fmt: skip
@@ -346,7 +346,10 @@ def test_a_norm_overflows_where_the_squares_of_unscaled_gradients_do(
 def test_rows_that_repeat_are_added_up_in_the_dtype_of_the_variable(dtype: torch.dtype) -> None:
     grad = IndexedSlices(torch.full((64, 1), 1638.0, dtype=dtype), torch.zeros(64).long(), (2, 1))
     value = float(grad.values[0].float())
-    for how in (Processing(narrow=True), Processing(trust=lambda v, g: np.ones(1), narrow=True)):
+    for how in (
+        GradientTransforms(narrow=True),
+        GradientTransforms(trust=lambda v, g: np.ones(1), narrow=True),
+    ):
         var = Variable([[0.0], [0.0]])
         train.GradientDescentOptimizer(1.0)._take([(grad, var)], None, "step", how)
         assert var.tolist() == [[-64 * value], [0.0]]
@@ -354,7 +357,7 @@ def test_rows_that_repeat_are_added_up_in_the_dtype_of_the_variable(dtype: torch
 
 def test_a_gradient_of_another_dtype_or_shape_changes_nothing() -> None:
     case, opt = Case(torch.float16), train.MomentumOptimizer(0.1, 0.9)
-    how = Processing(unscaling=case.unscaling, narrow=True)
+    how = GradientTransforms(unscaling=case.unscaling, narrow=True)
     opt._take(case.pairs(case.gradients()), None, "step", how, case.copies)
     before = [var.detach().clone() for var in case.variables]
     for bad in (torch.ones(5), torch.ones(SIZES[-1], dtype=torch.float64)):
@@ -375,6 +378,6 @@ def test_variables_and_copies_of_other_strides(crossed: bool, engine: Any) -> No
     before, grad = var.detach().clone(), torch.ones(4, 6, dtype=torch.float16)
     slow = crossed and engine == "cpu"
     with pytest.warns(PerformanceWarning) if slow else contextlib.nullcontext():
-        opt._take([(grad, var)], None, "step", Processing(narrow=True), [copy])
+        opt._take([(grad, var)], None, "step", GradientTransforms(narrow=True), [copy])
     assert torch.equal(var.detach(), before - 0.5)
     assert torch.equal(copy, (before - 0.5).half())

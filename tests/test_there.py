@@ -17,14 +17,14 @@ from torch._subclasses import FakeTensorMode
 from thalweg import Rule, rules
 from thalweg.core import norms
 from thalweg.core.columns import per_variable, processed
-from thalweg.core.processing import Processing
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.there import along, columns_there, derived_there
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.selection import Selection
 from thalweg.formula import Formula
-from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.common_norm import CommonNorm
+from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
 from thalweg.rules.torch import TORCH_RULES
 
 COUNT = 3
@@ -127,24 +127,25 @@ class Measured:
     def there(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
         return [vector() for _ in formulas]
 
-    def peaks(self) -> Any:
+    def max_abs(self) -> Any:
         raise AssertionError("the device is asked")
 
 
 @pytest.mark.parametrize(
-    "around", [Around(clip_grad_norm=0.5), Around(clip_grad_norm=0.5, clip_grad_value=0.1)]
+    "around",
+    [StepOptions(clip_grad_norm=0.5), StepOptions(clip_grad_norm=0.5, clip_grad_value=0.1)],
 )
 @pytest.mark.parametrize("is_torchs", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_unscaling_and_clipping(
-    around: Around, is_torchs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    around: StepOptions, is_torchs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tensor of a GPU that is not there cannot be indexed.
     monkeypatch.setattr(norms, "total", Tensor.sum)
-    seen = Seen()
+    seen = GradientReport()
     variables = [torch.ones(2, dtype=dtype, device=GPU) for _ in range(COUNT)]
     scale = torch.ones((), device=GPU)
-    how = processing(around, scale, COUNT, seen, is_torchs)
+    how = gradient_transforms(around, scale, COUNT, seen, is_torchs)
     columns = Columns({FLOAT32: {}, np.float64: {}}, {}, scale > 0)
     known = how.known(Measured(), variables, columns)
     columns = processed(columns, known, (FLOAT32,))
@@ -158,14 +159,18 @@ def test_unscaling_and_clipping(
 
 def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "total", Tensor.sum)
-    monkeypatch.setattr(CommonNorm, "_anew", lambda *_: (Measured(), variables))
-    around, scale, seen = Around(clip_grad_norm=0.5), torch.ones((), device=GPU), Seen()
+    monkeypatch.setattr(CommonNorm, "_measure_anew", lambda *_: (Measured(), variables))
+    around, scale, seen = (
+        StepOptions(clip_grad_norm=0.5),
+        torch.ones((), device=GPU),
+        GradientReport(),
+    )
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
-    how = processing(around, scale, COUNT, seen, is_torchs=True)
+    how = gradient_transforms(around, scale, COUNT, seen, is_torchs=True)
     factor = CommonNorm().clip_factor([], how, seen)
     assert_there(factor.scale, ())
     assert_there(seen.grad_norm, ())
-    how = processing(around, scale, COUNT, seen, is_torchs=True, factor=factor)
+    how = gradient_transforms(around, scale, COUNT, seen, is_torchs=True, factor=factor)
     known = how.known(Measured(), variables)
     known.decision()
     assert not how.measured
@@ -182,7 +187,7 @@ def test_what_a_rule_makes_of_its_measures(rule: Rule) -> None:
     separate = {"learning_rate": vector(torch.float32)}
     columns = Columns({FLOAT32: hypers}, separate, taken)
     asked = Request(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
-    known = Processing().known(Measured(), variables, columns)
+    known = GradientTransforms().known(Measured(), variables, columns)
     found, calls = per_variable(asked, slots, columns, known)
     assert found.taken is taken
     for name, each in found.separate.items():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thalweg import IndexedSlices, Variable, graph
-from thalweg.core.processing import Decision, Processing
+from thalweg.core.gradient_transforms import Decision, GradientTransforms
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import contrib, train
 
@@ -143,14 +143,14 @@ def test_what_takes_processing() -> None:
 
     adam, patched = train.AdamOptimizer(), train.AdamOptimizer()
     patched.apply_gradients = adam.apply_gradients
-    assert adam.takes_processing()
-    assert Hooked(0.1, 0.9).takes_processing()
-    assert extended(True)(0.1, 0.1, 0.9).takes_processing()
-    assert extended(False)(0.1, 0.1, 0.9).takes_processing()
+    assert adam.takes_transforms()
+    assert Hooked(0.1, 0.9).takes_transforms()
+    assert extended(True)(0.1, 0.1, 0.9).takes_transforms()
+    assert extended(False)(0.1, 0.1, 0.9).takes_transforms()
     extended_own = contrib.opt.extend_with_decoupled_weight_decay(Own)
     moving = contrib.opt.MovingAverageOptimizer(adam)
     for each in (Own(), patched, extended_own(0.1), moving):
-        assert not each.takes_processing()
+        assert not each.takes_transforms()
 
 
 @both
@@ -159,7 +159,7 @@ def test_processed_gradients_and_copies(hooked: bool) -> None:
     opt = maker(hooked)(1.0, 0.0)
     rows = IndexedSlices(torch.ones(1, 1), torch.tensor([1]))
     copies = [torch.zeros(2).half(), v.detach().bfloat16()]
-    how = Processing(unscaling=np.array([0.5, 0.25], np.float32), clipvalue=0.75)
+    how = GradientTransforms(unscaling=np.array([0.5, 0.25], np.float32), clipvalue=0.75)
     step = Variable(np.int64(0))
     outcome = opt._take([(torch.tensor([1.0, 4.0]), w), (rows, v)], step, "s", how, copies)
     assert outcome == (True, [])
@@ -176,7 +176,7 @@ def test_a_skipped_step_changes_nothing_but_what_is_decided(hooked: bool) -> Non
         taken = bool(np.isfinite(largest))
         return Decision(taken, [] if taken else [partial(skipped.add_, 1)])
 
-    how = Processing(decide=decide)
+    how = GradientTransforms(decide=decide)
     for value, taken in ((1.0, True), (float("inf"), False), (1.0, True)):
         outcome = opt._take([(torch.tensor([value]), w)], step, "s", how)
         assert outcome == (taken, [])

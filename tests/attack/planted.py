@@ -10,16 +10,17 @@ from typing import Any
 from thalweg.core import outcome, state
 from thalweg.core.options import accumulation as sums_of_optim
 from thalweg.core.state import loading
-from thalweg.engines import gate, layout, reference
+from thalweg.engines import dispatcher as gate
+from thalweg.engines import layout, reference
 from thalweg.engines.cpu import store
-from thalweg.engines.likeness import Likeness
+from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.plan import DensePlan
-from thalweg.engines.watched import Watched
+from thalweg.engines.storage_guard import StorageGuard
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import accumulation, backward
-from thalweg.optim import drop_in
-from thalweg.optim.drop_in import DropIn
+from thalweg.optim import fused_torch_optimizer as drop_in
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.scaled import Scaled
 from thalweg.storage import disk, header
 from thalweg.storage.bundle import index
@@ -63,11 +64,11 @@ def _as_they_come() -> None:
 
 
 def _split() -> None:
-    def consume(functions: Iterator[Any]) -> None:
+    def drain(functions: Iterator[Any]) -> None:
         for _ in functions:
             time.sleep(0.001)
 
-    outcome.consume = consume
+    outcome.drain = drain
 
 
 def _in_place(
@@ -93,20 +94,22 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "sums are not looked at": _instead(accumulation, "check_memories", lambda *_: None),
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),
     "plans always stand": _instead(DensePlan, "_stands", _yes),
-    "slots are not watched": _instead(Watched, "stand", _yes),
+    "slots are not watched": _instead(StorageGuard, "stand", _yes),
     "everything is alike": _instead(Likeness, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
     "sections are split": _split,
     "weights are set as they come": _instead(weights, "_fitting", lambda _, value: value),
     "states are loaded as they come": _as_they_come,
-    "states of optim are loaded as they come": _instead(DropIn, "_unfit_state", lambda *_: []),
+    "states of optim are loaded as they come": _instead(
+        FusedTorchOptimizer, "_unfit_state", lambda *_: []
+    ),
     "what torch refuses is half done": _instead(
         drop_in, "whole", lambda _: contextlib.nullcontext()
     ),
     "sums may lie anywhere": _instead(
         sums_of_optim, "_apart", lambda params, sums, gradients, titles_of: gradients
     ),
-    "what a scaler found is not asked": _instead(Scaled, "_is_left_out", _no),
+    "what a scaler found is not asked": _instead(Scaled, "_skip_overflowed_step", _no),
     "machine code is not sealed": _instead(store, "_read", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),

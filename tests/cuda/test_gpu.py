@@ -15,7 +15,7 @@ import rulebook
 import thalweg
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
 from thalweg import IndexedSlices, optim
-from thalweg.engines import Gate
+from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Columns, Request
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
@@ -93,9 +93,9 @@ def test_bits_of_measures(dtype):
             ADAM.rule, (), own.variables, own.gradients, own.slots, ["a", "b", "c"],
             FLUSH._replace(name=name),
         )  # fmt: skip
-        ready, columns = Gate().ready(asked), Columns({np.float32: {}, np.float64: {}}, {})
+        ready, columns = Dispatcher().ready(asked), Columns({np.float32: {}, np.float64: {}}, {})
         sums = [*ready.sums(formulas, (), columns), *ready.leaves(formulas, (), columns)]
-        found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.peaks())])
+        found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.max_abs())])
     assert_same(*found)
 
 
@@ -363,7 +363,7 @@ def test_options(name):
 @by(OPTIMIZERS)
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_state_on_the_cpu(make, clip, monkeypatch):
-    monkeypatch.setattr("thalweg.engines.far.RUN", 1000)
+    monkeypatch.setattr("thalweg.engines.offload.RUN", 1000)
     own = Training(make, state_device="cpu", clip_grad_norm=clip)
     other = Training(make, "cpu", clip_grad_norm=clip)
     for _ in range(3):
@@ -404,7 +404,7 @@ def test_a_launch_is_made_of_calls_in_c():
         ADAM.rule, (), problem.variables, problem.gradients, problem.slots, ["a"],
         FLUSH._replace(name="cuda"),
     )  # fmt: skip
-    ready = Gate().ready(asked)
+    ready = Dispatcher().ready(asked)
     shared = {np.float32: ADAM.scalars(np.float32)}
     (only,) = ready.rounds(Columns(shared, {}))
     functions = [getattr(call, "func", call) for call in only.calls]

@@ -28,7 +28,7 @@ from rulebook import (
     take,
 )
 from thalweg import IndexedSlices, optim
-from thalweg.engines import Gate, Selection
+from thalweg.engines import Dispatcher, Selection
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import CHUNK
 from thalweg.engines.engine import Columns, Request
@@ -188,7 +188,7 @@ def test_scalars_of_each_variable():
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
         shared = {np.float32: case.scalars(np.float32)}
-        for each in Gate().ready(asked).rounds(Columns(shared, rates)):
+        for each in Dispatcher().ready(asked).rounds(Columns(shared, rates)):
             for call in each.calls:
                 call()
         found.append(problem.written())
@@ -215,7 +215,7 @@ def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
             case.rule, stages, problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name, "flush"),
         )  # fmt: skip
-        ready = Gate().ready(asked)
+        ready = Dispatcher().ready(asked)
         own = {kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)}
         columns = Columns(own, {})
         sums = np.stack(ready.sums(formulas, stages, columns))
@@ -237,7 +237,7 @@ def test_peaks(dtype, special):
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
-        found.append([torch.from_numpy(Gate().ready(asked).peaks())])
+        found.append([torch.from_numpy(Dispatcher().ready(asked).max_abs())])
     assert_same(*found)
 
 

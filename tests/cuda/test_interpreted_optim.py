@@ -15,7 +15,7 @@ from rulebook import assert_same
 from thalweg import optim, rules
 from thalweg.engines.cuda.mirror import Mirror
 from thalweg.optim import fitting, tensorflow
-from thalweg.optim.around import FOUND_INF
+from thalweg.optim.step_options import FOUND_INF
 
 DROP_INS = {
     "Adam": partial(optim.Adam, lr=0.1, weight_decay=0.1),

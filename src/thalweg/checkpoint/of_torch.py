@@ -14,15 +14,15 @@ from torch import Tensor
 
 from thalweg.core import state
 from thalweg.core.groups import Group
-from thalweg.core.options.standing_in import PLAIN
+from thalweg.core.options.update_targets import PLAIN
 from thalweg.core.section import Call
 from thalweg.core.state import Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.differing import is_before_steps
+from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
 from thalweg.optim.loading import setting, warn_of_sums, without_sums
-from thalweg.optim.stepping import OneSweep
 from thalweg.switches import writable
 
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
@@ -42,7 +42,7 @@ class OfTorch:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
-        self._is_ours = isinstance(optimizer, OneSweep)
+        self._is_ours = isinstance(optimizer, FusedOptimizer)
         self._has_rule = isinstance(optimizer, RuleOptimizer)
         for name in ("state_dict", "load_state_dict"):
             if not getattr(type(optimizer), name).__module__.startswith(OF_TORCH):

@@ -87,14 +87,14 @@ def counting(counter: Tensor) -> Call:
     return partial(counter.detach().add_, 1)
 
 
-def check_numerics(peaks: Float64, titles: Sequence[str]) -> None:
+def check_numerics(max_abs: Float64, titles: Sequence[str]) -> None:
     """Refuse gradients that are not finite.
 
     Args:
         peaks: The largest magnitude of each gradient; NaN if it holds one.
         titles: The variables' names.
     """
-    for peak, title in zip(peaks.tolist(), titles, strict=True):
+    for peak, title in zip(max_abs.tolist(), titles, strict=True):
         if not isfinite(peak):
             kind = "Inf" if peak == inf else "NaN"
             raise InvalidArgumentError(f"gradient of '{title}' : Tensor had {kind} values")

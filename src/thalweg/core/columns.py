@@ -12,8 +12,8 @@ from torch import Tensor
 
 from thalweg import scalars
 from thalweg.core import vectors
+from thalweg.core.gradient_transforms import SCALARS, GradientStats
 from thalweg.core.hyperparameters import as_number, hint, shown
-from thalweg.core.processing import SCALARS, Known
 from thalweg.core.section import Call
 from thalweg.core.vectors import Device
 from thalweg.engines import compute_dtype, given_to, prepared
@@ -123,14 +123,14 @@ def columns_of(
     return Columns(shared, separate)
 
 
-def processed(columns: Columns, known: Known, dtypes: Sequence[Dtype]) -> Columns:
+def processed(columns: Columns, known: GradientStats, dtypes: Sequence[Dtype]) -> Columns:
     """The same with the scalars of the stages."""
     shared = {dtype: {**columns.shared[dtype], **known.shared(dtype)} for dtype in dtypes}
     return columns._replace(shared=shared, separate={**columns.separate, **known.separate})
 
 
 def per_variable(
-    asked: Request, scalar_slots: Sequence[Sequence[Tensor]], columns: Columns, known: Known
+    asked: Request, scalar_slots: Sequence[Sequence[Tensor]], columns: Columns, known: GradientStats
 ) -> tuple[Columns, list[Call]]:
     """The same with what a rule makes of its measures.
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thalweg.core.processing import Processing
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.errors import FailedPreconditionError
 
 
@@ -81,7 +81,7 @@ class GraphMode(Protocol):
         ...
 
     def clip(
-        self, pairs: Sequence[tuple[Any, Any]], how: Processing, flush: bool
+        self, pairs: Sequence[tuple[Any, Any]], how: GradientTransforms, flush: bool
     ) -> list[tuple[Any, Any]]:
         """The pairs with gradients that are clipped when a session runs."""
         ...

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
-from thalweg.core.section import Call, calls, consume, while_whole
+from thalweg.core.section import Call, calls, drain, unless_resized
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.switches import no_grad, writable
@@ -134,7 +134,7 @@ def written(
     for after in then:
         missing[len(functions)] = after.missing
         functions += [after.call] if after.write is None else [after.call, after.write]
-    functions += map(while_whole, counts) if then else counts
+    functions += map(unless_resized, counts) if then else counts
     pending = iter(functions)
     remaining = calls(pending)
     end = len(functions) - 1
@@ -162,7 +162,7 @@ def _come_to_the_end(
     while True:
         try:
             with DisableTorchFunction():  # modes of torch would call Python for every function
-                consume(remaining)
+                drain(remaining)
             return
         except BaseException as error:
             if not begun:
@@ -191,10 +191,10 @@ class Gathered:
         """Keep what the writes need until they are done."""
         self._ready.append(ready)
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """Forget the gradients of all steps."""
         for ready in self._ready:
-            ready.let_go()
+            ready.release_gradients()
 
     def written(self) -> list[BaseException]:
         """Write everything; see the function of this name."""
@@ -212,7 +212,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     for tensor in tensors:
         check_held(tensor)
     plain = [tensor.detach() for tensor in tensors]
-    return [while_whole(partial(tensor.copy_, tensor.clone())) for tensor in plain]
+    return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 
 
 @contextlib.contextmanager
@@ -224,7 +224,7 @@ def restored(tensors: Sequence[Tensor], unless: Sequence[Any] = ()) -> Generator
         yield
     except BaseException:
         if not unless:
-            consume(undo)
+            drain(undo)
         raise
 
 
@@ -235,7 +235,7 @@ def constraint_of(var: Tensor, title: str) -> After:
         partial(made.extend, map(partial(_constrained, title=title), (var,))),
         f"without the constraint of '{title}'",
         # Nothing is copied if the constraint made nothing.
-        partial(consume, map(var.detach().copy_, made)),
+        partial(drain, map(var.detach().copy_, made)),
     )
 
 

@@ -27,7 +27,7 @@ from thalweg.engines.layout import span
 from thalweg.switches import Call
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
-consume: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
+drain: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
 
 
 def calls(functions: Iterable[Call]) -> Iterator[Any]:
@@ -37,10 +37,10 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
 
 def when(condition: Iterable[Any], call: Call) -> Call:
     """A call that is made if a lazy condition, an iterator in C of one item, is true by then."""
-    return partial(consume, map(operator.call, compress([call], condition)))
+    return partial(drain, map(operator.call, compress([call], condition)))
 
 
-def while_whole(call: Call) -> Call:
+def unless_resized(call: Call) -> Call:
     """The call, left out if a tensor of it was cut meanwhile: to write there would end the process.
 
     Args:
@@ -69,7 +69,7 @@ def run(functions: Sequence[Call]) -> None:
     """Call functions in C, one after the other; not one of them, or all."""
     # Modes of torch would call Python for every function, and could fail in the middle.
     with DisableTorchFunction(), _DisableTorchDispatch():
-        consume(map(operator.call, functions))
+        drain(map(operator.call, functions))
 
 
 def unwatched(functions: Sequence[Call]) -> Call:
@@ -80,8 +80,8 @@ def unwatched(functions: Sequence[Call]) -> Call:
     guards: list[Any] = []
     nothing = (None,) * len(kinds)
     make = partial(guards.extend, calls(kinds))
-    enter = partial(consume, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
+    enter = partial(drain, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
     leaving = map(getattr, guards, ("__exit__",) * len(kinds))
     call: Any = operator.call
-    leave = partial(consume, map(call, leaving, nothing, nothing, nothing))
-    return partial(consume, calls([make, enter, *functions, leave, guards.clear]))
+    leave = partial(drain, map(call, leaving, nothing, nothing, nothing))
+    return partial(drain, calls([make, enter, *functions, leave, guards.clear]))

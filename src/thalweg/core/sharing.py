@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from thalweg.core.gradient_transforms import Measures
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
-from thalweg.core.processing import Measures
 from thalweg.engines.engine import Ready, Request
 
 

@@ -18,8 +18,14 @@ from torch import Tensor
 from thalweg import engines
 from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
 from thalweg.core.columns import columns_of, per_variable, processed
+from thalweg.core.gradient_transforms import (
+    NOTHING,
+    Decision,
+    GradientTransforms,
+    all_dense,
+    materialised,
+)
 from thalweg.core.hooks import Hooks
-from thalweg.core.kept import Kept, Planned
 from thalweg.core.moved import Memory
 from thalweg.core.outcome import (
     LEFT,
@@ -34,8 +40,8 @@ from thalweg.core.outcome import (
     written,
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
-from thalweg.core.processing import NOTHING, Decision, Processing, all_dense, materialised
-from thalweg.core.section import Call, calls, consume, while_whole
+from thalweg.core.plan_cache import PlanCache, Planned
+from thalweg.core.section import Call, calls, drain, unless_resized
 from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
 from thalweg.engines import check_scalars, saturated
@@ -47,9 +53,9 @@ from thalweg.switches import writable
 
 def take(
     hooks: Hooks,
-    kept: Kept,
+    kept: PlanCache,
     given: Sequence[tuple[Any, Any]],
-    how: Processing = NOTHING,
+    how: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
     is_last: bool = True,
@@ -77,14 +83,14 @@ def take(
         return again
     # Slots made in inference mode could not be updated outside it.
     with not_taken(hooks.begun), writable():
-        return _anew(hooks, kept, given, how, copies, is_last)
+        return _plan_step(hooks, kept, given, how, copies, is_last)
 
 
 def repeat(
     hooks: Hooks,
-    kept: Kept,
+    kept: PlanCache,
     given: Sequence[tuple[Any, Any]],
-    how: Processing = NOTHING,
+    how: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
     is_last: bool = True,
@@ -103,7 +109,7 @@ def repeat(
         planned = _again(hooks, kept, given, how, copies)
         if planned is None:
             return None
-        return _carried_out(hooks, planned, how, is_last, _is_checked(hooks, how))
+        return _execute_step(hooks, planned, how, is_last, _is_checked(hooks, how))
     except BaseException as error:
         say(error, hooks.begun)
         raise
@@ -119,7 +125,11 @@ def finish(hooks: Hooks) -> list[BaseException]:
 
 
 def _again(
-    hooks: Hooks, kept: Kept, given: Sequence[tuple[Any, Any]], how: Processing, copies: Copies
+    hooks: Hooks,
+    kept: PlanCache,
+    given: Sequence[tuple[Any, Any]],
+    how: GradientTransforms,
+    copies: Copies,
 ) -> Planned | None:
     """The step, if it is the one before with other gradients."""
     rule = hooks.rule()
@@ -137,15 +147,15 @@ def _again(
     try:
         _prepare(hooks, variables)
     except BaseException:
-        ready.let_go()
+        ready.release_gradients()
         raise
     if hooks.calls and not ready.again(_own(hooks, asked)):
-        ready.let_go()
+        ready.release_gradients()
         return None
     return Planned(asked, ready, scalar_slots, narrow)
 
 
-def _check(hooks: Hooks, pairs: Sequence[Pair], how: Processing) -> None:
+def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None:
     hooks.check(pairs if hooks.sharing is None else hooks.sharing.checked(pairs), how.narrow)
 
 
@@ -160,11 +170,11 @@ def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
         hooks.is_prepared = True
 
 
-def _anew(
+def _plan_step(
     hooks: Hooks,
-    kept: Kept,
+    kept: PlanCache,
     given: Sequence[tuple[Any, Any]],
-    how: Processing,
+    how: GradientTransforms,
     copies: Copies,
     is_last: bool,
 ) -> Outcome:
@@ -190,7 +200,7 @@ def _anew(
         pairs, decision = materialised(pairs, how, hooks.selection.denormals == "flush")
         if not decision.taken:
             return _skipped(hooks, decision)
-        how = Processing(calls=decision.calls)
+        how = GradientTransforms(calls=decision.calls)
     if rule.is_whole or how.trust is not None:
         pairs = all_dense(pairs)
     variables = [var for _, var in pairs]
@@ -203,16 +213,16 @@ def _anew(
         _check(hooks, pairs, how)
     ready = kept.gate.ready(_own(hooks, asked))
     planned = Planned(asked, ready, scalar_slots, how.narrow)
-    outcome = _carried_out(hooks, planned, how, is_last, is_checked, is_new=True)
+    outcome = _execute_step(hooks, planned, how, is_last, is_checked, is_new=True)
     if ready.is_single:
         kept.last = Planned(asked._replace(gradients=()), ready, scalar_slots, how.narrow)
     return outcome
 
 
-def _carried_out(
+def _execute_step(
     hooks: Hooks,
     planned: Planned,
-    how: Processing,
+    how: GradientTransforms,
     is_last: bool,
     is_checked: bool,
     is_new: bool = False,
@@ -229,7 +239,7 @@ def _carried_out(
     measures = ready if hooks.sharing is None else hooks.sharing.measures(ready, asked)
     try:
         if is_checked:
-            check_numerics(measures.peaks(), asked.titles)
+            check_numerics(measures.max_abs(), asked.titles)
         groups = hooks.groups(asked.variables, asked.gradients)
         each = groups, hooks.scalars, ready.dtypes, asked.variables
         if hooks.there is None:
@@ -270,7 +280,7 @@ def _carried_out(
         return Outcome(decision.taken, errors)
     finally:
         if hooks.gathered is None:
-            ready.let_go()
+            ready.release_gradients()
         else:
             hooks.gathered.hold(ready)
 
@@ -289,11 +299,11 @@ def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
     """Refuse gradients that are not finite, of a step that is not planned as a whole."""
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
-    peaks = engines.Tensors(values, variables).peaks()
-    check_numerics(peaks, hooks.titles(variables))
+    max_abs = engines.Tensors(values, variables).max_abs()
+    check_numerics(max_abs, hooks.titles(variables))
 
 
-def _is_checked(hooks: Hooks, how: Processing) -> bool:
+def _is_checked(hooks: Hooks, how: GradientTransforms) -> bool:
     """Whether gradients that are not finite are refused; a loss scaler has its own answer."""
     decides = how.decide is not None or hooks.taken is not None
     return hooks.selection.check_numerics and not decides
@@ -358,18 +368,18 @@ def _in_rounds(
         for own in rounds:
             if memory is not None:
                 memory.check()
-            consume(calls(own.calls))
+            drain(calls(own.calls))
             for index in own.members if hooks.constrains else ():
                 errors += constrained(owners[index], asked.titles[index])
-        return errors + written([], then, list(map(while_whole, counts)), hooks.begun)
+        return errors + written([], then, list(map(unless_resized, counts)), hooks.begun)
     except BaseException:
         if not hooks.begun:
-            consume(undo)
+            drain(undo)
         raise
 
 
 def _by_hooks(
-    hooks: Hooks, pairs: list[Pair], how: Processing, copies: Copies, is_last: bool
+    hooks: Hooks, pairs: list[Pair], how: GradientTransforms, copies: Copies, is_last: bool
 ) -> Outcome:
     """Have the user's own functions update each variable; what they write is put back if one fails.
 
@@ -397,11 +407,11 @@ def _by_hooks(
                 copy.detach().copy_(saturated(var, copy.dtype))
         counts = [*decision.calls, *hooks.ending, *(hooks.counts({}) if is_last else ())]
         then = hooks.finish() if is_last else []
-        counts = list(map(while_whole, counts))
+        counts = list(map(unless_resized, counts))
         return Outcome(True, errors + written([], then, counts, hooks.begun))
     except BaseException:
         if not hooks.begun:
-            consume(undo)
+            drain(undo)
         raise
 
 

@@ -140,7 +140,7 @@ class Meeting:
         self._message = message
         self._answer: bool | None = None
 
-    def is_agreed(self) -> bool:
+    def reach_agreement(self) -> bool:
         """The answer, the same on all ranks; waits for it."""
         if self._answer is None:
             alike, (is_declined, _) = self._message.heard()

@@ -88,7 +88,7 @@ class Underway:
         return {place: sum_ for each in self._buckets for place, sum_ in each.sums().items()}
 
     def _is_agreed(self) -> bool:
-        return self._meeting.is_agreed()
+        return self._meeting.reach_agreement()
 
     def _send(self) -> None:
         self._sender.send(self._buckets[self._sent], self._variables)

@@ -234,7 +234,7 @@ class Reducer:
         self._begin((), declines=True)
         if self._declined is not None:
             declined, self._declined = self._declined, None
-            declined.is_agreed()  # or that others do something else goes unheard
+            declined.reach_agreement()  # or that others do something else goes unheard
         if self._underway is not None and not self._underway.finish():
             self._underway = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thalweg.engines.gate import Gate, check_gradients
+from thalweg.engines.dispatcher import Dispatcher, check_gradients
 from thalweg.engines.given import check_scalars, given_to, prepared
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.reference import resumed, saturated, transform
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from thalweg.engines.tensors import Tensors
 
 __all__ = [
-    "Gate",
+    "Dispatcher",
     "Selection",
     "Tensors",
     "check_gradients",

@@ -176,12 +176,12 @@ class Ready(Protocol):
         """
         ...
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """The largest magnitude of each gradient as it came, NaN if it holds one; float64."""
         ...
 
-    def peaks_there(self, wanted: Tensor) -> Tensor | None:
-        """As `peaks`, of shape (n,) on the device of all variables, or None; see `there`.
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+        """As `max_abs`, of shape (n,) on the device of all variables, or None; see `there`.
 
         Args:
             wanted: Whether they are wanted, a bool of shape () there; else they are 0, and no
@@ -193,6 +193,6 @@ class Ready(Protocol):
         """The writes. A round is asked for when the one before has been written."""
         ...
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """Forget the gradients."""
         ...

@@ -15,8 +15,8 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.engine import Call, Columns, Request, Round, Stages
-from thalweg.engines.likeness import Likeness
-from thalweg.engines.watched import Watched
+from thalweg.engines.metadata_guard import Likeness
+from thalweg.engines.storage_guard import StorageGuard
 from thalweg.formula import Formula
 
 
@@ -74,12 +74,12 @@ class Group(Protocol):
         """What is added up to them: (leaves, formulas) for each member."""
         ...
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""
         ...
 
-    def peaks_there(self, wanted: Tensor) -> Tensor | None:
-        """As `peaks`, on the device of the members, 0 where they are not wanted; None on the host.
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+        """As `max_abs`, on the members' device, 0 where not wanted; None on the host.
 
         Args:
             wanted: Whether they are wanted, a bool of shape () there.
@@ -143,7 +143,7 @@ class DensePlan:
         self._copied_strides = list(map(Tensor.stride, copied))
         self._copied_dtypes = [each.dtype for each in copied]
         apart = [slot for each in slots for slot in each]
-        self._watched = Watched(apart)
+        self._watched = StorageGuard(apart)
         self._pointers = list(map(Tensor.data_ptr, self.written))
         self._shapes = list(map(Tensor.size, variables))
         self._strides = list(map(Tensor.stride, variables))
@@ -338,16 +338,16 @@ class DensePlan:
                 found[index] = leaves
         return found
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
         result = np.zeros(len(self.variables), np.float64)
         for group in self.groups:
-            result[group.members] = group.peaks()
+            result[group.members] = group.max_abs()
         return result
 
-    def peaks_there(self, wanted: Tensor) -> Tensor | None:
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
         """See `Ready`."""
-        return self._there(lambda group: group.peaks_there(wanted))
+        return self._there(lambda group: group.max_abs_on_device(wanted))
 
     def calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""
@@ -358,6 +358,6 @@ class DensePlan:
         """See `Ready`."""
         yield Round(range(len(self.variables)), self.calls(columns))
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """See `Ready`."""
         self._held, self.is_aimed = (), False

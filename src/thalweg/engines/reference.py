@@ -333,7 +333,7 @@ class ReferencePart:
         own = columns.of(0, self._dtype)
         return transform(stages, grad, own, self._flush, _of(self._dtype))
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
         values = self._values
         if not values.numel():
@@ -351,7 +351,7 @@ class ReferencePart:
                 return self._rows(grad, scalars)
             return self._whole(grad, scalars)
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """See `Ready`."""
         self._grad = None
 

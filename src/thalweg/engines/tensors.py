@@ -51,9 +51,9 @@ class Tensors:
     def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
-        return measure.peaks(self._gradients)
+        return measure.max_abs(self._gradients)
 
-    def peaks_there(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `Ready`."""

@@ -315,7 +315,7 @@ class _Writer(ast.NodeTransformer):
 
     def number(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
-        if self.is_kind(node, False):
+        if self.settle_kind(node, False):
             return written
         raise self.refuse(
             node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
@@ -323,13 +323,13 @@ class _Writer(ast.NodeTransformer):
 
     def condition(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
-        if self.is_kind(node, True):
+        if self.settle_kind(node, True):
             return written
         raise self.refuse(
             node, f"`{ast.unparse(node)}` is no condition; write `{ast.unparse(node)} != 0`."
         )
 
-    def is_kind(self, node: ast.expr, condition: bool) -> bool:
+    def settle_kind(self, node: ast.expr, condition: bool) -> bool:
         """Whether an expression is a condition, or a number; of a parameter this is its use."""
         kind = self.is_condition(node)
         if kind is None and isinstance(node, ast.Name):

@@ -9,7 +9,7 @@ import torch
 
 from thalweg.core.nest import leaves_of
 from thalweg.core.outcome import say
-from thalweg.core.section import Call, calls, consume
+from thalweg.core.section import Call, calls, drain
 from thalweg.graph.gradients import differentiable
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.plan import Plan, Step
@@ -107,7 +107,7 @@ class Frame(dict[SymbolicTensor, Any]):
 
     def _put_back(self, error: BaseException) -> None:
         while self.undo:
-            consume(self.undo[next(reversed(self.undo))])
+            drain(self.undo[next(reversed(self.undo))])
             self.undo.popitem()
         say(error, [])
 

@@ -14,11 +14,11 @@ from thalweg.core.groups import Group, titles_in
 from thalweg.core.rows import is_misplaced
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
-from thalweg.optim.drop_in import DropIn
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.rules import torch as rules
 
 
-class Adam(DropIn, torch.optim.Adam):
+class Adam(FusedTorchOptimizer, torch.optim.Adam):
     """`torch.optim.Adam`, whose steps are one pass over memory.
 
     Epsilon is added after bias correction, unlike in `thalweg.keras.optimizers.Adam`. Arguments,
@@ -36,7 +36,7 @@ class Adam(DropIn, torch.optim.Adam):
         return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
 
 
-class AdamW(DropIn, torch.optim.AdamW):
+class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
     """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; the decay is times the rate.
 
     Source: Loshchilov & Hutter 2019; torch.optim.AdamW
@@ -48,7 +48,7 @@ class AdamW(DropIn, torch.optim.AdamW):
     _rule = staticmethod(Adam._rule)
 
 
-class SGD(DropIn, torch.optim.SGD):
+class SGD(FusedTorchOptimizer, torch.optim.SGD):
     """`torch.optim.SGD` in one pass; sparse gradients update their rows.
 
     With momentum `state[p]` holds `momentum_buffer`, which is the first gradient at first. Sparse
@@ -89,7 +89,7 @@ class SGD(DropIn, torch.optim.SGD):
                     own["momentum_buffer"] = kept.clone()
 
 
-class RMSprop(DropIn, torch.optim.RMSprop):
+class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` in one pass; epsilon is added to the root.
 
     `state[p]` holds `step`, `square_avg` and, as needed, `momentum_buffer` and `grad_avg`.
@@ -110,7 +110,7 @@ class RMSprop(DropIn, torch.optim.RMSprop):
         return rules.TORCH_CENTERED_RMSPROP if centered else rules.TORCH_RMSPROP
 
 
-class Adagrad(DropIn, torch.optim.Adagrad):
+class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     """`torch.optim.Adagrad` in one pass; sparse gradients update their rows.
 
     `state[p]` holds `step` and `sum` from the beginning.
@@ -135,7 +135,7 @@ class Adagrad(DropIn, torch.optim.Adagrad):
         return {"sum": self.defaults["initial_accumulator_value"]}
 
 
-class Adadelta(DropIn, torch.optim.Adadelta):
+class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
     """`torch.optim.Adadelta` in one pass.
 
     `state[p]` holds `step`, `square_avg` and `acc_delta`.
@@ -151,7 +151,7 @@ class Adadelta(DropIn, torch.optim.Adadelta):
         return rules.TORCH_ADADELTA
 
 
-class Adamax(DropIn, torch.optim.Adamax):
+class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
     """`torch.optim.Adamax` in one pass; epsilon is added to the magnitude of the gradient.
 
     `state[p]` holds `step`, `exp_avg` and `exp_inf`.
@@ -167,7 +167,7 @@ class Adamax(DropIn, torch.optim.Adamax):
         return rules.TORCH_ADAMAX
 
 
-class NAdam(DropIn, torch.optim.NAdam):
+class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
     """`torch.optim.NAdam` in one pass.
 
     `state[p]` holds `step`, `mu_product`, `exp_avg` and `exp_avg_sq`.
@@ -184,7 +184,7 @@ class NAdam(DropIn, torch.optim.NAdam):
         return rules.TORCH_NADAM
 
 
-class RAdam(DropIn, torch.optim.RAdam):
+class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
     """`torch.optim.RAdam` in one pass.
 
     `state[p]` holds `step`, `exp_avg` and `exp_avg_sq`.
@@ -200,7 +200,7 @@ class RAdam(DropIn, torch.optim.RAdam):
         return rules.TORCH_RADAM
 
 
-class SparseAdam(DropIn, torch.optim.SparseAdam):
+class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
     """`torch.optim.SparseAdam` in one pass over the rows that are named, and no others.
 
     `state[p]` holds `step`, a number of Python's, `exp_avg` and `exp_avg_sq`.
@@ -219,7 +219,7 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
         return rules.TORCH_SPARSE_ADAM
 
 
-class ASGD(DropIn, torch.optim.ASGD):
+class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
     """`torch.optim.ASGD` in one pass.
 
     `state[p]` holds `step`, `eta`, `mu` and the mean `ax`.
@@ -240,7 +240,7 @@ class ASGD(DropIn, torch.optim.ASGD):
         return {"eta": float(group["lr"])}
 
 
-class Rprop(DropIn, torch.optim.Rprop):
+class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
     """`torch.optim.Rprop` in one pass.
 
     `state[p]` holds `step`, `prev` and `step_size`.

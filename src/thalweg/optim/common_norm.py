@@ -9,12 +9,12 @@ from torch import Tensor
 
 from thalweg import engines
 from thalweg.core.common_factor import Factor
-from thalweg.core.processing import Measures, Processing
-from thalweg.engines import Gate, layout
+from thalweg.core.gradient_transforms import GradientTransforms, Measures
+from thalweg.engines import Dispatcher, layout
 from thalweg.engines.engine import Ready, Request
 from thalweg.indexed_slices import values_of
-from thalweg.optim.around import Seen
 from thalweg.optim.hooks import GroupHooks
+from thalweg.optim.step_options import GradientReport
 from thalweg.rules import torch as rules
 
 Share = tuple[GroupHooks, list[tuple[Any, Tensor]]]  # what a rule updates, by which gradients
@@ -24,7 +24,7 @@ class CommonNorm:
     """Measures all gradients of a step before the first rule's sweep, by a plan of its own."""
 
     def __init__(self) -> None:
-        self._gate = Gate()
+        self._gate = Dispatcher()
         self._ready: Ready | None = None
 
     def again(self, shares: Sequence[Share]) -> bool:
@@ -39,7 +39,9 @@ class CommonNorm:
             self._ready = None
         return self._ready is not None
 
-    def clip_factor(self, shares: Sequence[Share], how: Processing, seen: Seen) -> Factor:
+    def clip_factor(
+        self, shares: Sequence[Share], how: GradientTransforms, seen: GradientReport
+    ) -> Factor:
         """What clips all gradients.
 
         Args:
@@ -53,7 +55,7 @@ class CommonNorm:
         variables = [var for _, given in shares for _, var in given]
         measures: Any = self._ready
         if measures is None:
-            measures, variables = self._anew(shares, how)
+            measures, variables = self._measure_anew(shares, how)
         sharing = _sharing(shares)
         if sharing is not None:
             measures = sharing.measures(measures, _asked(shares, (), variables))
@@ -63,9 +65,11 @@ class CommonNorm:
             return known.clip_factor
         finally:
             if self._ready is not None:
-                self._ready.let_go()
+                self._ready.release_gradients()
 
-    def _anew(self, shares: Sequence[Share], how: Processing) -> tuple[Measures, list[Tensor]]:
+    def _measure_anew(
+        self, shares: Sequence[Share], how: GradientTransforms
+    ) -> tuple[Measures, list[Tensor]]:
         """What measures gradients that were not looked at before, and their variables."""
         gradients: list[Any] = []
         variables: list[Tensor] = []

@@ -23,7 +23,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number
-from thalweg.optim.part import AnyColumn, Part
+from thalweg.optim.param_state import AnyColumn, ParamState
 from thalweg.optim.sharded import locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
@@ -45,7 +45,7 @@ class GroupHooks(Hooks):
     from_copies = True
 
     def __init__(
-        self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
+        self, optimizer: Any, part: ParamState, params: Sequence[Tensor], places: Sequence[int]
     ) -> None:
         super().__init__()
         self.selection = current()
@@ -230,7 +230,7 @@ class TorchHooks(GroupHooks):
     """A step with torch's numbers: scalars are made in Python's, and rounded once."""
 
     def __init__(
-        self, optimizer: Any, part: Part, params: Sequence[Tensor], places: Sequence[int]
+        self, optimizer: Any, part: ParamState, params: Sequence[Tensor], places: Sequence[int]
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self.selection = current(_KEEP)

@@ -15,7 +15,7 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg.core.groups import Group, states_of
 from thalweg.core.meshes import local
 from thalweg.core.options.accumulation import COUNT, SUM
-from thalweg.core.options.standing_in import MASTER
+from thalweg.core.options.update_targets import MASTER
 from thalweg.core.section import Call, run
 from thalweg.core.state import mismatch
 from thalweg.core.state.entries import has_storage, is_cut
@@ -44,7 +44,7 @@ def load_as_torch(
     the twin has.
 
     Args:
-        optimizer: A `DropIn`.
+        optimizer: A `FusedTorchOptimizer`.
         state_dict: What it was given.
         load: Torch's `load_state_dict`, of the class.
 

@@ -20,7 +20,7 @@ from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
 from thalweg.core.options.in_backward import InBackward
-from thalweg.core.options.standing_in import MASTER
+from thalweg.core.options.update_targets import MASTER
 from thalweg.core.section import Call, unwatched
 from thalweg.switches import Within, no_grad
 

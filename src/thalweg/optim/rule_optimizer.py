@@ -14,7 +14,7 @@ from thalweg.core.groups import Group
 from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
-from thalweg.core.options.standing_in import MASTER
+from thalweg.core.options.update_targets import MASTER
 from thalweg.core.outcome import raise_first
 from thalweg.core.section import run
 from thalweg.core.state import shown as told
@@ -22,12 +22,12 @@ from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.optim.around import KEYWORDS, Seen, processing
 from thalweg.optim.columns import STEP
+from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import PAIRS, as_options, hypers_of, named, number, title_of
 from thalweg.optim.loading import load
-from thalweg.optim.part import Number, Own, Part, check_number
-from thalweg.optim.stepping import OneSweep
+from thalweg.optim.param_state import Number, Own, ParamState, check_number
+from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
 from thalweg.switches import no_grad, writable
 
@@ -38,7 +38,7 @@ _OF_OTHERS = (
 )  # fmt: skip
 
 
-class RuleOptimizer(OneSweep, torch.optim.Optimizer):
+class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     """Runs any rule, the library's or your own, on parameters in groups, in one pass over memory.
 
     Numbers are TensorFlow's: steps are counted for the optimizer, and a Python float is a float32
@@ -56,7 +56,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             is counted there, and `prepare` of the rule is given tensors. Nothing changes elsewhere.
         **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
             beta1 and beta2, `eps` for epsilon; and what is done around an update (see
-            `thalweg.optim.around`).
+            `thalweg.optim.step_options`).
 
     Raises:
         TypeError: A keyword that is none of them, what is no number, or `capturable` if no bool.
@@ -138,12 +138,12 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             run(part.publishing())
             part.settle(self.state)
 
-    def _whole(self) -> tuple[Part, list[Tensor], list[int]]:
+    def _whole(self) -> tuple[ParamState, list[Tensor], list[int]]:
         """What is kept of all parameters, these, and the indices of their groups."""
         parts, rule = self._own.parts, self._around.rule(self.rule)
         if rule not in parts:
             kinds, blocks = self._around.kinds, self._own.blocks
-            parts[rule] = Part(rule, self._numbers(), kinds=kinds, blocks=blocks)
+            parts[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
         params = self._params()
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
@@ -178,7 +178,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
             for param, place in zip(params, places, strict=True)
         }
 
-    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
+    def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         part, params, places = self._whole()
         found = self._gradients(params) if only is None else [only.grad]
         own = params if only is None else [only]
@@ -195,8 +195,10 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
                 self._make()
                 hooks = TensorFlowHooks(self, part, params, places, members)
             kept = part.kept.alone(only)
-        seen = Seen()
-        how = processing(self._around, self._unscaling(), len(pairs), seen, self._is_torchs)
+        seen = GradientReport()
+        how = gradient_transforms(
+            self._around, self._unscaling(), len(pairs), seen, self._is_torchs
+        )
         with no_grad():
             pairs, copies = hooks.aim(pairs)
         is_last = only is None
@@ -208,7 +210,9 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         if is_last:
             self._keep_steady(part, places if len(members) == len(params) else [])
 
-    def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TensorFlowHooks:
+    def _hooks_for(
+        self, part: ParamState, params: list[Tensor], places: list[int]
+    ) -> TensorFlowHooks:
         return TensorFlowHooks(self, part, params, places, range(len(params)))
 
     def _rules(self) -> set[Rule]:
@@ -265,7 +269,7 @@ class RuleOptimizer(OneSweep, torch.optim.Optimizer):
         part, params, places = self._whole()
         hooks = TensorFlowHooks(self, part, params, places, [])
         hooks.prepare(params)
-        hooks.ending = self._ending(Seen())
+        hooks.ending = self._ending(GradientReport())
         errors = finish(hooks)
         hooks.settle()
         raise_first(errors)

@@ -13,10 +13,10 @@ from thalweg.core.groups import Group
 from thalweg.core.options.accumulation import Accumulation
 from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.loss_scale import Unscaling
-from thalweg.optim.around import FOUND_INF, Around, LastStep
 from thalweg.optim.columns import CPU
 from thalweg.optim.fitting import device_of, is_host
 from thalweg.optim.groups import number
+from thalweg.optim.step_options import FOUND_INF, LastStep, StepOptions
 
 Homes = tuple[torch.device | None, torch.device]
 _ON_THE_HOST: Homes = (None, CPU)
@@ -26,7 +26,7 @@ class Scaled:
     """The part of an optimizer that a scaler speaks to, by the attributes that it sets."""
 
     param_groups: list[Group]
-    _around: Around
+    _around: StepOptions
     _own: Any
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
@@ -70,7 +70,7 @@ class Scaled:
         """Whether a parameter has all its state."""
         raise NotImplementedError
 
-    def _is_left_out(self) -> bool:
+    def _skip_overflowed_step(self) -> bool:
         """Whether `torch.amp.GradScaler` says that a gradient is not finite."""
         found = vars(self).get("found_inf")
         if found is None or not number(found):  # 0 where there were no gradients to look at

@@ -13,7 +13,7 @@ from thalweg.core.groups import states_of, titles_in
 from thalweg.core.meshes import local
 from thalweg.core.options.average import EMA
 from thalweg.core.outcome import raise_first
-from thalweg.core.section import Call, unwatched, when, while_whole
+from thalweg.core.section import Call, unless_resized, unwatched, when
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.switches import Within, writable
@@ -41,7 +41,7 @@ def swapped(optimizer: Any) -> Within:
     """A block in which the parameters of an optimizer are their averages.
 
     Args:
-        optimizer: A `OneSweep` that keeps averages.
+        optimizer: A `FusedOptimizer` that keeps averages.
     """
     return Within(partial(_prepared, optimizer))
 
@@ -52,7 +52,7 @@ def _prepared(optimizer: Any) -> tuple[list[Call], list[Call]]:
         if own.is_swapped:
             _refuse()
         swaps = _swaps(optimizer)
-    back = [while_whole(partial(each.plain.copy_, each.kept)) for each in swaps]
+    back = [unless_resized(partial(each.plain.copy_, each.kept)) for each in swaps]
     # Empty until the block is open: one that is refused closes nothing.
     closing: list[Call] = []
     into = [

@@ -21,7 +21,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import title_of
 from thalweg.optim.hooks import GroupHooks
-from thalweg.optim.part import AnyColumn, Part
+from thalweg.optim.param_state import AnyColumn, ParamState
 from thalweg.scalars import product
 
 
@@ -39,7 +39,7 @@ class TensorFlowHooks(GroupHooks):
     def __init__(
         self,
         optimizer: Any,
-        part: Part,
+        part: ParamState,
         params: Sequence[Tensor],
         places: Sequence[int],
         members: Sequence[int],

@@ -29,7 +29,7 @@ def whole(optimizer: Any) -> Generator[None]:
     their own are left to their class.
 
     Args:
-        optimizer: A `DropIn`. What it says of a step that failed is set in `begun`.
+        optimizer: A `FusedTorchOptimizer`. What it says of a step that failed is set in `begun`.
     """
     members = [
         (group, param)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from thalweg.core.columns import derived
 from thalweg.core.hooks import Dtype, Hooks
-from thalweg.core.kept import Kept
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, as_gradient
+from thalweg.core.plan_cache import PlanCache
 from thalweg.core.step import take
 from thalweg.engines import check_gradients
 from thalweg.engines.selection import current
@@ -181,7 +181,7 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
     if sparse:
         rule = _one_after_the_other(rule)
     hooks = _Call(rule, title, slots, scalars)
-    raise_first(take(hooks, Kept(), [(grad, var)]).errors)
+    raise_first(take(hooks, PlanCache(), [(grad, var)]).errors)
 
 
 class _Call(Hooks):

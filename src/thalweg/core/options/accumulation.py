@@ -32,7 +32,7 @@ _dtype_of: Any = Tensor.dtype.__get__  # pyright: ignore
 _device_of: Any = Tensor.device.__get__  # pyright: ignore
 
 
-def fold(
+def add_to_sums(
     groups: Sequence[Group],
     state: Mapping[Any, Any],
     *,
@@ -255,7 +255,7 @@ def sums_of(state: Mapping[Any, Any]) -> dict[int, Tensor]:
     return {id(param): own[SUM] for param, own in states_of(state) if SUM in own}
 
 
-def forgetting(groups: Sequence[Group], state: Mapping[Any, Any]) -> list[Call]:
+def clearing_sums(groups: Sequence[Group], state: Mapping[Any, Any]) -> list[Call]:
     """What begins anew, as functions in C."""
     owners = [own for _, own in states_of(state) if SUM in own]
     counted = [group.__setitem__ for group in groups]

@@ -33,7 +33,7 @@ class Clipping(Option):
                     raise InvalidArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
                 object.__setattr__(self, name, number)
 
-    def processing(self) -> Mapping[str, Any]:
+    def gradient_transforms(self) -> Mapping[str, Any]:
         return {
             "clipvalue": self.clip_grad_value,
             "global_clipnorm": self.clip_grad_norm,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.option import Option, Others
-from thalweg.core.options.standing_in import MASTER
+from thalweg.core.options.update_targets import MASTER
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED
 from thalweg.variable import REDUCED
@@ -37,7 +37,7 @@ class Masters(Option):
     def keeps(self, param: Tensor) -> bool:
         return param.dtype in REDUCED
 
-    def processing(self) -> Mapping[str, Any]:
+    def gradient_transforms(self) -> Mapping[str, Any]:
         return {"narrow": True}
 
 

@@ -82,8 +82,8 @@ class Option:
         """
         return {}
 
-    def processing(self) -> Mapping[str, Any]:
-        """What happens to gradients before the rule: arguments of `core.processing.Processing`."""
+    def gradient_transforms(self) -> Mapping[str, Any]:
+        """What happens to gradients before the rule: arguments of `GradientTransforms`."""
         return {}
 
     def _check_bool(self, name: str) -> None:

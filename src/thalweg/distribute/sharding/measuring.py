@@ -80,14 +80,14 @@ class Measured:
     def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
         # As whole numbers, magnitudes have the same order, and NaN is the largest.
-        bits = np.abs(self._ready.peaks()).view(np.int64)
+        bits = np.abs(self._ready.max_abs()).view(np.int64)
         found = torch.from_numpy(bits).to(self._shards.ranks.device)  # pyright: ignore[reportUnknownMemberType]
         self._meet()
         self._shards.ranks.maximum(found)
         return found.cpu().numpy().view(np.float64)
 
-    def peaks_there(self, wanted: torch.Tensor) -> None:
+    def max_abs_on_device(self, wanted: torch.Tensor) -> None:
         """See `Ready`."""

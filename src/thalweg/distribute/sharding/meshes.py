@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.gradient_transforms import Measures
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
-from thalweg.core.processing import Measures
 from thalweg.core.slots import SlotStore
 from thalweg.distribute.dtensors import is_on_mesh
 from thalweg.distribute.ranks import Ranks
@@ -187,9 +187,9 @@ class _Measured:
     def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
-        found = np.abs(self._ready.peaks())
+        found = np.abs(self._ready.max_abs())
         for (mesh, *dims), places in self._cut.items():
             # As whole numbers, magnitudes have the same order, and NaN is the largest.
             bits = torch.from_numpy(found[places].view(np.int64))  # pyright: ignore[reportUnknownMemberType]
@@ -200,7 +200,7 @@ class _Measured:
             found[places] = bits.cpu().numpy().view(np.float64)
         return found
 
-    def peaks_there(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `Ready`."""
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg.core.gradient_transforms import Measures
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
-from thalweg.core.processing import Measures
 from thalweg.distribute.message import Doing, Message
 from thalweg.distribute.sharding.joining import join
 from thalweg.distribute.sharding.measuring import Measured

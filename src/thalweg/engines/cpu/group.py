@@ -114,11 +114,11 @@ class Group:
         }
         return self._leaves.measure(kernel, self.table.base, scalars, self._flush and bool(stages))
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""
         return self._peaks(self.table, self._gradient, 1)
 
-    def peaks_there(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""
 
     def calls(self, columns: Columns) -> list[Call]:

@@ -237,7 +237,7 @@ def sums_of_pair(
     ]
 
 
-def peaks(tensors: Sequence[Tensor]) -> Float64:
+def max_abs(tensors: Sequence[Tensor]) -> Float64:
     """Largest magnitude of each tensor, in float64; NaN if it holds a NaN, 0 if it is empty."""
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:

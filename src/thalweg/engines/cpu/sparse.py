@@ -15,7 +15,7 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Float64, Int32, Int64
 from thalweg.engines.cpu import launch, rows
-from thalweg.engines.cpu.measure import peaks, sums_of_pair
+from thalweg.engines.cpu.measure import max_abs, sums_of_pair
 from thalweg.engines.cpu.work import CHUNK, ENTRIES, Table, slices, table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages, formula_of_rows
 from thalweg.engines.reference import resumed
@@ -260,9 +260,9 @@ class SparsePlan:
         """See `Ready`."""
         return [np.empty((0, len(formulas)))]
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
-        return peaks([self.values])
+        return max_abs([self.values])
 
     def calls(self, columns: Columns) -> list[Call]:
         """What updates the rows that the gradient names, and the others where the rule says so."""
@@ -301,7 +301,7 @@ class SparsePlan:
         self._gaps = table(base, found, slices(found), np.zeros(1, np.int64)), row
         return kernel.call(*self._gaps, self._flush)
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """Forget the gradient."""
         self._values = self._gaps = None
 

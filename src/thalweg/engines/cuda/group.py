@@ -159,11 +159,11 @@ class Group:
         kernel.bound((len(found), 1), arguments, self._aligned()).run()
         return found
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""
         return self._peaks(self._there).cpu().numpy()
 
-    def peaks_there(self, wanted: Tensor) -> Tensor:
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
         return self._peaks(self._there * wanted)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.cpu.measure import peaks, sums_of_pair
+from thalweg.engines.cpu.measure import max_abs, sums_of_pair
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import WIDTH, block_of
@@ -67,9 +67,9 @@ class RowsPart:
         """See `Ready`."""
         return [np.empty((0, len(formulas)))]
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
-        return peaks([self._values])
+        return max_abs([self._values])
 
     def calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
@@ -151,6 +151,6 @@ class RowsPart:
     def _sent(self, kernel: launch.Compiled, scalars: Scalars) -> Tensor:
         return Rows(1, kernel, self._var.device).sent(scalars)
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """See `Ready`."""
         self._grad = None

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import counting
+from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.core.pairs import Pair, as_pairs, distinct
-from thalweg.core.processing import Processing, materialised
 from thalweg.core.section import run
 from thalweg.distribute.context import updating
 from thalweg.engines import compute_dtype
@@ -159,7 +159,7 @@ def _rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[An
     return {} if wide is None else {kind: float(wide)}
 
 
-def clip(pairs: Sequence[Pair], how: Processing, flush: bool) -> list[Pair]:
+def clip(pairs: Sequence[Pair], how: GradientTransforms, flush: bool) -> list[Pair]:
     """See `GraphMode`."""
     if not how:
         return list(pairs)

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.described import Described
+from thalweg.core.gradient_transforms import NOTHING, materialised
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
-from thalweg.core.kept import Plans
 from thalweg.core.one_update import apply_as_one_update
 from thalweg.core.outcome import Outcome, raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
-from thalweg.core.processing import NOTHING, materialised
+from thalweg.core.plan_cache import Plans
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.pairs import Pair
-from thalweg.core.processing import Processing
 from thalweg.engines import Selection, check_name, current
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
@@ -64,12 +64,12 @@ class Options:
         self._engine: EngineName | None = None
         self._aggregator = _checked_aggregator(gradient_aggregator)
         self._transformers = _checked_transformers(gradient_transformers)
-        self._clipping = Processing()
+        self._clipping = GradientTransforms()
         self._set_clipping(**clipping)
 
     def _set_clipping(self, **changes: Any) -> None:
         given = {key: as_option(key, value) for key, value in changes.items()}
-        clipping = Processing(**{**self._clipping_options(), **given})
+        clipping = GradientTransforms(**{**self._clipping_options(), **given})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
             raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
         if clipping and self._transformers:

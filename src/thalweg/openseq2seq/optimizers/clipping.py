@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from thalweg.core.common_factor import Norm, factor_of
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.norms import clip_factor
-from thalweg.core.processing import Processing
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import (
@@ -92,12 +92,12 @@ def _clip_by_global_norm(
         size, limit = float(size), float(limit)
         if not as_shipped:
             factor = factor_of(Norm(np.float64(size)), limit, np.float32, None, False)
-            how = Processing(global_clipnorm=limit, clip_factor=factor, overflow=False)
+            how = GradientTransforms(global_clipnorm=limit, clip_factor=factor, overflow=False)
             return processed(wide, of, how)
         with np.errstate(over="ignore"):
             shipped = clip_factor(np.float32(size), np.float32(limit), False)
         factors = np.full(len(wide) - wide.count(None), shipped)
-        return processed(wide, of, Processing(unscaling=factors))
+        return processed(wide, of, GradientTransforms(unscaling=factors))
 
     found = each(
         clip,
@@ -140,7 +140,7 @@ def _clip_gradients_by_norm(
         refuse_scalars(variables)
 
     def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
-        how = Processing(
+        how = GradientTransforms(
             global_clipnorm=float(limit), overflow=as_shipped, casts=True, whole_is_nan=False
         )
         return processed(gradients, variables, how)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.processing import Processing, materialised
+from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic, made_of_gradients
@@ -76,7 +76,7 @@ def floating(values: Tensor) -> Tensor:
 
 
 def processed(
-    gradients: Sequence[Gradient], variables: Sequence[Any], how: Processing
+    gradients: Sequence[Gradient], variables: Sequence[Any], how: GradientTransforms
 ) -> list[Gradient]:
     """Gradients as a step would process them; those given are not written to.
 

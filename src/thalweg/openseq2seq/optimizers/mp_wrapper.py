@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
-from thalweg.core.processing import Processing
 from thalweg.core.state import Loading, Names, keys_of, of_a_graph, restore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import (
@@ -300,7 +300,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             done: list[Any] = []
             with self._opt._turn(), self._opt._locked(), not_taken(done):
                 check_any(backward.pairs)
-                how = Processing(**watching(scaler, done))
+                how = GradientTransforms(**watching(scaler, done))
                 outcome = update(self._opt, backward, how, step, captured)
             raise_first(outcome.errors)
 
@@ -334,7 +334,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             done: list[Any] = []
             with not_taken(done):
                 check_any(backward.pairs)
-                return processed_now(backward, Processing(**watching(scaler, done)))
+                return processed_now(backward, GradientTransforms(**watching(scaler, done)))
 
         inputs, always = [own.gradients, *referred(own)], scaler is None
         made = updated(

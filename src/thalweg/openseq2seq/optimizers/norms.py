@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.processing import Processing
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.engines import Tensors
 from thalweg.graph import Output, operation
 from thalweg.indexed_slices import values_of
@@ -22,7 +22,9 @@ def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
 
     def measure(given: list[Any]) -> Tensor:
         found = [floating(values_of(grad)) for grad in map(concrete, given) if grad is not None]
-        known = Processing(overflow=as_shipped, casts=True).known(Tensors(found, found), found)
+        known = GradientTransforms(overflow=as_shipped, casts=True).known(
+            Tensors(found, found), found
+        )
         with np.errstate(over="ignore"):
             norm = np.float32(known.global_norm)
         return torch.tensor(norm, device=found[0].device if found else None)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from thalweg.core.gradient_transforms import GradientStats, GradientTransforms
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.pairs import Pair
-from thalweg.core.processing import Known, Processing
 from thalweg.core.vectors import for_each, number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
@@ -95,19 +95,19 @@ class PostProcessing(NamedTuple):
         if self.as_shipped and self.clip_gradients is not None:
             refuse_scalars(variables)
 
-    def processing(
+    def gradient_transforms(
         self, pairs: Sequence[Pair], rate: Any, journal: Journal | None, **others: Any
-    ) -> Processing:
+    ) -> GradientTransforms:
         """What the core is to do to gradients.
 
         Args:
             pairs: The gradients, which are not written to, and what will be updated.
             rate: The learning rate of the step, a number or tensor of shape ().
             journal: Gets the summaries, or None.
-            **others: More parts of the `Processing`.
+            **others: More parts of the `GradientTransforms`.
         """
         clip, unscaling = self.clip_gradients, others.get("unscaling")
-        return Processing(
+        return GradientTransforms(
             global_clipnorm=None if clip is None else float(clip),
             overflow=self.as_shipped,
             casts=True,
@@ -131,14 +131,14 @@ class PostProcessing(NamedTuple):
         pairs: Sequence[Pair],
         rate: Any,
         unscaling: Any,
-        known: Known,
+        known: GradientStats,
     ) -> None:
         """Note what is known of a step's gradients and variables."""
         rows = known
         if self.larc is not None and any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             # LARC adds up the rows of a sparse gradient; its norm is that of the rows as they come.
             values = [values_of(grad) for grad, _ in pairs]
-            plain = Processing(unscaling=unscaling, overflow=self.as_shipped, casts=True)
+            plain = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
             variables = [var for _, var in pairs]
             rows = plain.known(Tensors(values, variables), variables)
         shows_norm = "global_gradient_norm" in journal.wanted
@@ -227,7 +227,7 @@ def post_process_gradients(
 
     def noted(gradients: Any, variables: Any, rate: Any, journal: Journal | None) -> list[Gradient]:
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
-        return processed(gradients, variables, how.processing(pairs, rate, journal))
+        return processed(gradients, variables, how.gradient_transforms(pairs, rate, journal))
 
     def process(gradients: Any, variables: Any, rate: Any) -> list[Gradient]:
         if summary_writer is None:

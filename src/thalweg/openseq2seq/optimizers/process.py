@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from thalweg import distribute
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
-from thalweg.core.processing import Processing
 from thalweg.core.section import Call, run
 from thalweg.counters import number_of
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
@@ -83,7 +83,7 @@ class Ready(NamedTuple):
     """
 
     backward: Backward
-    processing: Processing | None
+    gradient_transforms: GradientTransforms | None
     journal: Journal | None
     step: int
 
@@ -137,8 +137,10 @@ def readied(
     # The host tells other ranks of the step.
     parts = watching(scaler, done, [*clearing(given.sums), *given.counts], not how.reduces)
     pairs = backward.present().pairs
-    processing = how.post.processing(pairs, given.rate, journal, unscaling=unscaling, **parts)
-    return Ready(backward, processing, journal, step)
+    gradient_transforms = how.post.gradient_transforms(
+        pairs, given.rate, journal, unscaling=unscaling, **parts
+    )
+    return Ready(backward, gradient_transforms, journal, step)
 
 
 def apply_processed(
@@ -170,10 +172,10 @@ def apply_processed(
     """
     with writable(), not_taken(done):
         ready = readied(optimizer, how, given, scaler, loss_scale, global_step, done)
-        if ready.processing is None:
+        if ready.gradient_transforms is None:
             return Outcome(False, told(how, ready, ADDED_UP))
         taken, errors = update(
-            optimizer, ready.backward, ready.processing, global_step, given.captured
+            optimizer, ready.backward, ready.gradient_transforms, global_step, given.captured
         )
         if isinstance(taken, Tensor):
             return Outcome(taken, errors + told(how, ready, LEFT.rstrip(".")))
@@ -201,8 +203,10 @@ def told_of(how: Treatment, given: Given, scope: str) -> Letter:
         if not given.skip:
             backward, unscaling = raw(backward)
             pairs = backward.present().pairs
-            processing = how.post.processing(pairs, given.rate, journal, unscaling=unscaling)
-            processed([grad for grad, _ in pairs], [var for _, var in pairs], processing)
+            gradient_transforms = how.post.gradient_transforms(
+                pairs, given.rate, journal, unscaling=unscaling
+            )
+            processed([grad for grad, _ in pairs], [var for _, var in pairs], gradient_transforms)
     return journal.sent(0)
 
 

@@ -207,15 +207,15 @@ def _called_now(
         with not_taken(done):
             ready = readied(inner, own, given, scaler, scale, step, done)
             thread.frames[-1][key] = own, ready
-            if ready.processing is None:
+            if ready.gradient_transforms is None:
                 return None
-            return processed_now(ready.backward, ready.processing)
+            return processed_now(ready.backward, ready.gradient_transforms)
 
     def tell(loss: Tensor, taken: Tensor) -> Tensor:
         own, ready = thread.frames[-1].pop(key)
         if taken:
             distribute.taken(inner)
-        what = TAKEN if taken else ADDED_UP if ready.processing is None else SKIPPED
+        what = TAKEN if taken else ADDED_UP if ready.gradient_transforms is None else SKIPPED
         raise_first(told(own, ready, what))
         return loss.detach().clone()
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.checks import check_memories
+from thalweg.core.gradient_transforms import Decision, GradientTransforms, materialised
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, add_taken, says_not_taken
 from thalweg.core.pairs import distinct
-from thalweg.core.processing import Decision, Processing, materialised
-from thalweg.core.section import Call, run, while_whole
+from thalweg.core.section import Call, run, unless_resized
 from thalweg.engines import current, saturated
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -36,7 +36,7 @@ def watching(
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
-    """The parts of a `Processing` by which a scaler, if there is one, decides.
+    """The parts of a `GradientTransforms` by which a scaler, if there is one, decides.
 
     Args:
         scaler: The scaler, which answers to the gradients as the step is written.
@@ -68,7 +68,7 @@ def watching(
 def update(
     optimizer: Optimizer,
     backward: Backward,
-    how: Processing,
+    how: GradientTransforms,
     global_step: Any,
     captured: Any = None,
 ) -> Outcome:
@@ -84,7 +84,7 @@ def update(
     Returns:
         Whether there was an update, see `Outcome`, and what was raised after it.
     """
-    own, takes, name = backward.present(), optimizer.takes_processing(), optimizer.get_name()
+    own, takes, name = backward.present(), optimizer.takes_transforms(), optimizer.get_name()
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if takes and not any(target.dtype in REDUCED for target in own.targets):
         return optimizer._take(own.pairs, global_step, name, how, own.copies, captured)
@@ -94,7 +94,7 @@ def update(
             run(decision.calls)
             return Outcome(False, [])
         if takes:
-            how = Processing(calls=decision.calls)
+            how = GradientTransforms(calls=decision.calls)
             return optimizer._take(pairs, global_step, name, how, own.copies, captured)
         made = iter([grad for grad, _ in pairs])
         gradients = [None if grad is None else next(made) for grad in backward.gradients]
@@ -117,12 +117,12 @@ def _by_override(
     try:
         with distribute.alone():  # they are means over the replicas
             optimizer.apply_gradients(backward.pairs, step)
-        run([*copying(backward), *map(while_whole, calls)])
+        run([*copying(backward), *map(unless_resized, calls)])
     except BaseException as error:
         if says_not_taken(error) or torch.equal(step.detach(), before):
             raise
         add_taken(error)
-        run([*copying(backward), *map(while_whole, calls)])
+        run([*copying(backward), *map(unless_resized, calls)])
         return Outcome(True, [error])
     return Outcome(True, [])
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.processing import Processing, materialised
+from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.core.section import run
 from thalweg.engines import current
 from thalweg.graph import (
@@ -50,10 +50,10 @@ class Update(NamedTuple):
 
 def is_called_at_the_build(optimizer: Optimizer) -> bool:
     """Whether an optimizer is to be given its gradients as a graph is built."""
-    return optimizer._is_recorded() or not optimizer.takes_processing()
+    return optimizer._is_recorded() or not optimizer.takes_transforms()
 
 
-def processed_now(backward: Backward, how: Processing) -> list[Any] | None:
+def processed_now(backward: Backward, how: GradientTransforms) -> list[Any] | None:
     """The gradients as an optimizer is to have them; None where there is no update.
 
     What the loss scaler remembers is written, and what else is to be called.

@@ -14,9 +14,9 @@ from thalweg.core import section
 from thalweg.core.checks import check_pairs
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.kept import Plans
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, check_variables, distinct
+from thalweg.core.plan_cache import Plans
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, making

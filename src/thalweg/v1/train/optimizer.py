@@ -16,12 +16,12 @@ from torch import Tensor
 from thalweg import distribute
 from thalweg.autodiff import has_replicas
 from thalweg.core.described import OPTIMIZERS, Argument, Described, Names
+from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
-from thalweg.core.kept import Plans
 from thalweg.core.outcome import Outcome, raise_first, say_refused, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
-from thalweg.core.processing import NOTHING, Processing
+from thalweg.core.plan_cache import Plans
 from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key_in_graph
@@ -323,7 +323,7 @@ class Optimizer(State, StateDict, Described, Argument):
 
     _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
 
-    def takes_processing(self) -> bool:
+    def takes_transforms(self) -> bool:
         """Whether a step may be taken by `_take`: nobody else's `apply_gradients` comes between."""
         own = [cls for cls in type(self).__mro__ if "apply_gradients" in vars(cls)]
         return all("_APPLIES" in vars(cls) for cls in own) and "apply_gradients" not in vars(self)
@@ -335,7 +335,7 @@ class Optimizer(State, StateDict, Described, Argument):
         name: str,
         captured: list[Any] | None = None,
         sharing: Any = None,
-        how: Processing = NOTHING,
+        how: GradientTransforms = NOTHING,
     ) -> Any:
         """Apply gradients now; those that are None are left out. See `_take`.
 
@@ -358,7 +358,7 @@ class Optimizer(State, StateDict, Described, Argument):
         given: Sequence[tuple[Any, Any]],
         global_step: Any,
         name: str,
-        how: Processing = NOTHING,
+        how: GradientTransforms = NOTHING,
         copies: Copies = None,
         captured: list[Any] | None = None,
         sharing: Any = None,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from thalweg.core.gradient_transforms import Decision
 from thalweg.core.nest import leaves_of
-from thalweg.core.processing import Decision
 from thalweg.core.section import Call, run
 from thalweg.core.trackable import Trackable
 from thalweg.counters import at

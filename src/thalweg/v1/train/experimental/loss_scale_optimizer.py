@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.checks import check_readable
+from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.outcome import putting_back, says_taken
 from thalweg.core.pairs import as_gradient
-from thalweg.core.processing import NOTHING, Processing
-from thalweg.core.section import calls, consume
+from thalweg.core.section import calls, drain
 from thalweg.core.state import Entry
 from thalweg.core.vectors import is_host
 from thalweg.errors import InvalidArgumentError
@@ -100,7 +100,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         name: str,
         captured: list[Any] | None = None,
         sharing: Any = None,
-        how: Processing = NOTHING,
+        how: GradientTransforms = NOTHING,
     ) -> None:
         """Apply gradients now, unless the loss scale says not to.
 
@@ -114,7 +114,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 " optimizer there."
             )
         if how is NOTHING and self._may_leave(given):
-            how = Processing(decide=scale.decide, decides_there=True, overflow=False)
+            how = GradientTransforms(decide=scale.decide, decides_there=True, overflow=False)
             self._opt._apply(given, global_step, name, captured, sharing, how)
             return
         variables = [resolve(var) for _, var in given]
@@ -132,18 +132,18 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                     self._opt._apply(given, global_step, name, captured, sharing, how)
             except BaseException as error:
                 if not says_taken(error):
-                    consume(undo)
+                    drain(undo)
                 raise
 
     def _may_leave(self, given: Sequence[tuple[Any, Any]]) -> bool:
         """Whether a device may decide, in the step of the optimizer inside."""
-        is_plain = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_processing()
+        is_plain = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_known = type(self._loss_scale) is scales.DynamicLossScale
         is_there = not all(isinstance(var, Tensor) and is_host(var) for _, var in given)
         return executing_eagerly() and is_plain and is_known and is_there
 
     def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        if self._opt.takes_processing() and not self._opt._is_recorded():
+        if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(given, global_step, name)
         graph = get_default_graph()
         collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)

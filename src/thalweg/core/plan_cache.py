@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from thalweg.engines import Gate
+from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Ready, Request
 from thalweg.running import current_session
 
@@ -31,17 +31,17 @@ class Planned(NamedTuple):
     narrow: bool
 
 
-class Kept:
+class PlanCache:
     """What is kept from one step to the next."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.gate = Dispatcher()
         self.last: Planned | None = None  # the step that may be repeated
-        self._alone: dict[int, Kept] = {}
+        self._alone: dict[int, PlanCache] = {}
 
-    def alone(self, var: Tensor) -> Kept:
+    def alone(self, var: Tensor) -> PlanCache:
         """What is kept for steps over this variable only."""
-        return self._alone.setdefault(id(var), Kept())
+        return self._alone.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
         """Let go of variables that were updated on their own in earlier steps, if they are many."""
@@ -57,15 +57,15 @@ class Plans:
     """
 
     def __init__(self) -> None:
-        self._eager = Kept()
-        self._sessions: WeakKeyDictionary[Any, Kept] = WeakKeyDictionary()
+        self._eager = PlanCache()
+        self._sessions: WeakKeyDictionary[Any, PlanCache] = WeakKeyDictionary()
 
-    def now(self) -> Kept:
+    def now(self) -> PlanCache:
         """What is kept for the session that runs in this thread, or for eager mode."""
         session = current_session()
         if session is None:
             return self._eager
-        return self._sessions.setdefault(session, Kept())
+        return self._sessions.setdefault(session, PlanCache())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
         return Plans()

@@ -1,4 +1,4 @@
-"""`DropIn`: what stands before a class of `torch.optim` and takes its steps."""
+"""`FusedTorchOptimizer`: what stands before a class of `torch.optim` and takes its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.core.groups import Group, titles_in
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
-from thalweg.core.options.standing_in import MASTER
+from thalweg.core.options.update_targets import MASTER
 from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import check_inside, is_misplaced, is_sparse
 from thalweg.core.section import run
@@ -21,17 +21,17 @@ from thalweg.core.step import repeat, take
 from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
 from thalweg.formula import Rule
-from thalweg.optim.around import Around, Seen, processing
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
+from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import load_as_torch
-from thalweg.optim.part import Number, Own, Part
+from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
-from thalweg.optim.stepping import OneSweep
+from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
 from thalweg.optim.torchs_step import whole
 from thalweg.switches import no_grad, writable
 
@@ -43,7 +43,7 @@ class _Share(NamedTuple):
     places: list[int]
 
 
-class DropIn(OneSweep):
+class FusedTorchOptimizer(FusedOptimizer):
     """What stands before a class of `torch.optim` and takes its steps.
 
     All but the step is that class's own. What no engine here computes (parameters on a device
@@ -67,7 +67,7 @@ class DropIn(OneSweep):
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
         own = inspect.signature(cls._torch)
-        added = inspect.signature(Around).parameters.values()
+        added = inspect.signature(StepOptions).parameters.values()
         cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
         apart = ("params", *HOW, *cls._unread)
         cls._wanted = [name for name in own.parameters if name not in apart]
@@ -106,7 +106,7 @@ class DropIn(OneSweep):
         starts = list(map(self._starts_of, self.param_groups))
         return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
 
-    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
+    def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         if any(map(self._is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         shares = self._shares() if only is None else self._share_of(only)
@@ -116,7 +116,7 @@ class DropIn(OneSweep):
         for rule, share in shares.items():
             if rule not in parts:
                 kinds, blocks = self._around.kinds, self._own.blocks
-                parts[rule] = Part(rule, self._numbers(rule), self._plain, kinds, blocks)
+                parts[rule] = ParamState(rule, self._numbers(rule), self._plain, kinds, blocks)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
@@ -125,7 +125,7 @@ class DropIn(OneSweep):
             return self._step_of_torch()
         with no_grad():
             given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen, factor = Seen(), None
+        seen, factor = GradientReport(), None
         # In one section with the last of them: `rule` is that at which the loop above ended.
         hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
         around, unscaling = self._around, self._unscaling()
@@ -134,7 +134,7 @@ class DropIn(OneSweep):
             if not norm.again(all_of_it) and not all(map(self._fits, shares.values())):
                 return self._step_of_torch()
             count = sum(len(share.pairs) for share in shares.values())
-            how = processing(around, unscaling, count, seen, is_torchs=True)
+            how = gradient_transforms(around, unscaling, count, seen, is_torchs=True)
             with no_grad():
                 factor = norm.clip_factor(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
@@ -144,7 +144,7 @@ class DropIn(OneSweep):
                 own, kept = hooks[rule], parts[rule].kept
                 if gathered is not None:
                     own.gathered, own.begun = gathered, gathered.begun
-                how = processing(around, unscaling, len(pairs), seen, True, factor)
+                how = gradient_transforms(around, unscaling, len(pairs), seen, True, factor)
                 outcome = None
                 if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
                     outcome = repeat(own, kept, pairs, how, copies)
@@ -159,7 +159,7 @@ class DropIn(OneSweep):
                     errors += gathered.written()
         finally:
             if gathered is not None:
-                gathered.let_go()
+                gathered.release_gradients()
         for own in hooks.values():
             own.settle()
         raise_first(errors)
@@ -167,13 +167,13 @@ class DropIn(OneSweep):
             self._keep_steady(parts[rule], shares[rule].places)
         return None
 
-    def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> TorchHooks:
+    def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
         return TorchHooks(self, part, params, places)
 
     def _rules(self) -> set[Rule]:
         return {self._around.rule(self._rule(group)) for group in self.param_groups}
 
-    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
+    def _is_of(self, part: ParamState, gradients: Sequence[Any]) -> bool:
         if part.hold(self.param_groups):
             return True
         return (
@@ -182,7 +182,7 @@ class DropIn(OneSweep):
             and not any(map(self._is_torchs_group, self.param_groups))
         )
 
-    def _may_repeat(self, part: Part, gradients: Sequence[Any]) -> bool:
+    def _may_repeat(self, part: ParamState, gradients: Sequence[Any]) -> bool:
         """Whether a plan that was made for such gradients says that they are taken here.
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
@@ -307,7 +307,7 @@ class DropIn(OneSweep):
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
-            load: Any = super(DropIn, type(self))
+            load: Any = super(FusedTorchOptimizer, type(self))
             load_as_torch(self, state_dict, load.load_state_dict)
 
     def _wanted_options(self) -> Sequence[str]:
@@ -340,7 +340,7 @@ class DropIn(OneSweep):
                 f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors of"
                 " the CPU, and of GPUs for which there is an engine; this one is torch's."
             )
-        if self._is_left_out():
+        if self._skip_overflowed_step():
             return
         self._check_memories()
         step = self._torch.step
@@ -348,7 +348,7 @@ class DropIn(OneSweep):
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with whole(self):
             step(self)
-        run(self._ending(Seen()))
+        run(self._ending(GradientReport()))
 
     def _check_memories(self) -> None:
         """Refuse what torch's step would read or write beyond its memory, which ends the process.

@@ -1,4 +1,4 @@
-"""`OneSweep`: an optimizer of torch's kind whose step is one pass over memory."""
+"""`FusedOptimizer`: an optimizer of torch's kind whose step is one pass over memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.groups import Group
 from thalweg.core.hyperparameters import shown
-from thalweg.core.options.accumulation import Accumulation, fold, forgetting, set_aside, sums_of
+from thalweg.core.options.accumulation import (
+    Accumulation,
+    add_to_sums,
+    clearing_sums,
+    set_aside,
+    sums_of,
+)
 from thalweg.core.options.average import Average
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
-from thalweg.core.processing import NOTHING
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
@@ -28,23 +34,23 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFou
 from thalweg.formula import Rule
 from thalweg.lazily import lazy
 from thalweg.locks import Guard, importing
-from thalweg.optim.around import (
-    FOUND_INF,
-    KEYWORDS,
-    NONE,
-    Around,
-    LastStep,
-    Seen,
-    apart,
-    processing,
-)
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
-from thalweg.optim.part import Part
+from thalweg.optim.param_state import ParamState
 from thalweg.optim.scaled import Scaled, said_once
+from thalweg.optim.step_options import (
+    FOUND_INF,
+    KEYWORDS,
+    NONE,
+    GradientReport,
+    LastStep,
+    StepOptions,
+    apart,
+    gradient_transforms,
+)
 from thalweg.running import replicas
 from thalweg.switches import enable_grad, no_grad
 from thalweg.tracing import untraced
@@ -64,16 +70,16 @@ _FOLDED = "The gradients were added to their sums: those of the next call of ste
 _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
-class Kept:
+class StepCache:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
     def __init__(self, optimizer: Any) -> None:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
-        self.parts: dict[Rule, Part] = {}
+        self.parts: dict[Rule, ParamState] = {}
         self.last: LastStep | None = None  # but for what `seen` tells
-        self.seen = Seen()
+        self.seen = GradientReport()
         self.count = 0  # of steps taken, but for those of
         self.counter: Tensor | None = None  # which a device decided
         self.taken: Tensor | None = None  # whether one that begins is, if a device has decided
@@ -82,14 +88,14 @@ class Kept:
         self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
         self.places: dict[int, int] = {}  # indices of groups, likewise
-        self.alone: dict[int, dict[Rule, Part]] = {}  # parts of one parameter each, likewise
+        self.alone: dict[int, dict[Rule, ParamState]] = {}  # parts of one parameter each, likewise
         self.applied = False  # whether gradients were applied since the last step
         self.begun: Sequence[str] = ()  # what the step under way has done, in a sentence
         self.is_folded = False  # whether it has added its gradients to their sums
         self.flat: FlatGradients | None = None
         self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
-        self.steady: tuple[Part, list[int]] | None = None
+        self.steady: tuple[ParamState, list[int]] | None = None
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -99,19 +105,19 @@ class Kept:
         return CommonNorm()
 
 
-class OneSweep(Scaled):
+class FusedOptimizer(Scaled):
     """What takes the steps of a subclass of `torch.optim.Optimizer`; all else is that one's.
 
     Args:
         *args: What that class takes.
-        **keywords: The same, and what is done around an update; see `Around`.
+        **keywords: The same, and what is done around an update; see `StepOptions`.
     """
 
     state: Any
     param_groups: list[Group]
     defaults: dict[str, Any]
-    _around: Around = NONE
-    _own: Kept
+    _around: StepOptions = NONE
+    _own: StepCache
     _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
     _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
@@ -119,7 +125,7 @@ class OneSweep(Scaled):
     # Not made by `__init__`: torch restores what it copies and loads without it.
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
         made = super().__new__(cls)
-        made._own = Kept(made)
+        made._own = StepCache(made)
         return made
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -284,8 +290,10 @@ class OneSweep(Scaled):
             if self._around.of(InBackward).in_backward:
                 listen(self)
             own.taken = self._found_finite()
-            if (own.taken is not None or not self._is_left_out()) and self._is_due():
-                if not self._is_repeated():
+            if (
+                own.taken is not None or not self._skip_overflowed_step()
+            ) and self._accumulate_gradients():
+                if not self._try_steady_step():
                     self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
@@ -321,11 +329,11 @@ class OneSweep(Scaled):
         self._own.flat = FlatGradients(self._params())
         self._own.steady = None
 
-    def _hooks_for(self, part: Part, params: list[Tensor], places: list[int]) -> GroupHooks:
+    def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> GroupHooks:
         """The hooks of a step over all parameters."""
         raise NotImplementedError
 
-    def _is_repeated(self) -> bool:
+    def _try_steady_step(self) -> bool:
         """Whether the step before could be taken again, with other gradients or changed rates."""
         own = self._own
         if own.steady is None:
@@ -343,13 +351,17 @@ class OneSweep(Scaled):
         gradients = [param.grad for param in params]
         if any(map(is_, gradients, again(None))) or not self._is_of(part, gradients):
             return False
-        hooks, seen, unscaling = self._hooks_for(part, params, places), Seen(), self._unscaling()
+        hooks, seen, unscaling = (
+            self._hooks_for(part, params, places),
+            GradientReport(),
+            self._unscaling(),
+        )
         hooks.ending = self._ending(seen)
         if not hooks.repeats:
             return False
         how = NOTHING
         if unscaling is not None or self._around.clips:
-            how = processing(self._around, unscaling, len(params), seen, self._is_torchs)
+            how = gradient_transforms(self._around, unscaling, len(params), seen, self._is_torchs)
         pairs = list(zip(gradients, params, strict=True))
         if self._around.clips and any(map(is_sparse, gradients)):
             pairs = hooks.seen(pairs)
@@ -364,11 +376,11 @@ class OneSweep(Scaled):
         """The rules of all groups."""
         raise NotImplementedError
 
-    def _is_of(self, part: Part, gradients: Sequence[Any]) -> bool:
+    def _is_of(self, part: ParamState, gradients: Sequence[Any]) -> bool:
         """Whether a part still updates all groups, given these gradients."""
         return True
 
-    def _keep_steady(self, part: Part, places: Sequence[int]) -> None:
+    def _keep_steady(self, part: ParamState, places: Sequence[int]) -> None:
         """A step was taken of these places of groups, which may be repeated."""
         own, around = self._own, self._around
         count = sum(len(group["params"]) for group in self.param_groups)
@@ -402,7 +414,7 @@ class OneSweep(Scaled):
 
     def _end_step(self) -> None:
         """Count a step whose gradients were applied as they came."""
-        run(self._ending(Seen()))
+        run(self._ending(GradientReport()))
 
     @property
     def last_step(self) -> LastStep | None:
@@ -434,14 +446,14 @@ class OneSweep(Scaled):
             from thalweg.optim.swapping import swapped
         return swapped(self)
 
-    def _is_due(self) -> bool:
+    def _accumulate_gradients(self) -> bool:
         """Whether a step is to be taken; else the gradients were folded into their sums."""
         own, wanted = self._own, self._around.of(Accumulation).accumulate
         if wanted == 1:
             return True
         own.sums = None  # those of a step that was not taken are in the state still
         with no_grad():
-            count = fold(
+            count = add_to_sums(
                 self.param_groups,
                 self.state,
                 unscaling=cast("float | None", self._unscaling()),  # no device decides on sums
@@ -452,7 +464,7 @@ class OneSweep(Scaled):
             return False
         own.sums = sums_of(self.state)
         if not own.sums:
-            run(forgetting(self.param_groups, self.state))
+            run(clearing_sums(self.param_groups, self.state))
         return bool(own.sums)
 
     def _waiting(self, count: int) -> Call:
@@ -492,7 +504,7 @@ class OneSweep(Scaled):
             elif own.is_folded:
                 error.add_note(_FOLDED)
 
-    def _ending(self, seen: Seen) -> list[Call]:
+    def _ending(self, seen: GradientReport) -> list[Call]:
         """What is written with a step: that it was taken, or that a device has decided on it."""
         own = self._own
         told: dict[str, Any] = {"seen": seen, "decided": own.taken, "applied": False}
@@ -508,7 +520,7 @@ class OneSweep(Scaled):
         told["begun"] = (f"{TAKEN}." if own.taken is None else LEFT,)
         if own.sums is not None:
             told["sums"] = None
-            calls += forgetting(self.param_groups, self.state)
+            calls += clearing_sums(self.param_groups, self.state)
         if self._around.of(InBackward).in_backward:  # of parameters that nobody listened to yet
             given = [param for param in self._params() if param.grad is not None]
             calls += [partial(setattr, param, "grad", None) for param in given]
@@ -519,7 +531,7 @@ class OneSweep(Scaled):
         applied = partial(vars(self._own).__setitem__, "applied", True)
         return [applied, partial(setattr, param, "grad", None)]
 
-    def _take_step(self, parts: dict[Rule, Part], only: Tensor | None = None) -> None:
+    def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         """Take a step with what is kept of the parameters, or with one of them alone."""
         raise NotImplementedError
 

@@ -19,7 +19,7 @@ from thalweg.variable import REDUCED, name_of, variable_constraint
 MASTER = "master"
 
 
-class Kinds(NamedTuple):
+class StateStorage(NamedTuple):
     """What the state of parameters is kept in.
 
     Attributes:
@@ -90,10 +90,10 @@ class Kinds(NamedTuple):
                 own[slot.name] = value.to(torch.float32 if slot.scalar else self.of(slot, param))
 
 
-PLAIN = Kinds()
+PLAIN = StateStorage()
 
 
-class StandIns:
+class UpdateTargets:
     """What steps update in place of parameters, which follow it.
 
     A master has more bits and is state. What else stands for a parameter of another device has its
@@ -104,7 +104,7 @@ class StandIns:
         kinds: Which parameters have what.
     """
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, kinds: StateStorage) -> None:
         self._kinds = kinds
         self._params: Sequence[Tensor] = ()
         self._targets: list[Tensor] = []

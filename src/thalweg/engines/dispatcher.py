@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import cpu, cuda, layout
+from thalweg.engines.composite import CompositeStep, Part, Parts, Staying
 from thalweg.engines.cpu.work import ENTRIES
 from thalweg.engines.cuda.available import computes
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
@@ -17,12 +18,11 @@ from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
-from thalweg.engines.together import Part, Parts, Staying, Together
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import importing
 
 if TYPE_CHECKING:
-    from thalweg.engines.far import Crossing, Far
+    from thalweg.engines.offload import Far, OffloadTransfers
 
 Home = Literal["cpu", "cuda", "reference"]
 _BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
@@ -74,7 +74,7 @@ def engine_of(device: torch.device, name: EngineName) -> Home:
     return "cpu" if device.type == "cpu" and name in ("auto", "cpu") else "reference"
 
 
-class Gate:
+class Dispatcher:
     """Makes steps ready, and keeps of their plans what the next one can use again."""
 
     def __init__(self) -> None:
@@ -107,16 +107,16 @@ class Gate:
         ]
         if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
             return made[0][0][1]
-        return Together(asked, made)
+        return CompositeStep(asked, made)
 
-    def _crossing(self, asked: Request) -> Crossing | Staying:
+    def _crossing(self, asked: Request) -> OffloadTransfers | Staying:
         """What crosses between devices, if anything does."""
-        crossing: Crossing | Staying = Staying(asked)
+        crossing: OffloadTransfers | Staying = Staying(asked)
         pairs = zip(asked.variables, asked.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
             with importing:
-                from thalweg.engines.far import Crossing
-            crossing = Crossing(asked, self._far)
+                from thalweg.engines.offload import OffloadTransfers
+            crossing = OffloadTransfers(asked, self._far)
         if len(self._far) > 2 * len(asked.variables) + _SPARE:
             here = set(map(id, asked.variables))
             self._far = {key: each for key, each in self._far.items() if key in here}
@@ -161,7 +161,7 @@ class Gate:
         number: int,
         members: Sequence[int],
         homes: Sequence[Home],
-        crossing: Crossing | Staying,
+        crossing: OffloadTransfers | Staying,
     ) -> Parts:
         """The parts of a round of distinct variables."""
         dense: dict[tuple[Home, int], list[int]] = {}

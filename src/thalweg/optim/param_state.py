@@ -14,10 +14,10 @@ from torch import Tensor
 from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.groups import Group
-from thalweg.core.kept import Kept
 from thalweg.core.meshes import beside, check_whole, local
 from thalweg.core.options.accumulation import SUM
-from thalweg.core.options.standing_in import MASTER, PLAIN, Kinds, StandIns
+from thalweg.core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
+from thalweg.core.plan_cache import PlanCache
 from thalweg.core.section import Call
 from thalweg.engines import resumed
 from thalweg.engines.layout import check_memory
@@ -70,7 +70,7 @@ def check_number(value: Any, what: str) -> None:
         raise InvalidTypeError(f"{what} is a bool, no number.")
 
 
-class Part:
+class ParamState:
     """The parameters that one rule updates.
 
     A parameter's state is made when it has its first gradient, and becomes a part of the optimizer
@@ -98,15 +98,15 @@ class Part:
         rule: Rule,
         numbers: Mapping[str, Number],
         plain: bool = False,
-        kinds: Kinds = PLAIN,
+        kinds: StateStorage = PLAIN,
         blocks: Blocks | None = None,
     ) -> None:
         self.rule = rule
         self.first = next((slot.name for slot in rule.element_slots), "")
         self._kinds = kinds
-        self._stand_ins = StandIns(kinds)
+        self._stand_ins = UpdateTargets(kinds)
         self._target_of: dict[int, Tensor] = {}
-        self.kept = Kept()
+        self.kept = PlanCache()
         self.columns: list[AnyColumn] = []
         self.homes: tuple[torch.device | None, torch.device] = (None, CPU)
         self.lacked: dict[str, list[bool]] = {}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from thalweg.engines.likeness import Likeness
+from thalweg.engines.metadata_guard import Likeness
 from thalweg.variable import StateVariable
 
 
-class Watched:
+class StorageGuard:
     """The slots of a plan, whose addresses it holds.
 
     An assignment to `data` is counted by the slot. `set_`, `t_`, `torch.utils.swap_tensors` and

@@ -63,9 +63,9 @@ class Measures(Protocol):
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None: ...
 
-    def peaks(self) -> Float64: ...
+    def max_abs(self) -> Float64: ...
 
-    def peaks_there(self, wanted: Tensor) -> Tensor | None: ...
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None: ...
 
 
 class Decision(NamedTuple):
@@ -81,7 +81,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Processing:
+class GradientTransforms:
     """What happens to the gradients of a step.
 
     Attributes:
@@ -128,7 +128,7 @@ class Processing:
     decides_there: bool = False
     exact: bool = False
     calls: Sequence[Call] = ()
-    watch: Callable[[Known], None] | None = None
+    watch: Callable[[GradientStats], None] | None = None
     narrow: bool = False
 
     def __bool__(self) -> bool:
@@ -176,7 +176,7 @@ class Processing:
         columns: Columns | None = None,
         formulas: tuple[Formula, ...] = (),
         numbers: bool = False,
-    ) -> Known:
+    ) -> GradientStats:
         """What is measured of a step.
 
         Args:
@@ -188,15 +188,15 @@ class Processing:
         """
         if columns is None:
             columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
-        return Known(self, measures, variables, columns, formulas, numbers)
+        return GradientStats(self, measures, variables, columns, formulas, numbers)
 
 
-NOTHING = Processing()
+NOTHING = GradientTransforms()
 _STANDARD = (gradient_squares, variable_squares)
 _BEFORE_NORMS: Stages = (_STAGES["unscaling"], _STAGES["clipvalue"])
 
 
-class Known:
+class GradientStats:
     """What is known of a step's gradients while they are processed.
 
     Everything is measured when it is first asked for, what is asked for together in one sweep.
@@ -204,7 +204,7 @@ class Known:
 
     def __init__(
         self,
-        how: Processing,
+        how: GradientTransforms,
         measures: Measures,
         variables: Sequence[Tensor],
         columns: Columns,
@@ -468,16 +468,18 @@ class Known:
                 bounds.append(self.clipped_norms * self.trust)
             if isinstance(bounds[0], Tensor):
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
-                peaks = self._measures.peaks_there(torch.ones_like(unsafe) if exact else unsafe)
-                if peaks is not None:
-                    peaks = self._processed(peaks)
-                    return peaks.isnan().any(), peaks.amax()  # NaN wins
+                max_abs = self._measures.max_abs_on_device(
+                    torch.ones_like(unsafe) if exact else unsafe
+                )
+                if max_abs is not None:
+                    max_abs = self._processed(max_abs)
+                    return max_abs.isnan().any(), max_abs.amax()  # NaN wins
             if not exact and all((each < _SAFE).all() for each in bounds):
                 return False, 0.0
-            peaks = self._processed(self._measures.peaks())
-        return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
+            max_abs = self._processed(self._measures.max_abs())
+        return bool(np.isnan(max_abs).any()), float(np.max(max_abs, initial=0.0))
 
-    def _processed(self, peaks: Any) -> Any:
+    def _processed(self, max_abs: Any) -> Any:
         """The largest magnitude of each processed gradient, in the arithmetic of its update.
 
         Args:
@@ -487,9 +489,9 @@ class Known:
         found: list[Any] = [None] * len(kinds)
         for dtype in dict.fromkeys(kinds):
             own = [index for index, kind in enumerate(kinds) if kind is dtype]
-            for index, peak in zip(own, self._processed_in(dtype, peaks, own), strict=True):
+            for index, peak in zip(own, self._processed_in(dtype, max_abs, own), strict=True):
                 found[index] = peak
-        return vectors.joined(found, vectors.place_of(peaks))
+        return vectors.joined(found, vectors.place_of(max_abs))
 
     def _processed_in(self, dtype: Dtype, found: Any, own: Sequence[int]) -> Any:
         how, there = self._how, vectors.place_of(found)
@@ -498,18 +500,18 @@ class Known:
             return vectors.rounded(vectors.some(vector, own), dtype, there)
 
         # Rounding keeps the order of numbers, so the largest one stays the largest.
-        peaks = each(found)
+        max_abs = each(found)
         if how.unscaling is not None:
-            peaks = peaks * each(how.unscaling)
+            max_abs = max_abs * each(how.unscaling)
         if how.clipvalue is not None:
-            peaks = vectors.at_most(peaks, dtype(how.clipvalue))
+            max_abs = vectors.at_most(max_abs, dtype(how.clipvalue))
         if how.clipnorm is not None:
             limit = vectors.at_least(self.gradient_norms, how.clipnorm)
-            peaks = peaks * dtype(how.clipnorm) / each(limit)
+            max_abs = max_abs * dtype(how.clipnorm) / each(limit)
         if how.global_clipnorm is not None:
             for part in self.clip_parts:
-                peaks = peaks * each(vectors.for_each(found, part))
-        return peaks if how.trust is None else peaks * each(self.trust)
+                max_abs = max_abs * each(vectors.for_each(found, part))
+        return max_abs if how.trust is None else max_abs * each(self.trust)
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
@@ -523,7 +525,7 @@ def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def materialised(
-    pairs: Sequence[Pair], how: Processing, flush: bool
+    pairs: Sequence[Pair], how: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
     """The pairs with processed gradients, in memory of their own; sparse ones keep their indices.
 

@@ -36,17 +36,17 @@ class Part(Protocol):
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> list[Float64]: ...
 
-    def peaks(self) -> Float64: ...
+    def max_abs(self) -> Float64: ...
 
     def calls(self, columns: Columns) -> list[Call]: ...
 
-    def let_go(self) -> None: ...
+    def release_gradients(self) -> None: ...
 
 
 Parts = Sequence[tuple[Sequence[int], Part]]
 
 
-class Together:
+class CompositeStep:
     """A `Ready` of parts.
 
     Args:
@@ -70,7 +70,7 @@ class Together:
             return False
         if all(part.again(share_of(asked, own), self._bounds) for own, part in self._parts):
             return True
-        self.let_go()
+        self.release_gradients()
         return False
 
     def sums(
@@ -99,14 +99,14 @@ class Together:
                 found[index] = leaves
         return found
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
         found = np.zeros(self._count, np.float64)
         for own, part in self._parts:
-            found[own] = part.peaks()
+            found[own] = part.max_abs()
         return found
 
-    def peaks_there(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `Ready`."""
 
     def rounds(self, columns: Columns) -> Iterator[Round]:
@@ -117,10 +117,10 @@ class Together:
                 members, [call for own, part in parts for call in part.calls(columns.only(own))]
             )
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """See `Ready`."""
         for _, part in self._parts:
-            part.let_go()
+            part.release_gradients()
 
 
 def share_of(asked: Request, members: Sequence[int]) -> Request:
@@ -139,7 +139,7 @@ def share_of(asked: Request, members: Sequence[int]) -> Request:
 
 
 class Staying:
-    """A step of which nothing crosses between devices; see `far.Crossing`.
+    """A step of which nothing crosses between devices; see `far.OffloadTransfers`.
 
     Args:
         asked: The step.

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
+from thalweg.engines.composite import Part, share_of
 from thalweg.engines.engine import Call, Columns, Request, Stages
 from thalweg.engines.reference import ReferencePart
-from thalweg.engines.together import Part, share_of
 from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices, values_of
 
@@ -78,7 +78,7 @@ def beside(var: Tensor, there: Tensor) -> Tensor:
     return torch.empty_like(var, dtype=there.dtype, pin_memory=there.is_cuda).detach()
 
 
-class Crossing:
+class OffloadTransfers:
     """What crosses between devices in a step; gradients are on their way when it is made.
 
     Args:
@@ -194,10 +194,10 @@ class FarPart:
         self._wait()
         return self._inner.leaves(formulas, stages, columns)
 
-    def peaks(self) -> Float64:
+    def max_abs(self) -> Float64:
         """See `Ready`."""
         self._wait()
-        return self._inner.peaks()
+        return self._inner.max_abs()
 
     def calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
@@ -205,6 +205,6 @@ class FarPart:
             self._wait()
         return [*self._waiting(), *self._inner.calls(columns), *self._sends]
 
-    def let_go(self) -> None:
+    def release_gradients(self) -> None:
         """See `Ready`."""
-        self._inner.let_go()
+        self._inner.release_gradients()

@@ -1,0 +1,237 @@
+"""What is done around the update of a step: the options of optimizers of torch's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.core.common_factor import Factor
+from thalweg.core.gradient_transforms import GradientStats, GradientTransforms
+from thalweg.core.options.accumulation import Accumulation
+from thalweg.core.options.average import Average
+from thalweg.core.options.clipping import Clipping
+from thalweg.core.options.flat import Flat
+from thalweg.core.options.in_backward import InBackward
+from thalweg.core.options.loss_scale import Unscaling
+from thalweg.core.options.masters import Masters, Offload, StateDtype
+from thalweg.core.options.option import Option
+from thalweg.core.options.update_targets import StateStorage
+from thalweg.formula import Rule
+
+FOUND_INF = "GradScaler found a gradient that is not finite"
+EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
+
+# One row each, in the order in which rules are wrapped and messages name them.
+OPTIONS: tuple[type[Option], ...] = (
+    Clipping,
+    Unscaling,
+    Average,
+    Masters,
+    StateDtype,
+    Accumulation,
+    InBackward,
+    Flat,
+    Offload,
+)
+KEYWORDS = tuple(each.name for kind in OPTIONS for each in kind.keywords())
+Kind = TypeVar("Kind", bound=Option)
+
+
+class LastStep(NamedTuple):
+    """What has become of a step.
+
+    Args:
+        taken: Whether it was taken.
+        reason: Why not; "" if it was.
+        count: How many steps were taken, by this optimizer since it was made or loaded.
+        grad_norm: The common norm of the gradients, unscaled, their elements clipped. None where
+            nothing asked for it.
+        clip_factor: What they were multiplied by; 1 if their norm was small enough.
+    """
+
+    taken: bool
+    reason: str = ""
+    count: int = 0
+    grad_norm: float | None = None
+    clip_factor: float | None = None
+
+
+class StepOptions:
+    """The options that a constructor was given: one of each kind, most of them off.
+
+    Args:
+        **keywords: By the names of their fields.
+
+    Attributes:
+        on: What differs from a constructor that was given nothing, by keyword.
+        wrapping: The options that do something beside the rule, in the same pass over memory.
+        clips: Whether gradients are clipped.
+        keeps_as_torch: Whether the state is what torch would keep, where it would.
+        kinds: What the state of parameters is kept in.
+        beside: What happens to gradients where nothing is known of a step.
+
+    Raises:
+        TypeError, ValueError: One is not what it can be, or cannot be beside another.
+    """
+
+    def __init__(self, **keywords: Any) -> None:
+        self._of: dict[type[Option], Option] = {}
+        for kind in OPTIONS:
+            names = [each.name for each in kind.keywords() if each.name in keywords]
+            self._of[kind] = kind(**{name: keywords.pop(name) for name in names})
+        if keywords:
+            raise TypeError(f"{next(iter(keywords))!r} is no option of an optimizer.")
+        on = [each for each in self._of.values() if each.on]
+        for each in on:
+            each.check_beside(self)
+        self.on: dict[str, Any] = {name: own for each in on for name, own in each.on.items()}
+        self.wrapping = tuple(each for each in on if type(each).rule is not Option.rule)
+        self.clips = self.of(Clipping) in on
+        self.keeps_as_torch = not any(each.changes_state for each in on)
+        self.beside = GradientTransforms(
+            **{n: x for each in on for n, x in each.gradient_transforms().items()}
+        )
+        self._begin = [each for each in on if each.begins]
+        self._are_ours = any(each.is_ours for each in on)
+        device = self.of(Offload).state_device
+        self.kinds = StateStorage(
+            self.of(Masters).masters,
+            self.of(StateDtype).state_dtype,
+            None if device is None else torch.device(device),
+            self.of(Accumulation).accumulate > 1,
+            frozenset(name for each in self.wrapping for name in each.begins),
+        )
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """The option of a kind; one that is off, if it was not asked for."""
+        return cast("Kind", self._of[kind])
+
+    def __bool__(self) -> bool:
+        """Whether anything happens that a step of torch's would not do."""
+        return self._are_ours
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether torch's own loader would keep all dtypes."""
+        return self.keeps_as_torch and not self.of(Accumulation).wide_sums
+
+    @property
+    def begins(self) -> list[str]:
+        """What begins at the parameters, where a state does not have it."""
+        return [name for each in self._begin for name in each.begins]
+
+    def keys(self, param: Tensor) -> list[str]:
+        """What the state of a parameter holds beside torch's own."""
+        return [name for each in self._begin if each.keeps(param) for name in each.begins]
+
+    def rule(self, rule: Rule) -> Rule:
+        """A rule with all that is done beside it."""
+        for each in self.wrapping:
+            rule = each.rule(rule)
+        return rule
+
+    def named(self) -> str:
+        """What is on, for messages."""
+        return ", ".join(self.on)
+
+    def value(self, name: str) -> Any:
+        """What the constructor decides by a keyword."""
+        return self.on.get(name, _DEFAULTS[name])
+
+    def others(self, group: Mapping[str, Any]) -> list[str]:
+        """Options in a group that are not as here, where they are for all groups together."""
+        return [n for n in KEYWORDS if n in group and not _equal(group[n], self.value(n))]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepOptions) and self.on == other.on
+
+    __hash__ = None  # pyright: ignore
+
+    def __repr__(self) -> str:
+        return f"Around({', '.join(f'{name}={own!r}' for name, own in self.on.items())})"
+
+    # Pickles hold keywords: those of an earlier version all of them.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**_DEFAULTS, **self.on}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        StepOptions.__init__(self, **{name: own for name, own in state.items() if name in KEYWORDS})
+
+
+_FIELDS = [each for kind in OPTIONS for each in kind.keywords()]
+_DEFAULTS = {each.name: each.default for each in _FIELDS}
+StepOptions.__signature__ = Signature(  # pyright: ignore
+    [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in _FIELDS
+    ]
+)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):  # such as a tensor of several elements
+        return False
+
+
+NONE = StepOptions()
+
+
+def apart(keywords: dict[str, Any]) -> StepOptions:
+    """Take what is meant for the surroundings out of keywords."""
+    own = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
+    return StepOptions(**own) if own else NONE
+
+
+class GradientReport:
+    """What a step tells of its gradients: numbers, or tensors of their device until asked for."""
+
+    def __init__(self) -> None:
+        self.grad_norm: Any = None
+        self.clip_factor: Any = None
+
+    def __call__(self, known: GradientStats) -> None:
+        self.grad_norm, self.clip_factor = known.global_norm, known.clip_scale
+
+
+def gradient_transforms(
+    around: StepOptions,
+    unscaling: float | Tensor | None,
+    count: int,
+    seen: GradientReport,
+    is_torchs: bool,
+    factor: Factor | None = None,
+) -> GradientTransforms:
+    """What happens to the gradients of a step.
+
+    Args:
+        around: What is on.
+        unscaling: What gradients are multiplied by first, or None; a tensor stays one.
+        count: How many gradients there are.
+        seen: Is told of them where they are measured.
+        is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
+        factor: What clips them by a common norm, where that is known; see `CommonNorm`.
+    """
+    if not around.clips and unscaling is None:
+        return around.beside
+    each: Any = None
+    if isinstance(unscaling, Tensor):
+        each = unscaling.expand(count)
+    elif unscaling is not None:
+        each = np.full(count, unscaling, np.float32)
+    by_norm = around.beside.global_clipnorm is not None
+    return replace(
+        around.beside,
+        unscaling=each,
+        whole_is_nan=not is_torchs,
+        epsilon=EPSILON if is_torchs else None,
+        clip_factor=factor,
+        watch=seen if by_norm and factor is None else None,
+    )
