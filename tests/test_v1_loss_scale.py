@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -135,7 +136,9 @@ def test_steps_of_a_graph_that_are_not_finite_are_left_out() -> None:
 
 @many("in_graph", [False, True])
 def test_a_step_that_fails_leaves_the_scale_as_it_was(in_graph: bool) -> None:
-    with tf.Graph().as_default() if in_graph else eagerly(), v1.Session() as session:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tf.Graph().as_default() if in_graph else eagerly())
+        session: Any = stack.enter_context(v1.Session()) if in_graph else None
         w, opt = v1.Variable([1.0, 2.0], name="w"), scaled()
         given = v1.placeholder(tf.float32, None) if in_graph else torch.ones(3)
         if in_graph:

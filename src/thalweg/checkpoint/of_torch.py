@@ -40,6 +40,8 @@ class OfTorch:
         InvalidTypeError: Its class has a `state_dict` of its own, which only that understands.
     """
 
+    _needs_variables = False  # see `Described`
+
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
         self._is_ours = isinstance(optimizer, FusedOptimizer)

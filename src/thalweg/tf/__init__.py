@@ -69,7 +69,7 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 __version__ = VERSION
 newaxis = None
 
-compat.later |= {
+compat._later |= {
     "v1": lambda: _importlib.import_module("thalweg.tf.compat.v1"),
     "v2": lambda: _sys.modules[__name__],
 }

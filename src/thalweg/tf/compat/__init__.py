@@ -23,10 +23,10 @@ def as_str_any(value: Any, encoding: str = "utf-8") -> str:
 
 as_str = as_text
 
-later: dict[str, Callable[[], Any]] = {}  # `tf` says here how to find what needs all of it
+_later: dict[str, Callable[[], Any]] = {}  # `tf` says here how to find what needs all of it
 
 
 def __getattr__(name: str) -> Any:
-    if name in later:
-        return later[name]()
+    if name in _later:
+        return _later[name]()
     raise not_provided("compat", name)
