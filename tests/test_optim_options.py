@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -218,3 +221,27 @@ def test_what_rules_call_an_option_is_refused_in_groups(cls: Any, name: str, tit
     optimizer.param_groups[0][name] = 0.5
     with pytest.raises(ValueError, match=text):
         steps(optimizer)
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_of_two_names_of_one_option_the_later_counts_in_every_process(seed: str) -> None:
+    program = """
+import torch
+from thalweg import optim
+made = optim.tensorflow.Adam([torch.zeros(1, requires_grad=True)], lr=0.1, learning_rate=0.5)
+print(made.param_groups[0]["lr"])
+"""
+    # Not by `fresh`, whose processes have the seed of their server.
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    asked = [sys.executable, "-c", program]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0.5"], done.stderr
+
+
+def test_pickles_and_code_of_before_ask_options_by_their_keywords() -> None:
+    made = optim.Adam([torch.zeros(1, requires_grad=True)], clip_grad_norm=1.0, masters=True)
+    assert (made._around.clip_grad_norm, made._around.masters) == (1.0, True)
+    assert made._around.ema_decay is None
+    assert hash(made._around) == hash(made._around)
+    with pytest.raises(AttributeError, match="no_such_option"):
+        _ = made._around.no_such_option

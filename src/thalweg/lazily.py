@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Generic, Self, TypeVar, overload
 
 from thalweg.locks import importing
@@ -39,54 +40,27 @@ class lazy(Generic[T]):
         return value
 
 
-def offered(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """What a package offers under a name; for its `__getattr__`.
+def offered(owner: str, homes: Mapping[str, str], name: str, package: str | None = None) -> Any:
+    """What a module offers under a name; for its `__getattr__`.
 
     Args:
-        package: The package.
-        homes: The module that has it, for each name. None of these modules asks for such a name
-            while it is imported: another thread may hold `importing`, and wait for that module.
-        name: The name.
+        owner: The name of the module.
+        homes: For each name the module that has it, `module:its` where it has another name there.
+            None of these modules asks for such a name while it is imported: another thread may hold
+            `importing`, and wait for that module.
+        name: The name. Modules of the package are offered, too.
+        package: Where the modules are; the owner itself by default.
 
     Raises:
-        AttributeError: The package offers no such name.
-    """
-    if name in homes.values():  # as if it had been imported with the package
-        return import_module(f"{package}.{name}")
-    if name not in homes:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    with importing:
-        value = getattr(import_module(f"{package}.{homes[name]}"), name)
-    setattr(sys.modules[package], name, value)
-    return value
-
-
-def offering(
-    owner: str, names: Mapping[str, str], package: str | None = None
-) -> Callable[[str], Any]:
-    """The `__getattr__` of a module that imports what it offers when it is first asked for it.
-
-    Args:
-        owner: Name of the module.
-        names: For each of the package's modules the names that it has, with spaces between them;
-            `ours=its` where the owner's name for something is another. Modules are offered, too.
-        package: The package; the owner itself by default.
+        AttributeError: The module offers no such name.
     """
     package = package or owner
-    where: dict[str, tuple[str, str]] = {}
-    for module, offered in names.items():
-        for each in offered.split():
-            ours, _, its = each.partition("=")
-            where[ours] = module, its or ours
-
-    def find(name: str) -> Any:
-        if name in names:
+    if name not in homes:
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
             return import_module(f"{package}.{name}")
-        if name not in where:
-            raise AttributeError(f"module {owner!r} has no attribute {name!r}")
-        module, its = where[name]
-        found = getattr(import_module(f"{package}.{module}"), its)
-        setattr(sys.modules[owner], name, found)
-        return found
-
-    return find
+        raise AttributeError(f"module {owner!r} has no attribute {name!r}")
+    module, _, its = homes[name].partition(":")
+    with importing:
+        value = getattr(import_module(f"{package}.{module}"), its or name)
+    setattr(sys.modules[owner], name, value)
+    return value

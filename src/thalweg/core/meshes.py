@@ -9,10 +9,14 @@ from typing import Any
 from torch import Tensor
 
 
+def is_imported() -> bool:
+    """Whether there can be DTensors: somebody has imported their module."""
+    return "torch.distributed.tensor" in sys.modules
+
+
 def is_on_mesh(tensor: Any) -> bool:
-    """Whether something is a DTensor; there is none where nobody has imported their module."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    """Whether something is a DTensor."""
+    return is_imported() and isinstance(tensor, sys.modules["torch.distributed.tensor"].DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

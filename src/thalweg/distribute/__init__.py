@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from thalweg.lazily import offering
+from thalweg.core.meshes import is_on_mesh
+from thalweg.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.distribute.aggregation import (
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     )
     from thalweg.distribute.agreement import Said
     from thalweg.distribute.context import has_strategy, in_cross_replica_context, updating, within
-    from thalweg.distribute.dtensors import is_on_mesh
     from thalweg.distribute.last_sums import taken
     from thalweg.distribute.loss import factor as loss_factor
     from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
@@ -41,23 +41,43 @@ if TYPE_CHECKING:
     from thalweg.distribute.words import in_words
 
 # Imported when they are first asked for: most trainings have no strategy.
-_NAMES = {
-    "aggregation": "awaited completed_here guarding here strategy_of summed sums_of",
-    "agreement": "Said",
-    "context": "has_strategy in_cross_replica_context updating within",
-    "dtensors": "is_on_mesh",
-    "last_sums": "taken",
-    "loss": "loss_factor=factor record_loss_reduction scale_loss_for_estimator",
-    "modes": "aggregated aggregating mode",
-    "reduce_op": "ReduceOp",
-    "reducing": "filled",
-    "replica": "ReplicaContext",
-    "sharding.meshes": "Locals note",
-    "sharding.shards": "Shards",
-    "sharding.step": "SharedStep",
-    "sharing": "shards_of sharing_here=here summed_in_parts taking",
-    "strategy": "Strategy alone current_replica get_replica_context get_strategy",
-    "words": "in_words",
+_HOMES = {
+    "Locals": "sharding.meshes",
+    "ReduceOp": "reduce_op",
+    "ReplicaContext": "replica",
+    "Said": "agreement",
+    "Shards": "sharding.shards",
+    "SharedStep": "sharding.step",
+    "Strategy": "strategy",
+    "aggregated": "modes",
+    "aggregating": "modes",
+    "alone": "strategy",
+    "awaited": "aggregation",
+    "completed_here": "aggregation",
+    "current_replica": "strategy",
+    "filled": "reducing",
+    "get_replica_context": "strategy",
+    "get_strategy": "strategy",
+    "guarding": "aggregation",
+    "has_strategy": "context",
+    "here": "aggregation",
+    "in_cross_replica_context": "context",
+    "in_words": "words",
+    "loss_factor": "loss:factor",
+    "mode": "modes",
+    "note": "sharding.meshes",
+    "record_loss_reduction": "loss",
+    "scale_loss_for_estimator": "loss",
+    "shards_of": "sharing",
+    "sharing_here": "sharing:here",
+    "strategy_of": "aggregation",
+    "summed": "aggregation",
+    "summed_in_parts": "sharing",
+    "sums_of": "aggregation",
+    "taken": "last_sums",
+    "taking": "sharing",
+    "updating": "context",
+    "within": "context",
 }
 
 __all__ = [
@@ -100,8 +120,10 @@ __all__ = [
     "within",
 ]
 
-__getattr__ = offering(__name__, _NAMES)
-
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> Any:
+    return offered(__name__, _HOMES, name)

@@ -10,10 +10,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from thalweg.core.checks import check_memories, check_readable
+from thalweg.core.meshes import is_on_mesh
 from thalweg.core.pairs import as_gradient, check_variables
 from thalweg.distribute.agreement import Agreement, Said
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
-from thalweg.distribute.dtensors import is_on_mesh
 from thalweg.distribute.last_sums import note_sums
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.ranks import default_group, has_group

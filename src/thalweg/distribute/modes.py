@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from thalweg.core.graph_mode import graph_mode
+from thalweg.locks import importing
 from thalweg.running import is_symbolic
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
@@ -37,8 +38,8 @@ def aggregated(variable: Any, synchronization: Any, aggregation: Any) -> Any:
         if is_symbolic(variable):
             graph_mode().aggregate(variable, how)
         else:
-            from thalweg.distribute.variable import AggregatedVariable
-
+            with importing:
+                from thalweg.distribute.variable import AggregatedVariable
             variable.__class__, variable._aggregation = AggregatedVariable, how
     return variable
 

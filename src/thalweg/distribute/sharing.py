@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from thalweg.core.hooks import Hooks
+from thalweg.core.meshes import is_imported
 from thalweg.core.pairs import as_pairs
 from thalweg.core.sharing import Sharing
 from thalweg.distribute.aggregation import Pairs, converted, is_deferred
 from thalweg.distribute.agreement import Said
 from thalweg.distribute.context import has_strategy
-from thalweg.distribute.dtensors import is_imported
 from thalweg.distribute.last_sums import note_sums
 from thalweg.distribute.sharding.arranging import arrange
 from thalweg.distribute.sharding.meshes import Locals, LocalStep, note, placed

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from thalweg.lazily import offering
+from thalweg.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.graph.control import group
@@ -19,17 +19,27 @@ if TYPE_CHECKING:
     from thalweg.graph.rows import deduplicated
 
 # Imported when they are first asked for: `thalweg.v1` needs nothing of Keras.
-_NAMES = {
-    "control": "group",
-    "default": "variable_of=graph_variable_of",
-    "either": "slices=IndexedSlices",
-    "keras.recorded": "clip update",
-    "keras.sessions": "assign config_value session use_session values",
-    "keras.steps": "apply_gradients gradients learning_rate",
-    "keras.variables": "check_graph slot variable",
-    "one_update": "as_one_update",
-    "replicas": "aggregate all_reduce",
-    "rows": "deduplicated",
+_HOMES = {
+    "aggregate": "replicas",
+    "all_reduce": "replicas",
+    "apply_gradients": "keras.steps",
+    "as_one_update": "one_update",
+    "assign": "keras.sessions",
+    "check_graph": "keras.variables",
+    "clip": "keras.recorded",
+    "config_value": "keras.sessions",
+    "deduplicated": "rows",
+    "gradients": "keras.steps",
+    "group": "control",
+    "learning_rate": "keras.steps",
+    "session": "keras.sessions",
+    "slices": "either:IndexedSlices",
+    "slot": "keras.variables",
+    "update": "keras.recorded",
+    "use_session": "keras.sessions",
+    "values": "keras.sessions",
+    "variable": "keras.variables",
+    "variable_of": "default:graph_variable_of",
 }
 
 __all__ = [
@@ -55,4 +65,10 @@ __all__ = [
     "variable_of",
 ]
 
-__getattr__ = offering(__name__, _NAMES, __package__)
+
+def __getattr__(name: str) -> Any:
+    return offered(__name__, _HOMES, name, __package__)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,7 +24,6 @@ from thalweg.core.options.accumulation import (
 )
 from thalweg.core.options.average import Average
 from thalweg.core.options.flat import Flat
-from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
@@ -241,7 +240,7 @@ class FusedOptimizer(Scaled):
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
         self._own.operands.read_again(self)
-        if self._around.of(InBackward).in_backward:
+        if self._around.in_backward:
             listen(self)
         if self._around.of(Flat).gradients == "flat":
             self._flatten()
@@ -287,7 +286,7 @@ class FusedOptimizer(Scaled):
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
                 )
-            if self._around.of(InBackward).in_backward:
+            if self._around.in_backward:
                 listen(self)
             own.taken = self._found_finite()
             if (
@@ -448,7 +447,7 @@ class FusedOptimizer(Scaled):
 
     def _accumulate_gradients(self) -> bool:
         """Whether a step is to be taken; else the gradients were folded into their sums."""
-        own, wanted = self._own, self._around.of(Accumulation).accumulate
+        own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True
         own.sums = None  # those of a step that was not taken are in the state still
@@ -469,7 +468,7 @@ class FusedOptimizer(Scaled):
 
     def _waiting(self, count: int) -> Call:
         """What tells of so many gradients in the sums."""
-        reason = f"{count} of {self._around.of(Accumulation).accumulate} gradients are summed up"
+        reason = f"{count} of {self._around.accumulate} gradients are summed up"
         last = LastStep(False, reason, self._own.count)
         return partial(vars(self._own).update, {"last": last, "is_folded": True})
 
@@ -521,7 +520,7 @@ class FusedOptimizer(Scaled):
         if own.sums is not None:
             told["sums"] = None
             calls += clearing_sums(self.param_groups, self.state)
-        if self._around.of(InBackward).in_backward:  # of parameters that nobody listened to yet
+        if self._around.in_backward:  # of parameters that nobody listened to yet
             given = [param for param in self._params() if param.grad is not None]
             calls += [partial(setattr, param, "grad", None) for param in given]
         return [*calls, partial(vars(own).update, told)]

@@ -152,8 +152,9 @@ def named(group: Mapping[str, Any], rule: Rule | None = None) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     read = group if rule is None else as_options({hyper.name: None for hyper in rule.hypers})
-    for key in group.keys() & read.keys():
-        value = group[key]
+    for key, value in group.items():  # in their order: where two stand for one, the later counts
+        if key not in read:
+            continue
         if key in PAIRS:
             try:
                 found.update(zip(PAIRS[key], value, strict=True))

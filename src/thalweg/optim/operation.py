@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
-from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.section import Call, unwatched
 from thalweg.switches import Within, no_grad
@@ -114,7 +113,7 @@ def can_be_taken(handle: str) -> bool:
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
         not around.kinds.sums
-        and not around.of(InBackward).in_backward
+        and not around.in_backward
         and not any(group.get("differentiable") for group in optimizer.param_groups)
         and all(map(_is_plain, [*operands.parameters, *operands.slots, *gradients]))
     )

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg.core.groups import Group
-from thalweg.core.options.accumulation import Accumulation
-from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.optim.columns import CPU
 from thalweg.optim.fitting import device_of, is_host
@@ -49,7 +47,7 @@ class Scaled:
         around = self._around
         if not isinstance(found, Tensor) or is_host([found]) or not self._counts_there():
             return None
-        if around.of(Accumulation).accumulate > 1 or around.of(InBackward).in_backward:
+        if around.accumulate > 1 or around.in_backward:
             return None
         given = [
             (group, param)

@@ -72,6 +72,8 @@ class StepOptions:
         on: What differs from a constructor that was given nothing, by keyword.
         wrapping: The options that do something beside the rule, in the same pass over memory.
         clips: Whether gradients are clipped.
+        accumulate: How many calls of `step` add up gradients for one that is taken.
+        in_backward: Whether each gradient is applied as it arrives.
         keeps_as_torch: Whether the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
         beside: What happens to gradients where nothing is known of a step.
@@ -93,6 +95,8 @@ class StepOptions:
         self.on: dict[str, Any] = {name: own for each in on for name, own in each.on.items()}
         self.wrapping = tuple(each for each in on if type(each).rule is not Option.rule)
         self.clips = self.of(Clipping) in on
+        self.accumulate = self.of(Accumulation).accumulate
+        self.in_backward = self.of(InBackward).in_backward
         self.keeps_as_torch = not any(each.changes_state for each in on)
         self.beside = GradientTransforms(
             **{n: x for each in on for n, x in each.gradient_transforms().items()}
@@ -151,7 +155,13 @@ class StepOptions:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StepOptions) and self.on == other.on
 
-    __hash__ = None  # pyright: ignore
+    def __hash__(self) -> int:
+        return hash(tuple(self.on.items()))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _DEFAULTS:
+            return self.value(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"Around({', '.join(f'{name}={own!r}' for name, own in self.on.items())})"

@@ -1,8 +1,9 @@
 """`Option`: one thing that is done around the update of a step.
 
 An option is one file. It says what it refuses, what it keeps in the state of a parameter, what the
-rule becomes with it, and what happens to gradients before; the step, its section, files and loaders
-ask all options of an optimizer the same questions, and know none of them by name.
+rule becomes with it, and what happens to gradients before. Steps, files and loaders ask all options
+of an optimizer these questions. What decides when a step is taken (accumulation, the backward pass,
+scalers, flat gradients) is asked for by name, by `thalweg.optim.fused_optimizer`.
 """
 
 from __future__ import annotations

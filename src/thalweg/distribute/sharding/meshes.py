@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import Measures
+from thalweg.core.meshes import is_on_mesh
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.core.slots import SlotStore
-from thalweg.distribute.dtensors import is_on_mesh
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.arrays import Float64

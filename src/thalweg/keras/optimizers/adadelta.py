@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
-from thalweg.rules import ADADELTA
+from thalweg.rules.adadelta import ADADELTA
 
 
 class Adadelta(BuiltIn):

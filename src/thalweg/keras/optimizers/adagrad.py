@@ -8,7 +8,7 @@ import torch
 
 from thalweg.core.hyperparameters import as_number
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
-from thalweg.rules import ADAGRAD
+from thalweg.rules.adagrad import ADAGRAD
 
 
 class Adagrad(BuiltIn):

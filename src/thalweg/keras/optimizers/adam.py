@@ -9,7 +9,8 @@ import torch
 from thalweg.errors import NumericsWarning, warn
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
-from thalweg.rules import ADAM, AMSGRAD
+from thalweg.rules.adam import ADAM
+from thalweg.rules.amsgrad import AMSGRAD
 
 
 class Adam(BuiltIn):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
-from thalweg.rules import ADAMAX
+from thalweg.rules.adamax import ADAMAX
 
 
 class Adamax(BuiltIn):

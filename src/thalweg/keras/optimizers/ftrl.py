@@ -11,7 +11,8 @@ from torch import Tensor
 from thalweg.core.hyperparameters import as_hyper, as_number
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn
-from thalweg.rules import FTRL, FTRL_POWER
+from thalweg.rules.ftrl import FTRL
+from thalweg.rules.ftrl_power import FTRL_POWER
 from thalweg.running import is_symbolic
 
 

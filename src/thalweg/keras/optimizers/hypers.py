@@ -16,7 +16,8 @@ from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
 from thalweg.keras import backend
 from thalweg.running import current_session, executing_eagerly, is_deferred, is_symbolic
-from thalweg.schedules import LearningRateSchedule, serialize
+from thalweg.schedules import LearningRateSchedule
+from thalweg.schedules.serialization import serialize
 from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
 
 # What people of torch.optim look for.

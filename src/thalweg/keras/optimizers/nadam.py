@@ -16,7 +16,7 @@ from thalweg.engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.keras.optimizers.options import as_option
-from thalweg.rules import NADAM
+from thalweg.rules.nadam import NADAM
 from thalweg.running import resolve
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import as_dtype

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -23,6 +24,7 @@ from thalweg.core.gradient_transforms import NOTHING, materialised
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
+from thalweg.core.meshes import is_imported, is_on_mesh
 from thalweg.core.one_update import apply_as_one_update
 from thalweg.core.outcome import Outcome, raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
@@ -31,7 +33,6 @@ from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
-from thalweg.distribute.dtensors import is_imported, is_on_mesh
 from thalweg.distribute.last_sums import taken
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.keras.optimizers.differentiation import Differentiation
@@ -41,10 +42,10 @@ from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_
 from thalweg.keras.optimizers.rows import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
-from thalweg.locks import Guard
+from thalweg.locks import Guard, importing
 from thalweg.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
 from thalweg.scattering import scatter
-from thalweg.schedules import deserialize as deserialize_schedule
+from thalweg.schedules.serialization import deserialize as deserialize_schedule
 from thalweg.tracing import untraced
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
@@ -57,6 +58,13 @@ def _unique_name(cls: type) -> str:
     count = _used_names[snake]
     _used_names[snake] += 1
     return f"{snake}_{count}" if count else snake
+
+
+@cache
+def _in_replicas() -> Any:
+    """What optimizers do in strategies, which most trainings do not have."""
+    with importing:
+        return import_module("thalweg.keras.optimizers.replicas")
 
 
 class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described):
@@ -197,9 +205,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
         """
         try:
             if thread.strategies:
-                from thalweg.keras.optimizers.replicas import step_in_replicas
-
-                return step_in_replicas(
+                return _in_replicas().step_in_replicas(
                     self, grads_and_vars, name, experimental_aggregate_gradients
                 )
             with self._lock, self._hyper:
@@ -252,9 +258,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
         """The block in which gradients are computed, for which other replicas wait."""
         if not thread.strategies:
             return contextlib.nullcontext()
-        from thalweg.keras.optimizers.replicas import waited_for
-
-        return waited_for(self)
+        return _in_replicas().waited_for(self)
 
     def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         """What counts a step of these variables beside `iterations`, as functions in C."""
@@ -338,9 +342,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
             return self._aggregator(grads_and_vars)
         if replicas() == 1:
             return grads_and_vars
-        from thalweg.keras.optimizers.replicas import summed
-
-        return summed(self, list(grads_and_vars))
+        return _in_replicas().summed(self, list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clips gradients and calls `gradient_transformers`."""

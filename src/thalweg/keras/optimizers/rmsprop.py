@@ -7,7 +7,8 @@ from typing import Any
 from thalweg.core.hyperparameters import check_fraction, is_on
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
-from thalweg.rules import CENTERED_MOMENTUM_RMSPROP, CENTERED_RMSPROP, MOMENTUM_RMSPROP, RMSPROP
+from thalweg.rules.rmsprop import CENTERED_RMSPROP, RMSPROP
+from thalweg.rules.rmsprop_momentum import CENTERED_MOMENTUM_RMSPROP, MOMENTUM_RMSPROP
 
 
 class RMSprop(BuiltIn):

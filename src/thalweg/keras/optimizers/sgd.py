@@ -7,8 +7,8 @@ from typing import Any
 from thalweg.core.hyperparameters import check_fraction, is_on
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn
-from thalweg.rules import MOMENTUM, NESTEROV
-from thalweg.rules import SGD as PLAIN
+from thalweg.rules.gradient_descent import SGD as PLAIN
+from thalweg.rules.momentum import MOMENTUM, NESTEROV
 
 
 class SGD(BuiltIn):

@@ -12,11 +12,11 @@ from torch import Tensor
 from thalweg import distribute
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hyperparameters import Hyperparameters, is_function
+from thalweg.core.meshes import is_on_mesh
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import SlotsByVariable
 from thalweg.core.state import Entry, Loading, of_slots, readable, restore
 from thalweg.core.trackable import TrackableSlots
-from thalweg.distribute.dtensors import is_on_mesh
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.keras import backend

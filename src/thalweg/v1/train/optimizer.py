@@ -19,6 +19,7 @@ from thalweg.core.described import OPTIMIZERS, Argument, Described, Names
 from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
+from thalweg.core.meshes import is_imported
 from thalweg.core.outcome import Outcome, raise_first, say_refused, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.plan_cache import Plans
@@ -48,7 +49,7 @@ from thalweg.graph import (
 from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.locks import Guard, Lock
-from thalweg.running import is_ours
+from thalweg.running import is_ours, thread
 from thalweg.switches import Sections, Within
 from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients, processors
@@ -201,7 +202,7 @@ class Optimizer(State, StateDict, Described, Argument):
             var_list = None if var_list is None else flatten(var_list)
             if gating.need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss, name)
-        with distribute.guarding(self):
+        with distribute.guarding(self) if thread.strategies else contextlib.nullcontext():
             pairs = self.compute_gradients(
                 loss,
                 var_list=var_list,
@@ -210,7 +211,8 @@ class Optimizer(State, StateDict, Described, Argument):
                 colocate_gradients_with_ops=colocate_gradients_with_ops,
                 grad_loss=grad_loss,
             )
-        is_alone = distribute.get_strategy().ranks.is_alone  # or another rank may have gradients
+        # In a strategy another rank may have gradients.
+        is_alone = not thread.strategies or distribute.get_strategy().ranks.is_alone
         if is_alone and all(grad is None for grad, _ in pairs):
             raise gradients.none_given([var for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
@@ -385,10 +387,12 @@ class Optimizer(State, StateDict, Described, Argument):
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             with self._taking(self._hooks(global_step, name, values)) as hooks:
-                if sharing is None:
+                is_shared = thread.strategies or self._slots.parts is not None or is_imported()
+                if sharing is None and is_shared:
                     given, sharing = distribute.sharing_here(self, given, hooks)
                 hooks.sharing = sharing
-                with distribute.taking(sharing):
+                nothing = contextlib.nullcontext()
+                with nothing if sharing is None else distribute.taking(sharing):
                     outcome = take(hooks, self._plans.now(), given, how, copies)
                 if finished is not None:
                     finished.append(hooks.finished)

@@ -8,6 +8,7 @@ from typing import Any
 
 from thalweg import distribute
 from thalweg.core.hyperparameters import is_function
+from thalweg.core.meshes import is_imported
 from thalweg.core.slots_as_dicts import SlotsByName
 from thalweg.core.state import Entry
 from thalweg.core.trackable import TrackableSlots
@@ -107,7 +108,8 @@ class State(TrackableSlots):
         """Slots filled with a number for those of the variables that lack them, made together."""
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
-            distribute.note(self._slots, missing)
+            if is_imported():
+                distribute.note(self._slots, missing)
             titles = [self._slot_title(var, op_name) for var in missing]
             made = self._slots.make(missing, slot_name, value, titles, kind)
             self._take_slots(slot_name, missing, made)
