@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import engines, rules
 from thalweg.core.checks import scatters
 from thalweg.core.columns import defaults_of, derived
 from thalweg.core.complexes import real_pair, update_analytic
@@ -17,7 +18,7 @@ from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import checked
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
-from thalweg.engines import check_rule, compute_dtype
+from thalweg.engines import compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.hooks import (
@@ -29,7 +30,6 @@ from thalweg.keras.optimizers.hooks import (
 )
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rows import rows_of
-from thalweg.rules import RULES
 from thalweg.running import current_session, is_ours, is_symbolic
 
 
@@ -81,7 +81,7 @@ class RuleOptimizer(Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate
-        check_rule(rule, {**own, **given})
+        engines.check_rule(rule, {**own, **given})
         for key, value in {**own, **given}.items():
             self._set_hyper(key, value)
 
@@ -222,7 +222,9 @@ class RuleOptimizer(Optimizer):
             ValueError: There is no rule of that name.
         """
         name = config.get("rule")
-        rule = {**{rule.name: rule for rule in RULES}, **(custom_objects or {})}.get(str(name))
+        rule = {**{rule.name: rule for rule in rules.RULES}, **(custom_objects or {})}.get(
+            str(name)
+        )
         if not isinstance(rule, Rule):
             raise ValueError(f"Unknown rule: {name}. Give it as custom_objects={{{name!r}: rule}}.")
         return super().from_config({**config, "rule": rule}, custom_objects)
