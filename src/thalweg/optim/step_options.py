@@ -18,6 +18,7 @@ from thalweg.core.options.average import Average
 from thalweg.core.options.clipping import Clipping
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.in_backward import InBackward
+from thalweg.core.options.lookahead import Lookahead
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
@@ -31,6 +32,7 @@ EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 OPTIONS: tuple[type[Option], ...] = (
     Clipping,
     Unscaling,
+    Lookahead,
     Average,
     Masters,
     StateDtype,
@@ -72,6 +74,7 @@ class StepOptions:
         on: What differs from a constructor that was given nothing, by keyword.
         wrapping: The options that do something beside the rule, in the same pass over memory.
         clips: Whether gradients are clipped.
+        counts: Whether an option asks for the number of a step.
         keeps_as_torch: Whether the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
         beside: What happens to gradients where nothing is known of a step.
@@ -93,6 +96,7 @@ class StepOptions:
         self.on: dict[str, Any] = {name: own for each in on for name, own in each.on.items()}
         self.wrapping = tuple(each for each in on if type(each).rule is not Option.rule)
         self.clips = self.of(Clipping) in on
+        self.counts = any(each.counts for each in on)
         self.keeps_as_torch = not any(each.changes_state for each in on)
         self.beside = GradientTransforms(
             **{n: x for each in on for n, x in each.gradient_transforms().items()}
