@@ -36,6 +36,8 @@ OURS: dict[str, Any] = {
     "clip_grad_norm": 1e-6,
     "clip_grad_value": 0.5,
     "fused_unscale": True,
+    "lookahead": 2,
+    "lookahead_alpha": 0.25,
     "ema_decay": 0.9,
     "masters": True,
     "state_dtype": torch.float64,

@@ -47,6 +47,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "nothing": {},
     "each other": LIMITS,
     "an average": {"ema_decay": 0.9},
+    "slow weights": {"lookahead": 2},
     "sums": {"accumulate": 2},
     "wide sums": {"accumulate": 3, "wide_sums": True},
     "a scaler": {"fused_unscale": True},

@@ -144,8 +144,10 @@ def by_torch() -> dict[str, Named]:
     found: dict[str, Named] = {}
     for room, prefix in ((optim, OPTIM), (torch.optim, TORCH)):
         further = ["Adafactor", "Muon"] if prefix == TORCH else []
-        for name in [*rules, *(each for each in further if hasattr(room, each))]:
+        for name in [*rules, *further]:
             of, options = _OF_TORCH.get(name, (name, {}))
+            if not hasattr(room, of):  # such as Lion in torch
+                continue
             cls = by_pairs(getattr(room, of), rules.get(name))
             found[prefix + name] = Named(prefix + name, cls, options)
     return found

@@ -45,6 +45,7 @@ TENSORFLOWS: list[tuple[str, dict[str, Any]]] = [
 OPTIONS: dict[str, list[Any]] = {
     "clip_grad_norm": [0.5, 100.0],
     "clip_grad_value": [0.25],
+    "lookahead": [1, 2, 3],
     "ema_decay": [0.9],
     "masters": [True],
     "state_dtype": [torch.float32, torch.bfloat16],

@@ -281,6 +281,7 @@ def test_a_device_that_decides_is_asked_for_nothing(make):
         {"clip_grad_norm": 0.5},
         {"clip_grad_norm": 0.5, "clip_grad_value": 0.2},
         {"ema_decay": 0.9},
+        {"lookahead": 2},
         {"masters": True, "dtypes": (torch.bfloat16,)},
         {"state_dtype": torch.bfloat16},
     ],

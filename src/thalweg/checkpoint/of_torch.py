@@ -59,7 +59,12 @@ class OfTorch:
         cls: type[Any] = self.optimizer.__class__
         if not cls.__module__.startswith(OF_TORCH):
             return f"mine:{cls.__name__}"
-        if self._is_ours and not self._has_rule:
+        # Those that torch lacks stand before a class of ours.
+        if (
+            self._is_ours
+            and not self._has_rule
+            and not cls._torch.__module__.startswith("thalweg.")
+        ):
             cls = cls._torch
         depth = 3 if cls.__module__.endswith(".tensorflow") else 2
         return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])

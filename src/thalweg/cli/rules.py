@@ -53,8 +53,8 @@ def rules(as_json: bool) -> None:
         style="dim", highlight=False,
     )  # fmt: skip
     console.print(
-        f"Rules of torch.optim, for thalweg.optim: {', '.join(torch_rules())}; with torch: before"
-        " them torch's own can race and be timed.",
+        f"Rules of thalweg.optim: {', '.join(torch_rules())}; with torch: before"
+        " them torch's own, where it has them, can race and be timed.",
         style="dim", highlight=False,
     )  # fmt: skip
     console.print(

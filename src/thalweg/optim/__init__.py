@@ -2,6 +2,7 @@
 
 What `torch.optim` has is here under its names. The classes below take their steps in one pass, with
 torch's numbers; all others (`LBFGS`, `Muon`, `lr_scheduler`, ...) are torch's own objects.
+`Lion`, which torch lacks, is in the form of the others.
 `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
 """
 
@@ -30,6 +31,7 @@ from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
+    from thalweg.optim.lion import Lion
     from thalweg.optim.rule_optimizer import RuleOptimizer
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Lion",
     "NAdam",
     "RAdam",
     "RMSprop",
@@ -55,6 +58,8 @@ __all__ += [name for name in torch.optim.__all__ if name not in __all__]
 def __getattr__(name: str) -> Any:
     if name == "tensorflow":
         return importlib.import_module("thalweg.optim.tensorflow")
+    if name == "Lion":
+        return importlib.import_module("thalweg.optim.lion").Lion
     if name == "RuleOptimizer":
         return importlib.import_module("thalweg.optim.rule_optimizer").RuleOptimizer
     if name.startswith("__"):

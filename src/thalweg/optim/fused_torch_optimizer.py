@@ -220,7 +220,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _has_state(self, group: Group, param: Tensor) -> bool:
         rule, own = self._around.rule(self._rule(group)), self.state.get(param, {})
         names = [slot.name for slot in rule.slots]
-        return all(name in own for name in ([STEP, *names] if self._counts else names))
+        return all(name in own for name in ([STEP, *names] if self._keeps_step else names))
 
     def _fits(self, share: _Share) -> bool:
         """Whether a share is computed here.
@@ -294,7 +294,13 @@ class FusedTorchOptimizer(FusedOptimizer):
         """The numbers that each parameter has of its own."""
         own = {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
         start = 0 if self._plain else 0.0
-        return {STEP: Number(start), **own} if self._counts else own
+        step = {STEP: Number(start, may_lack=not self._counts)}
+        return {**step, **own} if self._keeps_step else own
+
+    @property
+    def _keeps_step(self) -> bool:
+        """Whether each parameter has a step number, for the class or for an option."""
+        return self._counts or self._around.counts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, all of it or nothing.
@@ -323,6 +329,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         beside = [*self._optional, *self._around.keys(param)]
         others = [*(slot.name for slot in slots if not slot.scalar), *beside]
         wanted |= {name: Want() for name in scalars}
+        if self._keeps_step and not self._counts:
+            wanted[STEP] = Want(is_optional=True)
         wanted |= {n: Want(param, (), n in self._rowwise, n in beside) for n in others}
         return of_state(own, wanted, title)
 

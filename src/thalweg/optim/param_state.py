@@ -47,10 +47,12 @@ class Number(NamedTuple):
     Attributes:
         start: What it is before the first step.
         dtype: That of its tensors; torch's own for such numbers if None.
+        may_lack: Whether a state that has all else may be without it: an option asks for it.
     """
 
     start: float
     dtype: torch.dtype | None = None
+    may_lack: bool = False
 
 
 def check_number(value: Any, what: str) -> None:
@@ -215,7 +217,7 @@ class ParamState:
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
-            if name not in own and own.keys() - {SUM}:
+            if name not in own and own.keys() - {SUM} and not kind.may_lack:
                 raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
             start = starts.get(id(param), {}).get(name, kind.start)
             found.append(own.get(name, start))

@@ -18,6 +18,7 @@ from thalweg.core.options.average import Average
 from thalweg.core.options.clipping import Clipping
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.in_backward import InBackward
+from thalweg.core.options.lookahead import Lookahead
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
@@ -31,6 +32,7 @@ EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 OPTIONS: tuple[type[Option], ...] = (
     Clipping,
     Unscaling,
+    Lookahead,
     Average,
     Masters,
     StateDtype,
@@ -74,6 +76,7 @@ class StepOptions:
         clips: Whether gradients are clipped.
         accumulate: How many calls of `step` add up gradients for one that is taken.
         in_backward: Whether each gradient is applied as it arrives.
+        counts: Whether an option asks for the number of a step.
         keeps_as_torch: Whether the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
         beside: What happens to gradients where nothing is known of a step.
@@ -97,6 +100,7 @@ class StepOptions:
         self.clips = self.of(Clipping) in on
         self.accumulate = self.of(Accumulation).accumulate
         self.in_backward = self.of(InBackward).in_backward
+        self.counts = any(each.counts for each in on)
         self.keeps_as_torch = not any(each.changes_state for each in on)
         self.beside = GradientTransforms(
             **{n: x for each in on for n, x in each.gradient_transforms().items()}

@@ -55,6 +55,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:ProximalAdagradOptimizer": 0.1,
         "v1:ProximalGradientDescentOptimizer": 0.2,
         "v1:LARSOptimizer": 4.0,
+        "Lion": 0.0015,
         "openseq2seq:NovoGrad": 0.01,
     },
     "lines": {
@@ -89,6 +90,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:ProximalAdagradOptimizer": 0.1,
         "v1:ProximalGradientDescentOptimizer": 0.07,
         "v1:LARSOptimizer": 1.0,
+        "Lion": 0.004,
         "openseq2seq:NovoGrad": 0.02,
     },
     "stdlib": {
@@ -123,6 +125,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:ProximalAdagradOptimizer": 1.0,
         "v1:ProximalGradientDescentOptimizer": 4.0,
         "v1:LARSOptimizer": 4.0,
+        "Lion": 0.0005,
         "openseq2seq:NovoGrad": 0.05,
     },
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from thalweg.formula import Rule, Slot, Then, where
+from thalweg.formula import Formula, Rule, Slot, Then, where
 
 EMA = "ema"
 WEIGHT = "ema_weight"
@@ -35,7 +35,8 @@ def _untouched_3(var, a, b, c):
     return var, a, b, c
 
 
-_UNTOUCHED = (_untouched_0, _untouched_1, _untouched_2, _untouched_3)
+# By the number of slots.
+UNTOUCHED: tuple[Formula, ...] = (_untouched_0, _untouched_1, _untouched_2, _untouched_3)
 
 
 @cache
@@ -44,7 +45,7 @@ def averaged(rule: Rule) -> Rule:
 
     Rows that a sparse gradient does not name are averaged, too; entries of one row are added up.
     """
-    others = rule.update_untouched or _UNTOUCHED[len(rule.element_slots)]
+    others = rule.update_untouched or UNTOUCHED[len(rule.element_slots)]
     return replace(
         rule,
         name=f"{rule.name} with an average",

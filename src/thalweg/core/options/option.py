@@ -38,10 +38,13 @@ class Option:
         begins: Names of what is kept in the state of a parameter, as entries that begin at the
             parameter's value, such as slots that `rule` adds.
         changes_state: Whether the state of a parameter is another one with it.
+        counts: Whether `scalars` asks for the number of a step. Classes whose rules ask for none
+            then keep one in the state of a parameter, too, as `step`, which begins at 0.
     """
 
     begins: ClassVar[tuple[str, ...]] = ()
     changes_state: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
 
     @property
     def is_ours(self) -> bool:
@@ -79,7 +82,9 @@ class Option:
 
         Args:
             lacked: Names of the slots that the parameters of the step did not have before it.
-            step: How many steps they have taken before; a tensor where a device alone knows.
+            step: How many steps they have taken before; a tensor where a device alone knows. 1
+                in classes that keep no count, if no option `counts`. Under `optim.tensorflow` the
+                steps of the optimizer.
         """
         return {}
 

@@ -1,5 +1,7 @@
 """The rules of `torch.optim`, as its form with a loop over tensors computes them, one file each.
 
+Lion, which torch lacks, is in the form of the others.
+
 Scalars are made by `prepare` in Python's numbers, and rounded when a kernel gets them, as torch
 does. Torch rounds some sums and products together, and its square root is not always the nearest
 number: results differ from its own by a few units in the last place.
@@ -32,6 +34,7 @@ _HOMES = {
     "TORCH_SPARSE_ADAM": "sparse_adam",
     "TORCH_NADAM": "nadam",
     "TORCH_RADAM": "radam",
+    "TORCH_LION": "lion",
 }
 __all__ = ["Rule", "TORCH_RULES", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

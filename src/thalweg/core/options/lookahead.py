@@ -1,0 +1,95 @@
+"""Lookahead: slow weights that every few steps go a part of the way, from where steps go on.
+
+Zhang et al. 2019, algorithm 1; https://arxiv.org/abs/1907.08610.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.hyperparameters import as_number
+from thalweg.core.options.option import Option
+from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule, Slot, Then, where
+from thalweg.rules.average import UNTOUCHED
+
+SLOW = "slow"
+SHARE = "slow_share"
+
+
+def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
+    """Once per element; a share of 0 stands for a step between."""
+    moved = slow + slow_share * (var - slow)
+    return where(slow_share != 0, moved, var), where(slow_share != 0, moved, slow)
+
+
+@cache
+def with_slow_weights(rule: Rule) -> Rule:
+    """The rule with slow weights as a last slot, in rows that no gradient names, too."""
+    others = rule.update_untouched or UNTOUCHED[len(rule.element_slots)]
+    return replace(
+        rule,
+        name=f"{rule.name} with slow weights",
+        update=Then(rule.update, look_ahead),
+        update_sparse=rule.update_sparse and Then(rule.update_sparse, look_ahead),
+        update_single=rule.update_single and Then(rule.update_single, look_ahead),
+        update_untouched=Then(others, look_ahead),
+        slots=(*rule.slots, Slot(SLOW)),
+        duplicates="sum",  # which look ahead once
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookahead(Option):
+    """Slow weights of each parameter, to which it returns.
+
+    Attributes:
+        lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every step
+            whose number is a multiple of this one they go `lookahead_alpha` of the way to the
+            parameter, which becomes what they are. They are float32 for parameters of 16 bits.
+        lookahead_alpha: The share of the way.
+    """
+
+    begins = (SLOW,)
+    changes_state = True
+    counts = True
+    lookahead: int | None = None
+    lookahead_alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        every, alpha = self.lookahead, float(as_number("lookahead_alpha", self.lookahead_alpha))
+        if every is not None:
+            if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
+                raise InvalidArgumentError(
+                    f"lookahead must be None or a number of steps from 1 on, not {every!r}."
+                )
+            object.__setattr__(self, "lookahead", int(every))
+        if not 0 < alpha <= 1:
+            raise InvalidArgumentError(
+                f"lookahead_alpha must be in (0, 1], not {self.lookahead_alpha!r}."
+            )
+        object.__setattr__(self, "lookahead_alpha", alpha)
+        if every is None and alpha != type(self).lookahead_alpha:
+            raise InvalidArgumentError(f"lookahead_alpha={alpha} is of no use without lookahead.")
+
+    def rule(self, rule: Rule) -> Rule:
+        return with_slow_weights(rule)
+
+    def scalars(self, lacked: Container[str], step: Any) -> Mapping[str, Any]:
+        return {SHARE: self._share(step)}
+
+    def _share(self, step: Any) -> Any:
+        """How far the slow weights go in the step after `step` others."""
+        every = self.lookahead or 1
+        # A count that somebody put there may have a fraction.
+        if isinstance(step, Tensor):
+            share = torch.full_like(step, self.lookahead_alpha, dtype=torch.float64)
+            return torch.where((step + 1) // every > step // every, share, 0.0)
+        return self.lookahead_alpha if (step + 1) // every > step // every else 0.0

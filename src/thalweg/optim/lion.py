@@ -1,0 +1,91 @@
+"""Lion, which torch lacks: in torch's form, as a loop over tensors, and in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.groups import Group
+from thalweg.formula import Rule
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.rules import torch as rules
+
+_SPARSE = "Lion does not support sparse gradients"
+
+
+class PlainLion(torch.optim.Optimizer):
+    """What `Lion` stands before, and which takes the steps that no engine takes.
+
+    Args:
+        params, lr, betas, weight_decay: As those of `Lion`.
+
+    Raises:
+        ValueError: One is not what it can be.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        for index, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        if not weight_decay >= 0:
+            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, param.grad, group)
+        return loss
+
+    def _update(self, param: Tensor, grad: Tensor, group: Group) -> None:
+        if grad.is_sparse:
+            raise RuntimeError(_SPARSE)
+        own, (beta1, beta2) = self.state[param], group["betas"]
+        if "exp_avg" not in own:
+            own["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        mean = own["exp_avg"]
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        step = (mean * beta1 + grad * (1 - beta1)).sign_()
+        param.add_(step * -group["lr"])
+        mean.mul_(beta2).add_(grad, alpha=1 - beta2)
+
+
+class Lion(FusedTorchOptimizer, PlainLion):
+    """Lion in one pass: steps are the sign of a mean, decay is decoupled and times the rate.
+
+    Not in torch, and in its form: `state[p]` holds `exp_avg`. It takes no sparse gradients.
+
+    Args:
+        params: As torch takes them.
+        lr: The learning rate.
+        betas: The share of the mean in a step, and that which the mean keeps.
+        weight_decay: A parameter is multiplied by 1 - lr * weight_decay first.
+
+    Source: Chen et al. 2023, algorithm 2; lucidrains' lion-pytorch
+    """
+
+    _torch = PlainLion
+    _sparse = _SPARSE
+    _counts = False
+
+    @staticmethod
+    def _rule(group: Group) -> Rule:
+        return rules.TORCH_LION
