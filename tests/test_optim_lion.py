@@ -13,6 +13,7 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import checkpoint, optim
+from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.optim.lion import PlainLion
 from torch_inputs import ROWS, give, params_of
 
@@ -158,3 +159,7 @@ def test_rows_are_refused() -> None:
         give(own, 0, sparse=True)
         with pytest.raises(RuntimeError, match="Lion does not support sparse gradients"):
             cls(own).step()
+
+
+def test_files_name_the_class_that_users_have() -> None:
+    assert OfTorch(optim.Lion([torch.zeros(1, requires_grad=True)])).title == "thalweg.optim.Lion"
