@@ -46,7 +46,7 @@ def not_to_be_called(*given: Any, **options: Any) -> Any:
 
 def process_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all optimizers get processed gradients, as those that override `apply_gradients`."""
-    monkeypatch.setattr(Optimizer, "takes_processing", lambda self: False)
+    monkeypatch.setattr(Optimizer, "takes_transforms", lambda self: False)
 
 
 class Training:

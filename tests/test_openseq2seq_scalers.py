@@ -442,7 +442,7 @@ def test_the_state_of_a_graph_is_in_its_sessions() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "processing",
+    "gradient_transforms",
     [{"clip_gradients": 1.0}, {"larc_params": {"larc_eta": 0.001}}, {}],
     ids=["clipping", "larc", "plain"],
 )
