@@ -37,7 +37,7 @@ MODULES: dict[str, list[str]] = {
     "engines/layout": [
         "test_gate.py", "test_errors.py", "test_memory.py", "test_pointers.py", "test_layouts.py",
     ],
-    "engines/gate": [
+    "engines/dispatcher": [
         "test_gate.py", "test_pointers.py", "test_memory.py", "test_engines.py",
         "test_sparse_engines.py",
     ],
