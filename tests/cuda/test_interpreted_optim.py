@@ -137,15 +137,15 @@ def test_sparse_gradients_of_the_classes_of_torch():
 def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
     param = torch.nn.Parameter(torch.ones(3, device="meta"))
     pairs = [(torch.ones(3, device="meta"), param)]
-    assert not fitting.fits(pairs, {})
+    assert not fitting.fits(pairs, {}, ())
     assert fitting.device_of([param]) is None
     monkeypatch.setattr(fitting, "computes", lambda device, name: device.type == name == "meta")
     monkeypatch.setattr(fitting, "current", lambda: thalweg.engines.Selection("meta"))
-    assert fitting.fits(pairs, {})
+    assert fitting.fits(pairs, {}, ())
     assert fitting.device_of([param]) == param.device
     assert fitting.device_of([param, torch.nn.Parameter(torch.ones(1))]) is None
     monkeypatch.setattr(fitting, "current", thalweg.engines.Selection)
-    assert not fitting.fits(pairs, {})
+    assert not fitting.fits(pairs, {}, ())
 
 
 @by(CAPTURABLE)
