@@ -516,7 +516,7 @@ def attack(long: bool, seed: int) -> Figures:
 def _round(figures: Figures, count: int, seed: int) -> None:
     def each(name: str) -> tuple[dict[str, int], str]:
         try:
-            return told(name, ",".join(KINDS), count, seed, 60 + 0.5 * count * len(KINDS))
+            return told(name, ",".join(KINDS), count, seed, 60 + 1.5 * count * len(KINDS))
         except RuntimeError as error:
             return {"failed": count * len(KINDS)}, str(error)
 
