@@ -10,6 +10,7 @@ import torch
 
 from thalweg import Hyper, Rule, Slot, optim, where
 from thalweg import engine as engine_of
+from thalweg.errors import RuleError
 from thalweg.formula import Then
 
 F = np.float32
@@ -58,3 +59,34 @@ def test_formulas_follow_each_other_and_keep_their_own_names(engine: str, due: f
     np.testing.assert_array_equal(param.detach().numpy(), wanted)
     np.testing.assert_array_equal(made.state[param]["average"].numpy(), mean)
     np.testing.assert_array_equal(made.state[param]["slow"].numpy(), slow)
+
+
+def four(var: Any, grad: Any, a: Any, b: Any, c: Any, d: Any, *, learning_rate: Any) -> Any:
+    return var - learning_rate * grad, a + grad, b + grad, c + grad, d + grad
+
+
+def test_rules_of_many_slots_are_averaged_in_rows_without_a_gradient_too() -> None:
+    slots = tuple(map(Slot, "abcd"))
+    kind = Rule(name="four", update=four, slots=slots, hypers=(Hyper("learning_rate", 0.5),))
+    param = torch.ones(3, 1, requires_grad=True)
+    made = optim.RuleOptimizer([param], kind, ema_decay=0.75)
+    for row in (0, 1):
+        param.grad = torch.sparse_coo_tensor([[row]], [[2.0]], (3, 1), check_invariants=True)
+        made.step()
+    assert param.flatten().tolist() == [0.0, 0.0, 1.0]
+    assert made.state[param]["ema"].flatten().tolist() == [0.0, 0.75, 1.0]
+    assert made.state[param]["d"].flatten().tolist() == [2.0, 2.0, 0.0]
+
+
+def test_a_rule_of_more_slots_is_refused_by_name() -> None:
+    def seven(var, grad, a, b, c, d, e, f, g, *, learning_rate):  # pyright: ignore
+        return var - learning_rate * grad, a, b, c, d, e, f, g
+
+    kind = Rule(
+        name="seven",
+        update=seven,
+        slots=tuple(map(Slot, "abcdefg")),
+        hypers=(Hyper("learning_rate", 0.5),),
+    )
+    with pytest.raises(RuleError, match="'seven' has 7 slots"):
+        optim.RuleOptimizer([torch.ones(1, requires_grad=True)], kind, ema_decay=0.5)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
+from thalweg.core.options.following import followed
 from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
-from thalweg.rules.average import EMA, WEIGHT, averaged
+from thalweg.rules.average import EMA, WEIGHT, average
+
+
+@cache
+def averaged(rule: Rule) -> Rule:
+    """The rule with the average of its variable as a last slot."""
+    return followed(rule, f"{rule.name} with an average", average, EMA)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Zhang et al. 2019, algorithm 1; https://arxiv.org/abs/1907.08610.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from numbers import Integral
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
+from thalweg.core.options.following import followed
 from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
-from thalweg.formula import Rule, Slot, Then, where
-from thalweg.rules.average import UNTOUCHED
+from thalweg.formula import Rule, where
 
 SLOW = "slow"
 SHARE = "slow_share"
@@ -32,18 +32,8 @@ def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
 
 @cache
 def with_slow_weights(rule: Rule) -> Rule:
-    """The rule with slow weights as a last slot, in rows that no gradient names, too."""
-    others = rule.update_untouched or UNTOUCHED[len(rule.element_slots)]
-    return replace(
-        rule,
-        name=f"{rule.name} with slow weights",
-        update=Then(rule.update, look_ahead),
-        update_sparse=rule.update_sparse and Then(rule.update_sparse, look_ahead),
-        update_single=rule.update_single and Then(rule.update_single, look_ahead),
-        update_untouched=Then(others, look_ahead),
-        slots=(*rule.slots, Slot(SLOW)),
-        duplicates="sum",  # which look ahead once
-    )
+    """The rule with slow weights as a last slot."""
+    return followed(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
 
 
 @dataclass(frozen=True, kw_only=True)

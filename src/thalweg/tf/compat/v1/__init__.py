@@ -21,6 +21,10 @@ Example:
 
 from typing import Any as _Any
 
+import thalweg.tf.compat as compat
+import thalweg.tf.data as data
+import thalweg.tf.io as io
+import thalweg.tf.keras as keras
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.graph import (
     AUTO_REUSE,
@@ -78,14 +82,10 @@ from thalweg.graph import executing_eagerly as executing_eagerly_outside_functio
 from thalweg.graph import tuple_ as tuple
 from thalweg.graph.tape import GradientTape
 from thalweg.tf import (
-    compat,
-    data,
     debugging,
     distribute,
     dtypes,
     errors,
-    io,
-    keras,
     linalg,
     math,
     nest,

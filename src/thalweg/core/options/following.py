@@ -1,0 +1,84 @@
+"""A formula that follows that of any rule, with a slot of its own, in the same pass over memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from thalweg.errors import RuleError
+from thalweg.formula import Formula, Rule, Slot, Then
+
+
+def followed(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
+    """A rule after which a formula runs; see `Then`.
+
+    Rows that a sparse gradient does not name follow it, too; entries of one row are added up, so
+    that it runs once for each.
+
+    Args:
+        rule: The rule.
+        name: The new rule's.
+        formula: What follows.
+        slot: The name of its slot, the last one.
+
+    Raises:
+        RuleError: The rule has more slots than a formula that leaves them as they are is there for.
+    """
+    count = len(rule.element_slots)
+    if rule.update_untouched is None and count >= len(_UNTOUCHED):
+        most = len(_UNTOUCHED) - 1
+        raise RuleError(
+            f"{name}: rule {rule.name!r} has {count} slots, and can have {most} beside another"
+            " formula, or any number with an update_untouched of its own."
+        )
+    others = rule.update_untouched or _UNTOUCHED[count]
+    return replace(
+        rule,
+        name=name,
+        update=Then(rule.update, formula),
+        update_sparse=rule.update_sparse and Then(rule.update_sparse, formula),
+        update_single=rule.update_single and Then(rule.update_single, formula),
+        update_untouched=Then(others, formula),
+        slots=(*rule.slots, Slot(slot)),
+        duplicates="sum",
+    )
+
+
+def _untouched_0(var: Any) -> Any:
+    return (var,)
+
+
+def _untouched_1(var: Any, a: Any) -> Any:
+    return var, a
+
+
+def _untouched_2(var: Any, a: Any, b: Any) -> Any:
+    return var, a, b
+
+
+def _untouched_3(var: Any, a: Any, b: Any, c: Any) -> Any:
+    return var, a, b, c
+
+
+def _untouched_4(var: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    return var, a, b, c, d
+
+
+def _untouched_5(var: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    return var, a, b, c, d, e
+
+
+def _untouched_6(var: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+    return var, a, b, c, d, e, f
+
+
+# By the number of slots.
+_UNTOUCHED: tuple[Formula, ...] = (
+    _untouched_0,
+    _untouched_1,
+    _untouched_2,
+    _untouched_3,
+    _untouched_4,
+    _untouched_5,
+    _untouched_6,
+)
