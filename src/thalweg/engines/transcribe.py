@@ -330,7 +330,7 @@ class _Writer(ast.NodeTransformer):
         )
 
     def settle_kind(self, node: ast.expr, condition: bool) -> bool:
-        """Whether an expression is a condition, or a number; of a parameter this is its use."""
+        """Take a parameter for a condition or a number, as it is used; False if it is the other."""
         kind = self.is_condition(node)
         if kind is None and isinstance(node, ast.Name):
             kind = self.conditions[node.id] = condition

@@ -289,9 +289,9 @@ class FusedOptimizer(Scaled):
             if self._around.in_backward:
                 listen(self)
             own.taken = self._found_finite()
-            if (
-                own.taken is not None or not self._skip_overflowed_step()
-            ) and self._accumulate_gradients():
+            if own.taken is None and self._skip_overflowed_step():
+                return loss
+            if self._accumulate_gradients():
                 if not self._try_steady_step():
                     self._take_step(own.parts)
                 if own.applied:
@@ -333,7 +333,7 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def _try_steady_step(self) -> bool:
-        """Whether the step before could be taken again, with other gradients or changed rates."""
+        """Take the step before again, with other gradients or changed rates; False if it cannot."""
         own = self._own
         if own.steady is None:
             return False
@@ -350,11 +350,8 @@ class FusedOptimizer(Scaled):
         gradients = [param.grad for param in params]
         if any(map(is_, gradients, again(None))) or not self._is_of(part, gradients):
             return False
-        hooks, seen, unscaling = (
-            self._hooks_for(part, params, places),
-            GradientReport(),
-            self._unscaling(),
-        )
+        hooks = self._hooks_for(part, params, places)
+        seen, unscaling = GradientReport(), self._unscaling()
         hooks.ending = self._ending(seen)
         if not hooks.repeats:
             return False
@@ -446,7 +443,7 @@ class FusedOptimizer(Scaled):
         return swapped(self)
 
     def _accumulate_gradients(self) -> bool:
-        """Whether a step is to be taken; else the gradients were folded into their sums."""
+        """Add gradients to their sums, where passes are summed up; True if a step is due."""
         own, wanted = self._own, self._around.accumulate
         if wanted == 1:
             return True

@@ -69,7 +69,7 @@ class Scaled:
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:
-        """Whether `torch.amp.GradScaler` says that a gradient is not finite."""
+        """Leave the step out if `torch.amp.GradScaler` says that a gradient is not finite."""
         found = vars(self).get("found_inf")
         if found is None or not number(found):  # 0 where there were no gradients to look at
             return False
