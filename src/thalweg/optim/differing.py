@@ -181,7 +181,8 @@ def _of_value(value: Any, want: Want, what: str) -> list[str]:
     if not isinstance(value, Tensor):
         return [f"{what} is {_named(value)} and no tensor"]
     if value.shape != like.shape or (want.dtypes and value.dtype not in want.dtypes):
-        return [f"{what} is {kind_of(value)}, here {kind_of(like)}"]
+        own = dtype_name(next(iter(want.dtypes)) if len(want.dtypes) == 1 else like.dtype)
+        return [f"{what} is {kind_of(value)}, here {own} {tuple(like.shape)}"]
     if want.has_rows and value.layout == torch.sparse_coo and not value.is_meta:
         return _of_rows(value, what)
     if not is_on_mesh(value) and (problem := flaw(value)):
@@ -258,5 +259,4 @@ def _is_pair(value: Any) -> bool:
 def _named(value: Any) -> str:
     if not isinstance(value, Tensor):
         return shown(value)
-    is_gone = value.layout == torch.strided and is_cut(value)
-    return f"{kind_of(value)} without its storage" if is_gone else kind_of(value)
+    return f"{kind_of(value)} without its storage" if is_cut(value) else kind_of(value)

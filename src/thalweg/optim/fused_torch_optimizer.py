@@ -332,6 +332,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         if self._keeps_step and not self._counts:
             wanted[STEP] = Want(is_optional=True)
         wanted |= {n: Want(param, (), n in self._rowwise, n in beside) for n in others}
+        if MASTER in beside:
+            wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)
 
     def _step_of_torch(self) -> None:

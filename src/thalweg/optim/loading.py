@@ -17,8 +17,8 @@ from thalweg.core.meshes import local
 from thalweg.core.options.accumulation import COUNT, SUM
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.section import Call, run
-from thalweg.core.state import mismatch
-from thalweg.core.state.entries import has_storage, is_cut
+from thalweg.core.state import flaw, mismatch
+from thalweg.core.state.entries import has_storage
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.optim import differing
 from thalweg.optim.differing import Want, sum_of
@@ -226,10 +226,10 @@ def _give_back_dtypes(
 
 
 def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a state of which torch only notes that they are negated or conjugated."""
+    """Tensors of a state of which torch only notes how they were made: negated, of a parameter."""
     for name, each in own.items():
-        if isinstance(each, Tensor) and (each.is_neg() or each.is_conj()):
-            yield name, each.resolve_neg().resolve_conj()
+        if isinstance(each, Tensor) and (each.is_neg() or each.is_conj() or not each.is_leaf):
+            yield name, each.detach().resolve_neg().resolve_conj()
 
 
 def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def _memory(value: Any) -> int | None:
         return None
     with DisableTorchFunctionSubclass():
         found = local(value)
-        is_there = has_storage(found) and not is_cut(found)
+        is_there = flaw(found) is None and has_storage(found)
         return found.untyped_storage().data_ptr() or None if is_there else None
 
 

@@ -98,7 +98,7 @@ def add_to_sums(
 
 def is_count(value: Any) -> bool:
     """Whether this many passes may be in sums."""
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _counted(groups: Sequence[Group]) -> int:

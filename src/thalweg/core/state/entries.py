@@ -271,8 +271,8 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether the storage holds all elements."""
-    if not tensor.numel():
+    """Whether the storage holds all elements, of a tensor that has them in one."""
+    if tensor.layout != torch.strided or not tensor.numel():
         return True
     ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + sum(ends) + 1) * tensor.element_size()
