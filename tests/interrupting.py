@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 import thalweg
-from thalweg import autodiff, locks
+from thalweg import autodiff
 from thalweg.core.state import entries
 from thalweg.engines.denormals import flushing
-from thalweg.running import thread as running
+from thalweg.ground import locks
+from thalweg.ground.running import thread as running
 
 
 def switched() -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import thalweg
 from thalweg import IndexedSlices, Variable, errors, optim
 from thalweg.catalogue import applied, by_class, by_rule
 from thalweg.distribute import ReduceOp
+from thalweg.ground.static_shape import Shape
 from thalweg.keras import optimizers as keras
 from thalweg.keras.optimizers import schedules
 from thalweg.openseq2seq.optimizers import lr_policies
@@ -26,7 +27,6 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.optim import tensorflow
 from thalweg.rules import RULES
 from thalweg.rules.torch import TORCH_RULES
-from thalweg.static_shape import Shape
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 from thalweg.v1.train import experimental

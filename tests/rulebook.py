@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Rule, scalars
+from thalweg import IndexedSlices, Rule
 from thalweg.core import section
 from thalweg.engines import Dispatcher, Selection, check_gradients, prepared
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.layout import compute_dtype
 from thalweg.formula import FORMULAS
+from thalweg.ground import scalars
 from thalweg.rules import RULES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

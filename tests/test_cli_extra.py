@@ -16,7 +16,7 @@ from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
 # What these show is made of rich's tables; nobody imports them but the command and benchmarks.
-SHOWN = {SOURCE / name for name in ("tables.py", "race/report.py", "bench/table.py")}
+SHOWN = {SOURCE / name for name in ("ground/tables.py", "race/report.py", "bench/table.py")}
 OTHERS = [
     path
     for path in sorted(SOURCE.rglob("*.py"))

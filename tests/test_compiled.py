@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import thalweg
-from thalweg import tracing, v1
+from thalweg import v1
+from thalweg.ground import tracing
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.schedules import ExponentialDecay

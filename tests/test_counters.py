@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from thalweg import Variable, counters
+from thalweg import Variable
 from thalweg.core.section import run
+from thalweg.ground import counters
 
 HERE = torch.device("cpu")
 

@@ -25,8 +25,8 @@ from thalweg import v1
 from thalweg.core import norms
 from thalweg.engines.cpu import store, team
 from thalweg.graph import Graph, Session, by_reference, operation
+from thalweg.ground.locks import Lock
 from thalweg.keras import optimizers as keras
-from thalweg.locks import Lock
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1.train.rendezvous import Rendezvous
 
@@ -337,7 +337,7 @@ def test_a_fork_within_a_compilation_of_its_own_thread(monkeypatch):
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr("thalweg.locks._PATIENCE", 0.2)
+    monkeypatch.setattr("thalweg.ground.locks._PATIENCE", 0.2)
     stop = Stop()
 
     def hold() -> None:
@@ -642,8 +642,8 @@ def test_every_lock_of_the_package_is_one_that_forks_renew():
     found = {path for path in folder.rglob("*.py") if lock.search(path.read_text())}
     assert {path.relative_to(folder).as_posix() for path in found} == {
         "graph/locks.py",  # `ReadWriteLock.renew`
-        "lazily.py",
-        "locks.py",
+        "ground/lazily.py",
+        "ground/locks.py",
         "v1/train/coordinator.py",  # `Coordinator._renew`
         "v1/train/queues.py",  # a condition over a `Lock`
         "v1/train/rendezvous.py",  # the same

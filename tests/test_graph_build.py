@@ -14,7 +14,7 @@ import torch
 import thalweg.graph as tf
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.errors import NotFoundError
-from thalweg.running import eagerly
+from thalweg.ground.running import eagerly
 
 F = torch.nn.functional
 

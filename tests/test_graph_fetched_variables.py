@@ -11,7 +11,7 @@ import pytest
 import fresh
 import thalweg.tf.compat.v1 as tf
 from thalweg.graph import Graph, Session
-from thalweg.running import process
+from thalweg.ground.running import process
 from thalweg.v1 import train
 
 MAKERS: dict[str, Callable[..., Any]] = {

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import thalweg.graph as tf
-from thalweg.running import eagerly
+from thalweg.ground.running import eagerly
 
 
 class Passing(nn.Module):

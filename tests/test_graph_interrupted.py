@@ -14,7 +14,7 @@ import torch
 import thalweg.v1 as tf
 from sessions import initialized
 from thalweg.graph import leaves
-from thalweg.running import executing_eagerly, thread
+from thalweg.ground.running import executing_eagerly, thread
 
 
 def in_time(work: Callable[[], Any]) -> None:

@@ -21,7 +21,7 @@ from thalweg import (
     OutOfRangeError,
     v1,
 )
-from thalweg.running import eagerly
+from thalweg.ground.running import eagerly
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -540,7 +540,7 @@ def test_an_initializer_without_arguments_has_the_shape() -> None:
 def test_trainable_may_be_left_open() -> None:
     made = [tf.Variable(1.0, None), tf.get_variable("v", [], trainable=None)]
     assert tf.trainable_variables() == made
-    with thalweg.running.eagerly():
+    with thalweg.ground.running.eagerly():
         assert tf.Variable(1.0, None).requires_grad
 
 

@@ -20,25 +20,7 @@ SOURCE = Path(thalweg.__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
-    (
-        "errors",
-        "variable",
-        "indexed_slices",
-        "autodiff",
-        "fetching",
-        "counters",
-        "scalars",
-        "running",
-        "locks",
-        "lazily",
-        "tracing",
-        "static_shape",
-        "scattering",
-        "switches",
-        "tensorflow_names",
-        "lending",
-        "version",
-    ),
+    ("errors", "variable", "indexed_slices", "autodiff", "version", "ground"),
     ("storage",),
     ("formula", "rules"),
     ("engines",),
@@ -51,10 +33,9 @@ LAYERS = (
     ("openseq2seq",),
     ("integrations",),
     ("tf",),
-    ("by_pairs",),
     ("catalogue",),
     ("checkpoint.tensorflow", "checkpoint.files"),
-    ("tables", "race", "bench", "scan"),
+    ("race", "bench", "scan"),
     ("cli", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -266,11 +247,11 @@ def test_faces_leave_memory_to_the_step(path: Path) -> None:
 @many("path", (SOURCE / "rules").glob("*.py"))
 def test_rules_are_mathematics_only(path: Path) -> None:
     is_list = path.name == "__init__.py"
-    assert _imports(path) <= {"formula", "rules", *(["lazily"] if is_list else [])}
+    assert _imports(path) <= {"formula", "rules", *(["ground"] if is_list else [])}
 
 
 def test_formulas_of_schedules_are_mathematics_only() -> None:
-    assert _imports(SOURCE / "schedules" / "formulas.py") == {"scalars"}
+    assert _imports(SOURCE / "schedules" / "formulas.py") == {"ground"}
 
 
 LATE = {

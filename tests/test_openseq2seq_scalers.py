@@ -19,8 +19,8 @@ from openseq2seq_small import stepping
 from thalweg import IndexedSlices, Variable, graph
 from thalweg.core.section import run
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
+from thalweg.ground.scalars import log, power
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.scalars import log, power
 
 INF, NAN = math.inf, math.nan
 ALGORITHMS = ["Backoff", "LogMax"]

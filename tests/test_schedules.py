@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from files import through_a_file
-from thalweg import CheckpointMismatchError, scalars, schedules
+from thalweg import CheckpointMismatchError, schedules
 from thalweg.graph import Graph, Session, placeholder
+from thalweg.ground import scalars
 from thalweg.v1 import train
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -505,7 +506,7 @@ def test_float32_functions_are_the_c_librarys(function):
 
 
 MODULES = [
-    "scalars",
+    "ground.scalars",
     "schedules.base",
     "schedules.cosine",
     "schedules.exponential",

@@ -13,13 +13,13 @@ import torch
 
 import thalweg
 from interrupting import switched
-from thalweg import switches
 from thalweg.autodiff import watching
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.state.entries import uncopied
 from thalweg.distribute import context
 from thalweg.engines.denormals import denormals
-from thalweg.running import eagerly
+from thalweg.ground import switches
+from thalweg.ground.running import eagerly
 
 HYPERS = Hyperparameters()
 BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -15,8 +15,8 @@ import torch
 import thalweg
 import thalweg.tf as tf
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.static_shape import Shape
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Adamax, Ftrl, Nadam, RMSprop
-from thalweg.static_shape import Shape
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import thalweg.tf.compat.v1 as tf
 from thalweg.errors import CheckpointWarning, InvalidTypeError
-from thalweg.running import eagerly
+from thalweg.ground.running import eagerly
 from thalweg.tf import keras
 
 pytest.importorskip("keras", reason="Keras 3 is not installed")

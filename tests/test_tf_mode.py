@@ -13,7 +13,7 @@ import thalweg
 import thalweg.tf as tf2
 import thalweg.tf.compat.v1 as tf
 from thalweg.errors import FailedPreconditionError
-from thalweg.running import process
+from thalweg.ground.running import process
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_variables_before_the_first_placeholder_are_of_the_graph(beginning: None
 def test_a_program_that_only_imports_decides_nothing() -> None:
     done = fresh.run(
         "import thalweg.tf.compat.v1 as tf\n"
-        "from thalweg.running import process\n"
+        "from thalweg.ground.running import process\n"
         "print(process.settled)\n"
         "a = tf.constant(2)\n"
         "session = tf.Session()\n"

@@ -14,7 +14,7 @@ import torch
 import thalweg.tf as tf
 import thalweg.tf.compat.v1 as v1
 from thalweg.errors import InvalidArgumentError
-from thalweg.running import process
+from thalweg.ground.running import process
 
 NAN = float("nan")
 ONES = np.ones(3, "f4")

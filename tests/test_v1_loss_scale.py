@@ -13,7 +13,7 @@ import torch
 import thalweg.tf as tf
 from many import many
 from thalweg import Variable
-from thalweg.running import eagerly
+from thalweg.ground.running import eagerly
 from thalweg.v1 import train
 from thalweg.v1.train.experimental import loss_scale as scales
 

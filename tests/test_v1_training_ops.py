@@ -11,7 +11,7 @@ import torch
 
 from thalweg import IndexedSlices, Variable, graph, keras
 from thalweg.errors import InvalidArgumentError
-from thalweg.scalars import power
+from thalweg.ground.scalars import power
 from thalweg.v1 import train, training_ops
 from thalweg.v1.contrib import opt as contrib
 

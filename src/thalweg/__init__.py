@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
     from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
-    from thalweg.lending import lend_names, take_back_names
+    from thalweg.ground.lending import lend_names, take_back_names
     from thalweg.tf.installing import install_as_tensorflow
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
@@ -68,8 +68,8 @@ _HOMES = {
     "check_rule": "engines",
     "engine": "engines",
     "install_as_tensorflow": "tf.installing",
-    "lend_names": "lending",
-    "take_back_names": "lending",
+    "lend_names": "ground.lending",
+    "take_back_names": "ground.lending",
 }
 
 __all__ = [

@@ -19,9 +19,9 @@ from torch import distributed
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.ground.switches import Within
+from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import Gradient, as_gradient, embedding_lookup
-from thalweg.switches import Within
-from thalweg.tracing import untraced
 from thalweg.variable import is_variable, tensor_of, to_tensor
 
 __all__ = [

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from thalweg import scalars
 from thalweg.errors import RuleError
-from thalweg.lazily import lazy
-from thalweg.running import is_ours
+from thalweg.ground import scalars
+from thalweg.ground.lazily import lazy
+from thalweg.ground.running import is_ours
 
 Formula = Callable[..., Any]
 

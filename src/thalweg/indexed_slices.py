@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.running import is_symbolic
+from thalweg.ground.running import is_symbolic
 from thalweg.variable import REDUCED, check_held, dtype_name, numpy_copy, to_tensor
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
-from thalweg.static_shape import Shape, UnknownShape
-from thalweg.switches import no_grad
+from thalweg.ground.static_shape import Shape, UnknownShape
+from thalweg.ground.switches import no_grad
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
 

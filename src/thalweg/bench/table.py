@@ -16,7 +16,7 @@ from rich.table import Table
 from thalweg.bench.compare import OURS, ROOFLINE, Row
 from thalweg.bench.shapes import ShapeSet
 from thalweg.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
-from thalweg.tables import fitted
+from thalweg.ground.tables import fitted
 
 _WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
 

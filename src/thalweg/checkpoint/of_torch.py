@@ -18,12 +18,12 @@ from thalweg.core.options.update_targets import PLAIN
 from thalweg.core.section import Call
 from thalweg.core.state import Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.ground.switches import writable
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.differing import is_before_steps
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
 from thalweg.optim.loading import setting, warn_of_sums, without_sums
-from thalweg.switches import writable
 
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 

@@ -35,14 +35,14 @@ from thalweg.errors import (
     ThalwegError,
     warn,
 )
+from thalweg.ground.switches import no_grad
+from thalweg.ground.tracing import untraced
 from thalweg.optim.sharded import is_on_mesh
 from thalweg.storage import container
 from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import table
 from thalweg.storage.located import located
 from thalweg.storage.stored import Stored, of_tensor
-from thalweg.switches import no_grad
-from thalweg.tracing import untraced
 
 if TYPE_CHECKING:
     from thalweg.distribute.ranks import Ranks

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import scalars
 from thalweg.core import vectors
 from thalweg.core.gradient_transforms import SCALARS, GradientStats
 from thalweg.core.hyperparameters import as_number, hint, shown
@@ -20,6 +19,7 @@ from thalweg.engines import compute_dtype, given_to, prepared
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
+from thalweg.ground import scalars
 
 Groups = Sequence[Hashable] | None
 ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]

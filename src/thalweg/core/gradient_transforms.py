@@ -30,8 +30,8 @@ from thalweg.engines import compute_dtype, transform
 from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.engine import Columns, Dtype, Stages
 from thalweg.formula import Formula, gradient_squares, variable_squares
+from thalweg.ground.lazily import lazy
 from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
-from thalweg.lazily import lazy
 from thalweg.rules import clipping
 from thalweg.variable import titles_of
 

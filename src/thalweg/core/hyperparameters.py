@@ -15,10 +15,10 @@ import torch
 
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.running import SessionVariable, SymbolicVariable, is_symbolic, resolve
-from thalweg.scalars import ScalarType, as_scalar, scalar_type
+from thalweg.ground.running import SessionVariable, SymbolicVariable, is_symbolic, resolve
+from thalweg.ground.scalars import ScalarType, as_scalar, scalar_type
+from thalweg.ground.switches import Within
 from thalweg.schedules.base import LearningRateSchedule
-from thalweg.switches import Within
 from thalweg.variable import Variable, check_held, check_number, dtype_name, numpy_value, to_tensor
 
 _TINY = float(np.finfo(np.float32).tiny)

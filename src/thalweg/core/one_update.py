@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg.core.graph_mode import graph_mode
-from thalweg.running import executing_eagerly, is_ours
-from thalweg.tracing import untraced
+from thalweg.ground.running import executing_eagerly, is_ours
+from thalweg.ground.tracing import untraced
 
 
 def apply_as_one_update(cls: type[Any], base: type[Any]) -> None:

@@ -15,7 +15,7 @@ from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ign
 from thalweg.core.section import Call, calls, drain, unless_resized
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, ReplicaLostError
-from thalweg.switches import no_grad, writable
+from thalweg.ground.switches import no_grad, writable
 from thalweg.variable import check_held, variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
@@ -73,7 +73,7 @@ def say(error: BaseException, done: Sequence[str]) -> None:
     elif not says_not_taken(error):
         error.add_note(_NOT_TAKEN)
         if isinstance(error, AttributeError):
-            from thalweg.lending import hint  # of TensorFlow's names, which steps do without
+            from thalweg.ground.lending import hint  # of TensorFlow's names, which steps do without
 
             for advice in hint(error):
                 error.add_note(advice)

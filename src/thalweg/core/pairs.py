@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.ground.running import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
-from thalweg.running import is_symbolic
 from thalweg.variable import check_held, is_variable, name_of, tensor_of, to_tensor
 
 Gradient = Tensor | IndexedSlices

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Ready, Request
-from thalweg.running import current_session
+from thalweg.ground.running import current_session
 
 _SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
 

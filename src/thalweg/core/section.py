@@ -24,7 +24,7 @@ from torch._C import (
 )
 
 from thalweg.engines.layout import span
-from thalweg.switches import Call
+from thalweg.ground.switches import Call
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
 drain: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)

@@ -17,7 +17,7 @@ from thalweg.core.checks import check_memories
 from thalweg.core.section import Call
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
-from thalweg.running import SymbolicVariable, handle_of, resolve
+from thalweg.ground.running import SymbolicVariable, handle_of, resolve
 from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from thalweg.core.slots import SlotStore
-from thalweg.running import handle_of, is_symbolic, resolve
-from thalweg.tensorflow_names import unique_id
+from thalweg.ground.running import handle_of, is_symbolic, resolve
+from thalweg.ground.tensorflow_names import unique_id
 
 
 def variable_key(var: Any) -> str:

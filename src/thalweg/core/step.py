@@ -47,8 +47,8 @@ from thalweg.core.vectors import is_host
 from thalweg.engines import check_scalars, saturated
 from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
+from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices, values_of
-from thalweg.switches import writable
 
 
 def take(

@@ -17,8 +17,8 @@ from torch import Tensor
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, mismatch
 from thalweg.errors import InvalidArgumentError
-from thalweg.locks import Guard
-from thalweg.running import current_session, executing_eagerly, handle_of, is_symbolic
+from thalweg.ground.locks import Guard
+from thalweg.ground.running import current_session, executing_eagerly, handle_of, is_symbolic
 from thalweg.variable import to_tensor
 
 

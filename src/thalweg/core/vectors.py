@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import scalars
 from thalweg.engines.cuda.available import interprets
 from thalweg.engines.engine import Dtype
 from thalweg.engines.engine import some as some
+from thalweg.ground import scalars
 
 Device = torch.device | None
 _INTERPRETS = interprets()  # then tensors of the CPU are those of a GPU

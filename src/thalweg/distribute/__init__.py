@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thalweg.core.meshes import is_on_mesh
-from thalweg.lazily import offered
+from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.distribute.aggregation import (

@@ -22,7 +22,7 @@ from thalweg.distribute.reducing import completed, filled
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.engines.layout import check_shape
 from thalweg.errors import FailedPreconditionError
-from thalweg.running import executing_eagerly, is_symbolic
+from thalweg.ground.running import executing_eagerly, is_symbolic
 from thalweg.variable import titles_of
 
 Pairs = list[tuple[Any, Any]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.distribute.ranks import Pending, Ranks
 from thalweg.distribute.tree import over_ranks
-from thalweg.switches import outside_inference
+from thalweg.ground.switches import outside_inference
 
 SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 

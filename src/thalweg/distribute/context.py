@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from thalweg.running import replicas, thread
-from thalweg.switches import Sections, Within
+from thalweg.ground.running import replicas, thread
+from thalweg.ground.switches import Sections, Within
 
 if TYPE_CHECKING:
     from thalweg.distribute.buckets import Sending

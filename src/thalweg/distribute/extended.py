@@ -17,7 +17,7 @@ from thalweg.distribute.context import Replicas, across, within
 from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.replica import ReplicaContext
-from thalweg.switches import no_grad
+from thalweg.ground.switches import no_grad
 from thalweg.variable import check_held
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from thalweg.errors import InvalidTypeError, ReplicaMismatchError
+from thalweg.ground.running import SymbolicRows
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import SymbolicRows
 from thalweg.variable import TRAINED, dtype_name
 
 _DTYPES = (*TRAINED, torch.complex64, torch.complex128, torch.int32, torch.int64)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from thalweg.core.graph_mode import graph_mode
-from thalweg.locks import importing
-from thalweg.running import is_symbolic
+from thalweg.ground.locks import importing
+from thalweg.ground.running import is_symbolic
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
 P = ParamSpec("P")

@@ -15,8 +15,8 @@ from thalweg.distribute.kinds import check_dtype
 from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import summed
+from thalweg.ground.running import executing_eagerly, is_symbolic
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
-from thalweg.running import executing_eagerly, is_symbolic
 from thalweg.variable import check_held, to_tensor
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed
 
 from thalweg.errors import CheckpointWriteError, InvalidTypeError, ReplicaLostError
-from thalweg.switches import no_grad
+from thalweg.ground.switches import no_grad
 
 _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -20,8 +20,8 @@ from thalweg.distribute.message import Doing, Message, compare
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.rows import gathered
 from thalweg.distribute.sender import Sender
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import Gradient, IndexedSlices
-from thalweg.switches import no_grad
 from thalweg.variable import titles_of
 
 MaybePair = tuple[Gradient, Any]

@@ -23,7 +23,7 @@ from thalweg.distribute.sharding.step import SharedStep
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
-from thalweg.running import current_session
+from thalweg.ground.running import current_session
 
 Step = SharedStep | LocalStep
 

@@ -26,7 +26,7 @@ from thalweg.distribute.replica import ReplicaContext
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.tree import over_batches
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.running import executing_eagerly
+from thalweg.ground.running import executing_eagerly
 
 # torch counts milliseconds, of which 0 means for ever, and hangs where they overflow.
 SHORTEST, LONGEST = 0.001, 1_000_000_000

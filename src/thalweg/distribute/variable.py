@@ -13,7 +13,7 @@ from thalweg.distribute.message import Doing
 from thalweg.distribute.nested import reduced
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import InvalidTypeError
-from thalweg.switches import no_grad
+from thalweg.ground.switches import no_grad
 from thalweg.variable import Variable, VariableAggregation, dtype_name
 
 _OPS = {VariableAggregation.SUM: "sum", VariableAggregation.MEAN: "mean"}

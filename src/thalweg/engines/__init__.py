@@ -9,7 +9,7 @@ from thalweg.engines.given import check_scalars, given_to, prepared
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.reference import resumed, saturated, transform
 from thalweg.engines.selection import Selection, check_name, current, engine
-from thalweg.lazily import offered
+from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.engines.check import check_rule

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from thalweg import scalars
 from thalweg.engines.given import check_given
 from thalweg.engines.transcribe import (
     LOCAL_PREFIX,
@@ -21,6 +20,7 @@ from thalweg.engines.transcribe import (
 )
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
+from thalweg.ground import scalars
 
 _FIRST_STEP = np.float32(1)
 

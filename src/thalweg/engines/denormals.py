@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from thalweg.switches import Sections, Within
+from thalweg.ground.switches import Sections, Within
 
 _TINY = np.full(1, 1e-40, np.float32)
 _TWO = np.full(1, 2.0, np.float32)

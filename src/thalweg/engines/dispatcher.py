@@ -18,8 +18,8 @@ from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
 from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
+from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.engines.offload import Far, OffloadTransfers

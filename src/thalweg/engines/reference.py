@@ -33,8 +33,8 @@ from thalweg.engines.layout import compute_dtype
 from thalweg.engines.measuring import combined, leaves_of
 from thalweg.engines.transcribe import bind, transcribe
 from thalweg.formula import Formula, Rule, narrow, variable_squares, wide
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.switches import no_grad
 from thalweg.variable import numpy_copy
 
 _WIDE = (torch.float32, torch.float64)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import InvalidTypeError
-from thalweg.switches import Sections, Within
+from thalweg.ground.switches import Sections, Within
 
 EngineName = Literal["auto", "cpu", "cuda", "reference"]
 Denormals = Literal["flush", "keep"]

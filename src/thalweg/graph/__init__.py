@@ -98,7 +98,7 @@ from thalweg.graph.variable_scopes import (
     variable_scope,
 )
 from thalweg.graph.variables import GraphVariable, check_updates
-from thalweg.running import (
+from thalweg.ground.running import (
     SessionVariable,
     current_session,
     executing_eagerly,
@@ -107,7 +107,7 @@ from thalweg.running import (
     is_symbolic,
     resolve,
 )
-from thalweg.static_shape import Dimension, Shape
+from thalweg.ground.static_shape import Dimension, Shape
 
 __all__ = [
     "AUTO_REUSE",

@@ -8,8 +8,8 @@ from typing import Any
 from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nodes import Nodes, SymbolicTensor
+from thalweg.ground.running import executing_eagerly
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import executing_eagerly
 
 
 class Reference:

@@ -22,8 +22,8 @@ from thalweg.graph.one_update import updates_since
 from thalweg.graph.ops import constant
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
+from thalweg.ground.running import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import is_symbolic
 from thalweg.variable import to_tensor
 
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thalweg.locks import Lock, on_fork
+from thalweg.ground.locks import Lock, on_fork
 
 
 class Calls(Lock):

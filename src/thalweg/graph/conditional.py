@@ -12,7 +12,7 @@ from thalweg.graph.checking import must_hold
 from thalweg.graph.default import control_dependencies, get_default_graph
 from thalweg.graph.ops import convert_to_tensor
 from thalweg.graph.subgraphs import check_alike, common, flows_of, run_by, traced, wrapped
-from thalweg.running import executing_eagerly
+from thalweg.ground.running import executing_eagerly
 
 Branch = Callable[[], Any]
 

@@ -16,7 +16,7 @@ from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable, aliased
-from thalweg.running import current_session, executing_eagerly
+from thalweg.ground.running import current_session, executing_eagerly
 
 
 def no_op(name: str | None = None) -> Any:

@@ -13,8 +13,8 @@ from thalweg.graph.default import get_default_graph
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.variables import GraphVariable, create, declared, needs_arguments
-from thalweg.running import executing_eagerly
-from thalweg.static_shape import Shape
+from thalweg.ground.running import executing_eagerly
+from thalweg.ground.static_shape import Shape
 from thalweg.variable import Constraint, as_dtype, is_trained
 from thalweg.variable import Variable as EagerVariable
 

@@ -12,8 +12,8 @@ from thalweg.errors import FailedPreconditionError
 from thalweg.graph import interception
 from thalweg.graph.graph import Graph
 from thalweg.graph.variables import variable_of
-from thalweg.lending import lend_for_good
-from thalweg.running import executing_eagerly, process, thread
+from thalweg.ground.lending import lend_for_good
+from thalweg.ground.running import executing_eagerly, process, thread
 
 
 class _Process:

@@ -16,7 +16,7 @@ from thalweg.graph.plan import Plan, Step
 from thalweg.graph.scopes import Unit
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
-from thalweg.running import SessionVariable
+from thalweg.ground.running import SessionVariable
 
 
 class Values(Protocol):

@@ -17,7 +17,7 @@ from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
 from thalweg.graph.variable_scopes import Getter, check_getter, check_whole, get_variable_scope
 from thalweg.graph.variables import GraphVariable, needs_arguments
-from thalweg.running import current_session, executing_eagerly
+from thalweg.ground.running import current_session, executing_eagerly
 from thalweg.variable import Constraint, as_dtype, dtype_name, is_trained, to_tensor
 from thalweg.variable import Variable as EagerVariable
 

@@ -17,8 +17,8 @@ from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
+from thalweg.ground.running import executing_eagerly
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
-from thalweg.running import executing_eagerly
 from thalweg.variable import to_tensor
 
 _AGGREGATIONS = [0, 1, 2]

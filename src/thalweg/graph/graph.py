@@ -12,8 +12,8 @@ from thalweg.graph.interception import intercepted
 from thalweg.graph.names import cleaned
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.recording import record
-from thalweg.lending import lend_for_good
-from thalweg.running import resolve, thread
+from thalweg.ground.lending import lend_for_good
+from thalweg.ground.running import resolve, thread
 
 
 class Graph(Nodes):

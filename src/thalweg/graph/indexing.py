@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from thalweg.running import Symbolic
+from thalweg.ground.running import Symbolic
 
 
 class Span(NamedTuple):

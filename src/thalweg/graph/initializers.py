@@ -11,7 +11,7 @@ import torch
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.ops import created
-from thalweg.running import current_session, executing_eagerly
+from thalweg.ground.running import current_session, executing_eagerly
 from thalweg.variable import as_dtype, to_tensor
 
 _of_eager_mode: dict[int, torch.Generator] = {}  # by their seeds

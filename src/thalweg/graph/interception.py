@@ -23,8 +23,8 @@ import torch
 from thalweg.core.nest import leaves_of
 from thalweg.graph.modules import call_module
 from thalweg.graph.nodes import SymbolicTensor
-from thalweg.locks import Lock
-from thalweg.running import executing_eagerly
+from thalweg.ground.locks import Lock
+from thalweg.ground.running import executing_eagerly
 
 
 class _Interception:

@@ -13,9 +13,9 @@ from thalweg.core.section import Call
 from thalweg.core.state import readable
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.variables import GraphVariable
+from thalweg.ground.running import SessionVariable
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, with_values
-from thalweg.running import SessionVariable
-from thalweg.switches import no_grad
 from thalweg.variable import check_held, to_tensor
 
 

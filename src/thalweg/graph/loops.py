@@ -15,8 +15,8 @@ from thalweg.graph.nodes import Subgraph, SymbolicTensor
 from thalweg.graph.ops import convert_to_tensor, identity
 from thalweg.graph.shapes import Output
 from thalweg.graph.subgraphs import check_alike, common, flows_of, run_by, traced
-from thalweg.running import executing_eagerly
-from thalweg.static_shape import Shape
+from thalweg.ground.running import executing_eagerly
+from thalweg.ground.static_shape import Shape
 
 Step = Callable[..., Any]
 

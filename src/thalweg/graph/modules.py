@@ -15,7 +15,7 @@ from thalweg.graph.calling import calls
 from thalweg.graph.names import cleaned
 from thalweg.graph.nodes import Nodes
 from thalweg.graph.variables import GraphVariable, variable_of
-from thalweg.switches import no_grad
+from thalweg.ground.switches import no_grad
 
 
 def call_module(

@@ -16,8 +16,8 @@ from thalweg.graph.collections import Collections
 from thalweg.graph.node_def import NodeDef, node_def_of
 from thalweg.graph.operators import Operators
 from thalweg.graph.scopes import Block, Scopes, Unit
-from thalweg.running import Symbolic, TensorReference, get_default_session
-from thalweg.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
+from thalweg.ground.running import Symbolic, TensorReference, get_default_session
+from thalweg.ground.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
 from thalweg.variable import dtype_name
 
 IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")  # that hooks may call

@@ -16,7 +16,7 @@ import torch
 from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidTypeError
 from thalweg.graph.indexing import item, shape_of_item, spanned
-from thalweg.running import Symbolic
+from thalweg.ground.running import Symbolic
 from thalweg.variable import to_tensor
 
 # What torch.Tensor has, but no symbolic tensor: it depends on memory, or on torch's autograd.

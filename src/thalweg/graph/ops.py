@@ -16,11 +16,11 @@ from thalweg.graph.shapes import Output
 from thalweg.graph.sizes import ints, known_sizes, sizes_of
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable, aliased, scattered
+from thalweg.ground.running import executing_eagerly, resolve
+from thalweg.ground.scattering import UPDATES, scatter
+from thalweg.ground.static_shape import Shape
 from thalweg.indexed_slices import embedding_lookup as eager_lookup
 from thalweg.indexed_slices import table_of
-from thalweg.running import executing_eagerly, resolve
-from thalweg.scattering import UPDATES, scatter
-from thalweg.static_shape import Shape
 from thalweg.variable import as_asked, as_dtype, check_held, dtype_name
 
 
@@ -274,7 +274,7 @@ def _scattering(update: str) -> Callable[..., Any]:
         return ref
 
     apply.__name__ = apply.__qualname__ = f"scatter_{update}"
-    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `thalweg.scattering.scatter`.
+    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `ground.scattering.scatter`.
 
     Args:
         ref: The variable.

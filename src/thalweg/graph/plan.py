@@ -14,7 +14,7 @@ from thalweg.graph.locks import EXCLUSIVE, SHARED
 from thalweg.graph.nodes import Operation, Subgraph, SymbolicTensor
 from thalweg.graph.scopes import Unit
 from thalweg.graph.variables import GraphVariable
-from thalweg.running import thread
+from thalweg.ground.running import thread
 
 Fed = frozenset[SymbolicTensor]
 

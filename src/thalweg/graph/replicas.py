@@ -18,8 +18,8 @@ from thalweg.graph.operation import operation
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
+from thalweg.ground.running import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import is_symbolic
 from thalweg.variable import VariableAggregation, to_tensor
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from thalweg.graph.names import Names, checked
-from thalweg.locks import Lock
+from thalweg.ground.locks import Lock
 
 
 class _Place(threading.local):

@@ -22,10 +22,10 @@ from thalweg.graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.plan import Plan, make_plan
 from thalweg.graph.variables import GraphVariable
-from thalweg.locks import Lock, excuse, on_fork
-from thalweg.running import SessionVariable, thread
-from thalweg.switches import Within, grad_kept, writable
-from thalweg.tracing import untraced
+from thalweg.ground.locks import Lock, excuse, on_fork
+from thalweg.ground.running import SessionVariable, thread
+from thalweg.ground.switches import Within, grad_kept, writable
+from thalweg.ground.tracing import untraced
 
 
 class Session:

@@ -19,8 +19,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import Reference
 from thalweg.graph.mismatch import Failure, misfit
 from thalweg.graph.nodes import SymbolicTensor
-from thalweg.running import eagerly
-from thalweg.switches import enable_grad
+from thalweg.ground.running import eagerly
+from thalweg.ground.switches import enable_grad
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
 _SIZES = (840, 1320)

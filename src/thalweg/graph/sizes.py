@@ -11,8 +11,8 @@ import torch
 from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nodes import SymbolicTensor
-from thalweg.running import eagerly
-from thalweg.switches import no_grad
+from thalweg.ground.running import eagerly
+from thalweg.ground.switches import no_grad
 
 # Of arithmetic on sizes that are not known a few results tell whether it is known all the same.
 _TRIALS = (0, 1, 1000, 1361, 1_000_003)

@@ -11,9 +11,9 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
+from thalweg.ground.running import SymbolicRows
+from thalweg.ground.static_shape import Shape
 from thalweg.indexed_slices import IndexedSlices, IndexedSlicesValue
-from thalweg.running import SymbolicRows
-from thalweg.static_shape import Shape
 
 __all__ = ["IndexedSlicesValue", "SymbolicSlices"]
 

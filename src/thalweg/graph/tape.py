@@ -8,7 +8,7 @@ from thalweg import autodiff
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.core.nest import leaves_of, packed
 from thalweg.graph.gradients import gradients
-from thalweg.running import Symbolic, executing_eagerly
+from thalweg.ground.running import Symbolic, executing_eagerly
 
 
 class GradientTape(autodiff.GradientTape):

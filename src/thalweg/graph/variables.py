@@ -17,9 +17,9 @@ from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.running import SymbolicVariable, current_session, is_symbolic, process, resolve
-from thalweg.scattering import scatter
-from thalweg.static_shape import Shape, UnknownShape
+from thalweg.ground.running import SymbolicVariable, current_session, is_symbolic, process, resolve
+from thalweg.ground.scattering import scatter
+from thalweg.ground.static_shape import Shape, UnknownShape
 from thalweg.variable import (
     Constraint,
     VariableAggregation,
@@ -274,7 +274,7 @@ def _rows(table: torch.Tensor, indices: Any) -> torch.Tensor:
 
 
 def scattered(var: GraphVariable, indices: Any, updates: Any, update: str, name: str) -> Any:
-    """An operation that changes the rows `indices` of `var`, as `thalweg.scattering.scatter` does;
+    """An operation that changes the rows `indices` of `var`, as `ground.scattering.scatter` does;
     its value is the new value.
     """
     if current_session() is not None:  # a node that runs updates at once

@@ -10,9 +10,9 @@ from typing import Any
 
 from thalweg.core.graph_mode import graph_mode, has_graphs
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.running import eagerly, is_symbolic
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import exported
-from thalweg.running import eagerly, is_symbolic
-from thalweg.switches import no_grad
 from thalweg.variable import name_of, tensor_of, to_tensor
 
 

@@ -13,6 +13,8 @@ import torch
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, ThalwegError
 from thalweg.graph import is_symbolic
+from thalweg.ground.running import eagerly
+from thalweg.ground.scalars import as_scalar
 from thalweg.openseq2seq.call import check_call
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.larc import Larc
@@ -20,8 +22,6 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import checked_scale, refuse_no_s
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.rate import called
 from thalweg.openseq2seq.optimizers.tables import checked_summaries, optimizer_class
-from thalweg.running import eagerly
-from thalweg.scalars import as_scalar
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
 

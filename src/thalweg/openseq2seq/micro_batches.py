@@ -14,8 +14,8 @@ from torch import Tensor
 from thalweg.core.described import OPTIMIZERS, Described
 from thalweg.core.section import Call
 from thalweg.core.state import Entry, Loading, Names, keys_of, restore
+from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
-from thalweg.tracing import untraced
 
 _COUNT = "micro_batches"
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
-from thalweg.switches import writable
+from thalweg.ground.switches import writable
 
 CPU = torch.device("cpu")
 STEP = "step"

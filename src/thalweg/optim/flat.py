@@ -14,7 +14,7 @@ from thalweg.core.blocks import laid_out
 from thalweg.core.meshes import check_whole
 from thalweg.core.section import run
 from thalweg.engines.layout import all_have_memory, check_memory, check_parts
-from thalweg.switches import no_grad
+from thalweg.ground.switches import no_grad
 from thalweg.variable import name_of
 
 _grad: Any = Tensor.grad.__get__  # pyright: ignore

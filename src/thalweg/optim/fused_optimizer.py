@@ -31,8 +31,11 @@ from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.lazily import lazy
-from thalweg.locks import Guard, importing
+from thalweg.ground.lazily import lazy
+from thalweg.ground.locks import Guard, importing
+from thalweg.ground.running import replicas
+from thalweg.ground.switches import enable_grad, no_grad
+from thalweg.ground.tracing import untraced
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.hooks import GroupHooks
@@ -50,9 +53,6 @@ from thalweg.optim.step_options import (
     apart,
     gradient_transforms,
 )
-from thalweg.running import replicas
-from thalweg.switches import enable_grad, no_grad
-from thalweg.tracing import untraced
 from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from thalweg.core.step import repeat, take
 from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
 from thalweg.formula import Rule
+from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
@@ -33,7 +34,6 @@ from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
 from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
 from thalweg.optim.torchs_step import whole
-from thalweg.switches import no_grad, writable
 
 
 class _Share(NamedTuple):

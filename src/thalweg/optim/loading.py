@@ -20,11 +20,11 @@ from thalweg.core.section import Call, run
 from thalweg.core.state import flaw, mismatch
 from thalweg.core.state.entries import has_storage
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
+from thalweg.ground.switches import writable
 from thalweg.optim import differing
 from thalweg.optim.differing import Want, sum_of
 from thalweg.optim.groups import hypers_of
 from thalweg.optim.sharded import cut
-from thalweg.switches import writable
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")

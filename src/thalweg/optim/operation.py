@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.section import Call, unwatched
-from thalweg.switches import Within, no_grad
+from thalweg.ground.switches import Within, no_grad
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
 _dispatch: Any = torch._C

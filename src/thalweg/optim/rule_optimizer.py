@@ -22,6 +22,7 @@ from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
+from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import PAIRS, as_options, hypers_of, named, number, title_of
@@ -29,7 +30,6 @@ from thalweg.optim.loading import load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
-from thalweg.switches import no_grad, writable
 
 # What users of torch.optim give groups, and what no rule may ignore.
 _OF_OTHERS = (

@@ -16,7 +16,7 @@ from thalweg.core.outcome import raise_first
 from thalweg.core.section import Call, unless_resized, unwatched, when
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.switches import Within, writable
+from thalweg.ground.switches import Within, writable
 
 
 class _Swap(NamedTuple):

@@ -18,11 +18,11 @@ from thalweg.core.there import derived_there
 from thalweg.core.vectors import TORCH, some, without_denormals
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.scalars import product
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import title_of
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.param_state import AnyColumn, ParamState
-from thalweg.scalars import product
 
 
 class TensorFlowHooks(GroupHooks):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from thalweg.core.groups import Group
 from thalweg.core.section import Call, run
+from thalweg.ground.switches import writable
 from thalweg.optim.fitting import has_plain_dispatch
-from thalweg.switches import writable
 
 _OF_TORCH = "The step was torch's own, which may have written a part of it."
 

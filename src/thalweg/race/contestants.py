@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thalweg import catalogue
-from thalweg.by_pairs import ByPairs
+from thalweg.catalogue.by_pairs import ByPairs
 from thalweg.engines.check import check_rule
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule

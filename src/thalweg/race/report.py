@@ -13,12 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from thalweg.ground.tables import fitted
 from thalweg.race import sweep
 from thalweg.race.outcome import Outcome
 from thalweg.race.run import BLOCK, Lane, Race
 from thalweg.race.standings import Standing, standings
 from thalweg.storage import calls
-from thalweg.tables import fitted
 from thalweg.version import __version__
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from thalweg.by_pairs import ByPairs
 from thalweg.catalogue import applied, rate_name
+from thalweg.catalogue.by_pairs import ByPairs
 from thalweg.distribute import Strategy
 from thalweg.race.contestants import Contestant
 from thalweg.race.errors import EntryError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.formula import Rule
-from thalweg.lazily import offered
+from thalweg.ground.lazily import offered
 
 KERAS_RULES: tuple[Rule, ...]
 V1_RULES: tuple[Rule, ...]

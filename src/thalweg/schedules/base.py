@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.running import executing_eagerly, is_symbolic, process
-from thalweg.scalars import (
+from thalweg.ground.running import executing_eagerly, is_symbolic, process
+from thalweg.ground.scalars import (
     Number,
     Scalar,
     ScalarType,
@@ -21,7 +21,7 @@ from thalweg.scalars import (
     is_floating,
     scalar_type,
 )
-from thalweg.tracing import untraced
+from thalweg.ground.tracing import untraced
 from thalweg.variable import as_dtype
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from thalweg.errors import CheckpointMismatchError
-from thalweg.scalars import Number, Scalar
+from thalweg.ground.scalars import Number, Scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
 

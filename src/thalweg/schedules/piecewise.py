@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.scalars import Number, Scalar, ScalarType, as_scalar
+from thalweg.ground.scalars import Number, Scalar, ScalarType, as_scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, kind_of
 

@@ -133,7 +133,7 @@ def of_tensor(tensor: Tensor) -> Stored:
     import torch
     from torch._C import DisableTorchFunctionSubclass
 
-    from thalweg.switches import no_grad
+    from thalweg.ground.switches import no_grad
     from thalweg.variable import check_held
 
     _check_order()

@@ -30,7 +30,7 @@ from thalweg.graph import (
 )
 from thalweg.graph import Shape as TensorShape
 from thalweg.graph.tape import GradientTape
-from thalweg.lending import lend_for_good as _lend_for_good
+from thalweg.ground.lending import lend_for_good as _lend_for_good
 from thalweg.tf import (
     compat,
     data,

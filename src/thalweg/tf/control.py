@@ -12,7 +12,7 @@ import torch
 from thalweg import graph
 from thalweg.graph import case, cond, foldl, foldr, map_fn, scan, while_loop
 from thalweg.graph.names import cleaned
-from thalweg.switches import enable_grad
+from thalweg.ground.switches import enable_grad
 from thalweg.tf.convert import call, tensor
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from thalweg.running import executing_eagerly
+from thalweg.ground.running import executing_eagerly
 from thalweg.tf.missing import not_provided
 from thalweg.v1.summary.protos import PUBLIC as MESSAGES
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.running import process
+from thalweg.ground.running import process
 from thalweg.tf import neighbours, private
 from thalweg.tf.views import View
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from thalweg import graph as graphs
-from thalweg.running import eagerly
-from thalweg.scattering import UPDATES
+from thalweg.ground.running import eagerly
+from thalweg.ground.scattering import UPDATES
 from thalweg.tf.control import function
 from thalweg.tf.variables import Variable
 from thalweg.tf.views import Gathered

@@ -12,7 +12,7 @@ from typing import Any
 
 from thalweg import graph
 from thalweg.graph.variables import scattered
-from thalweg.scattering import UPDATES, scatter
+from thalweg.ground.scattering import UPDATES, scatter
 from thalweg.tf.arrays import gather, identity
 from thalweg.tf.missing import attribute_of
 from thalweg.v1 import training_ops
@@ -71,7 +71,9 @@ def _scattering(update: str) -> Callable[..., Any]:
             return scattered(resource, indices, updates, update, title).op
         return scatter(resource, indices, updates, update)
 
-    function.__doc__ = f'Change rows of a variable by "{update}": see `thalweg.scattering.scatter`.'
+    function.__doc__ = (
+        f'Change rows of a variable by "{update}": see `ground.scattering.scatter`.'
+    )
     return function
 
 

@@ -35,10 +35,10 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.ground.locks import Lock
+from thalweg.ground.scalars import as_operand
+from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.locks import Lock
-from thalweg.scalars import as_operand
-from thalweg.tracing import untraced
 from thalweg.variable import dtype_name, name_of
 
 Arguments = dict[str, Any]

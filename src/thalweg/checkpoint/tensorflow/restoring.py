@@ -50,10 +50,10 @@ from thalweg.errors import (
     InvalidTypeError,
     NotFoundError,
 )
+from thalweg.ground.switches import writable
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.storage.keras_files import KerasFile
-from thalweg.switches import writable
 from thalweg.v1.train import Optimizer as V1Optimizer
 from thalweg.v1.train.experimental.loss_scale import DynamicLossScale, LossScale
 from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLossScaleOptimizer

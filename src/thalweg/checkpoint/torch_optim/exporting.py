@@ -17,7 +17,7 @@ from thalweg.core import state
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.errors import InvalidArgumentError
-from thalweg.scalars import scalar_type
+from thalweg.ground.scalars import scalar_type
 from thalweg.variable import name_of
 
 Slots = Sequence[Mapping[str, Tensor]]

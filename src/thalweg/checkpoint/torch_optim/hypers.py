@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_hyper, is_number
-from thalweg.running import is_symbolic
+from thalweg.ground.running import is_symbolic
 
 
 def plain(optimizer: Any) -> dict[str, float]:

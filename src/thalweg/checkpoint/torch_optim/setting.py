@@ -13,8 +13,8 @@ from thalweg.checkpoint.torch_optim.hypers import beta_of
 from thalweg.core import state
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import distinct
+from thalweg.ground.scalars import scalar_type
 from thalweg.keras.optimizers.state_dict import FORMAT
-from thalweg.scalars import scalar_type
 from thalweg.variable import name_of, to_tensor
 
 

@@ -14,8 +14,8 @@ from thalweg.core import section
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.slots import SlotStore
 from thalweg.core.state.entries import Call
-from thalweg.locks import Guard
-from thalweg.running import handle_of
+from thalweg.ground.locks import Guard
+from thalweg.ground.running import handle_of
 
 _T = TypeVar("_T")
 _OPENED = (list, dict, set, Hyperparameters)

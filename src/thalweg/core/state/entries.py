@@ -15,7 +15,7 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg.core.slots import Parts, SlotStore
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.switches import Within
+from thalweg.ground.switches import Within
 from thalweg.variable import check_held, dtype_name, name_of
 
 Call = Callable[[], Any]

@@ -24,7 +24,7 @@ from thalweg.errors import (
     LayoutError,
     listed,
 )
-from thalweg.switches import writable
+from thalweg.ground.switches import writable
 
 # Entries, what they are given, and whether all of them have to be in it.
 Given = tuple[Sequence[Item], Mapping[str, Any], bool]

@@ -8,8 +8,8 @@ from typing import Any
 
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.formula import Slot
+from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.switches import writable
 
 
 def arrange(

@@ -26,8 +26,8 @@ from thalweg.engines.engine import Columns, Ready, Request, Stages
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Formula
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.switches import no_grad
 from thalweg.variable import name_of, variable_constraint
 
 

@@ -10,7 +10,7 @@ from thalweg.distribute.buckets import copied_to, holders_of
 from thalweg.distribute.ranks import Pending, Ranks
 from thalweg.distribute.sharding.shards import Shards, flat
 from thalweg.distribute.tree import in_pairs
-from thalweg.switches import outside_inference
+from thalweg.ground.switches import outside_inference
 
 
 class Scatter:

@@ -17,8 +17,8 @@ from thalweg.distribute.sharding.measuring import Measured
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.engines.engine import Ready, Request
 from thalweg.errors import InvalidArgumentError, ReplicaLostError, ReplicaMismatchError
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.switches import no_grad
 
 
 class SharedStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thalweg.engines.cpu import team as team  # which sees to torch's threads at each fork
-from thalweg.lazily import offered
+from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.engines.cpu.group import Group

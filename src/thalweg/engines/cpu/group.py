@@ -15,8 +15,8 @@ from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, tabl
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
 from thalweg.engines.streams import streams_of
 from thalweg.formula import Formula
-from thalweg.lazily import lazy
-from thalweg.locks import importing
+from thalweg.ground.lazily import lazy
+from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.engines.cpu.measure import Leaves

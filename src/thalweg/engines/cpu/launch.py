@@ -13,7 +13,7 @@ from thalweg.engines.cpu import store, team
 from thalweg.engines.cpu.codegen import Kernel, generate
 from thalweg.engines.cpu.work import SERIAL, Table
 from thalweg.formula import Formula
-from thalweg.locks import importing
+from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.engines.cpu.loops import Loop

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from thalweg.engines.cpu import machine_code, private
 from thalweg.errors import PerformanceWarning, warn
-from thalweg.locks import Awaited
+from thalweg.ground.locks import Awaited
 
 _lock = Awaited()
 _addresses: dict[str, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thalweg.lazily import offered
+from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.engines.cuda.group import Group

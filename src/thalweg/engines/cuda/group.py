@@ -19,7 +19,7 @@ from thalweg.engines.engine import Call, Columns, Request, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts
 from thalweg.engines.streams import streams_of
 from thalweg.formula import Formula
-from thalweg.lazily import lazy
+from thalweg.ground.lazily import lazy
 
 
 class Group:

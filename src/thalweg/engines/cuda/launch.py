@@ -20,7 +20,7 @@ from thalweg.engines.cuda.available import interprets
 from thalweg.engines.cuda.codegen import THREADS, Kernel, generate
 from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
 from thalweg.formula import Formula
-from thalweg.locks import Awaited
+from thalweg.ground.locks import Awaited
 
 Argument = Tensor | int
 _compiling = Awaited()

@@ -21,7 +21,7 @@ from thalweg.engines import compute_dtype
 from thalweg.graph.operation import operation
 from thalweg.graph.shapes import Output
 from thalweg.graph.variables import GraphVariable
-from thalweg.running import is_symbolic
+from thalweg.ground.running import is_symbolic
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import as_dtype
 

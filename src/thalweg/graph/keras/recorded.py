@@ -25,8 +25,8 @@ from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.operation import operation
 from thalweg.graph.variables import GraphVariable, check_updates
+from thalweg.ground.running import is_ours, is_symbolic
 from thalweg.keras.optimizers.hooks import ApplyState, call
-from thalweg.running import is_ours, is_symbolic
 
 
 def recorded(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:

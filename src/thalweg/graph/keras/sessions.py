@@ -13,7 +13,7 @@ from thalweg.graph.default import get_default_graph
 from thalweg.graph.keras.variables import OWN
 from thalweg.graph.session import Session
 from thalweg.graph.variables import GraphVariable
-from thalweg.running import current_session, get_default_session, is_symbolic
+from thalweg.ground.running import current_session, get_default_session, is_symbolic
 
 
 class _Thread(threading.local):

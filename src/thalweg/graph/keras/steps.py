@@ -29,9 +29,9 @@ from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.operation import operation
 from thalweg.graph.shapes import Output
 from thalweg.graph.variables import check_updates
+from thalweg.ground.running import is_symbolic
 from thalweg.keras.optimizers.hooks import with_gradients
 from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.running import is_symbolic
 from thalweg.variable import is_frozen, titles_of
 
 GradsAndVars = list[tuple[Any, Any]]

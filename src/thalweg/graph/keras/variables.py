@@ -9,7 +9,7 @@ from thalweg.errors import FailedPreconditionError
 from thalweg.graph.creation import make_variable
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.variables import GraphVariable
-from thalweg.running import current_session, executing_eagerly, is_symbolic
+from thalweg.ground.running import current_session, executing_eagerly, is_symbolic
 
 OWN = "keras_variables"  # a collection: what a session initializes by itself
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from thalweg.core import state
 from thalweg.core.state import mismatch
 from thalweg.errors import FailedPreconditionError
+from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers import Optimizer
-from thalweg.tracing import untraced
 
 _BESIDE = "keras"  # the part of a state that is not the wrapped optimizer's
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import keras
 
+from thalweg.ground.running import eagerly
 from thalweg.integrations.keras3.optimizer import FusedOptimizer
 from thalweg.keras.optimizers import Optimizer
-from thalweg.running import eagerly
 
 # The attribute for the lender. Keras saves what it finds under names of all other kinds.
 _LENDER = "__lender"

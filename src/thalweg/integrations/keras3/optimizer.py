@@ -13,14 +13,14 @@ from torch import Tensor
 
 from thalweg.distribute import get_strategy, shards_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.ground.switches import writable
+from thalweg.ground.tracing import untraced
 from thalweg.integrations.keras3.checkpoint import StateDict, check_saved
 from thalweg.integrations.keras3.options import ClippingOptions
 from thalweg.integrations.keras3.registry import deserialize, serialize
 from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
 from thalweg.integrations.keras3.sharing import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
-from thalweg.switches import writable
-from thalweg.tracing import untraced
 from thalweg.variable import named_variables, variable_constraint
 
 # Keras' own setter of the property that is overridden below.

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import torch
 
-from thalweg.scalars import Number
+from thalweg.ground.scalars import Number
 from thalweg.schedules import LearningRateSchedule, deserialize, serialize
 
 

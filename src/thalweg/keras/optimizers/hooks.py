@@ -18,8 +18,8 @@ from thalweg.distribute.context import updating
 from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
+from thalweg.ground.running import current_session, is_ours, replicas, resolve
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import current_session, is_ours, replicas, resolve
 from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 
 

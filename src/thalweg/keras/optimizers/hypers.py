@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import scalars
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hyperparameters import Hyperparameters, as_hyper, is_function, is_number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
+from thalweg.ground import scalars
+from thalweg.ground.running import current_session, executing_eagerly, is_deferred, is_symbolic
 from thalweg.keras import backend
-from thalweg.running import current_session, executing_eagerly, is_deferred, is_symbolic
 from thalweg.schedules import LearningRateSchedule
 from thalweg.schedules.serialization import serialize
 from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor

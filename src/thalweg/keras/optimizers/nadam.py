@@ -14,10 +14,10 @@ from thalweg.core.hooks import Shared
 from thalweg.core.section import Call
 from thalweg.engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
+from thalweg.ground.running import resolve
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.keras.optimizers.options import as_option
 from thalweg.rules.nadam import NADAM
-from thalweg.running import resolve
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import as_dtype
 

@@ -35,6 +35,10 @@ from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
 from thalweg.distribute.last_sums import taken
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
+from thalweg.ground.locks import Guard, importing
+from thalweg.ground.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
+from thalweg.ground.scattering import scatter
+from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, has_hooks
 from thalweg.keras.optimizers.hypers import Hypers
@@ -42,11 +46,7 @@ from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_
 from thalweg.keras.optimizers.rows import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import StateDict
 from thalweg.keras.optimizers.weights import Weights
-from thalweg.locks import Guard, importing
-from thalweg.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
-from thalweg.scattering import scatter
 from thalweg.schedules.serialization import deserialize as deserialize_schedule
-from thalweg.tracing import untraced
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()

@@ -8,8 +8,8 @@ from typing import Any
 
 from thalweg import distribute
 from thalweg.core.pairs import Pair, as_pairs
+from thalweg.ground.running import current_session, executing_eagerly, replicas
 from thalweg.keras.optimizers.hooks import KerasHooks, with_gradients
-from thalweg.running import current_session, executing_eagerly, replicas
 from thalweg.variable import titles_of
 
 _BEFORE = {"_transform_unaggregated_gradients", "_aggregate_gradients"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.core.graph_mode import graph_mode
+from thalweg.ground.running import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import is_symbolic
 
 
 def rows_of(values: Any, indices: Any) -> Any:

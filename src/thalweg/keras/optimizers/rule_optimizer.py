@@ -21,6 +21,7 @@ from thalweg.core.step import take
 from thalweg.engines import compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
+from thalweg.ground.running import current_session, is_ours, is_symbolic
 from thalweg.keras.optimizers.hooks import (
     UPDATES,
     AloneHooks,
@@ -30,7 +31,6 @@ from thalweg.keras.optimizers.hooks import (
 )
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rows import rows_of
-from thalweg.running import current_session, is_ours, is_symbolic
 
 
 class RuleOptimizer(Optimizer):

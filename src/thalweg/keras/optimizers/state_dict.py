@@ -15,10 +15,10 @@ from thalweg.core.pairs import distinct, flatten
 from thalweg.core.state import Entry, Names, Number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
+from thalweg.ground.locks import Guard
+from thalweg.ground.running import executing_eagerly, is_symbolic
+from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.weights import COUNTERS
-from thalweg.locks import Guard
-from thalweg.running import executing_eagerly, is_symbolic
-from thalweg.tracing import untraced
 from thalweg.variable import name_of
 
 FORMAT = 1

@@ -19,10 +19,10 @@ from thalweg.core.state import Entry, Loading, of_slots, readable, restore
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
+from thalweg.ground.locks import Guard
+from thalweg.ground.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve, thread
+from thalweg.ground.tracing import untraced
 from thalweg.keras import backend
-from thalweg.locks import Guard
-from thalweg.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve, thread
-from thalweg.tracing import untraced
 from thalweg.variable import (
     Variable,
     VariableAggregation,

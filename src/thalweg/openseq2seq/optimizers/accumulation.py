@@ -15,9 +15,9 @@ from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Staged
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.scalars import reciprocal
 from thalweg.indexed_slices import IndexedSlices, values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import Gradient
-from thalweg.scalars import reciprocal
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import titles_of
 

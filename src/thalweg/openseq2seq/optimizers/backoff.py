@@ -9,8 +9,8 @@ import numpy as np
 
 from thalweg.core import vectors
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.scalars import reciprocal
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
-from thalweg.scalars import reciprocal
 
 
 class BackoffScaler(LossScaler):

@@ -12,8 +12,8 @@ from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic, made_of_gradients
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
-from thalweg.switches import no_grad
 from thalweg.variable import name_of, to_tensor
 
 Gradient = Tensor | IndexedSlices | None

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.core import vectors
+from thalweg.ground.scalars import log, power, reciprocal
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
-from thalweg.scalars import log, power, reciprocal
 
 _SHIPPED_CEILING = 16.0
 

@@ -14,7 +14,6 @@ from thalweg.core import vectors
 from thalweg.core.hyperparameters import shown
 from thalweg.core.section import Call, run
 from thalweg.core.state import Entry, fitting, of_a_graph, restore, snapshot
-from thalweg.counters import at
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     Output,
@@ -25,6 +24,7 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.ground.counters import at
 from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.v1.train.state_dict import tensors_of
 from thalweg.variable import Variable

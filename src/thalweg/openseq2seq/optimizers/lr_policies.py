@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.counters import number_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic
-from thalweg.scalars import ScalarType, as_scalar, is_floating, scalar_type
+from thalweg.ground.counters import number_of
+from thalweg.ground.scalars import ScalarType, as_scalar, is_floating, scalar_type
 from thalweg.schedules import formulas
 from thalweg.v1 import train
 from thalweg.v1.train.decay import follow

@@ -13,7 +13,7 @@ from thalweg.core.checks import check_memories
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Staged, making
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
-from thalweg.switches import no_grad
+from thalweg.ground.switches import no_grad
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import REDUCED, over
 

@@ -24,6 +24,8 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
+from thalweg.ground.switches import writable
+from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
 from thalweg.openseq2seq.optimizers.gradients import (
@@ -49,8 +51,6 @@ from thalweg.openseq2seq.optimizers.update_in_graph import (
     updated,
     written_beside,
 )
-from thalweg.switches import writable
-from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer, check_any
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import REDUCED

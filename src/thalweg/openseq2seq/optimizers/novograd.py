@@ -7,9 +7,9 @@ from typing import Any
 
 from thalweg.core.hooks import Dtype
 from thalweg.formula import Rule
+from thalweg.ground.scalars import as_scalar
 from thalweg.rules import NOVOGRAD
 from thalweg.rules.novograd import NOVOGRAD_AS_SHIPPED
-from thalweg.scalars import as_scalar
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 
 _AVERAGE = "grads_ema"

@@ -15,6 +15,7 @@ from thalweg.core.pairs import Pair
 from thalweg.core.vectors import for_each, number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
 from thalweg.openseq2seq.optimizers.gradients import (
@@ -30,7 +31,6 @@ from thalweg.openseq2seq.optimizers.larc import Larc
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected, collect
 from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
-from thalweg.switches import no_grad
 
 
 class PostProcessing(NamedTuple):

@@ -12,7 +12,8 @@ from thalweg import distribute
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
 from thalweg.core.section import Call, run
-from thalweg.counters import number_of
+from thalweg.ground.counters import number_of
+from thalweg.ground.switches import writable
 from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
@@ -21,7 +22,6 @@ from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
 from thalweg.openseq2seq.optimizers.update import update, watching
-from thalweg.switches import writable
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 SCOPE = "Loss_Optimization/"

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.vectors import is_host
-from thalweg.counters import number_of
 from thalweg.errors import NotFoundError
 from thalweg.graph import is_symbolic
-from thalweg.switches import no_grad
+from thalweg.ground.counters import number_of
+from thalweg.ground.switches import no_grad
 from thalweg.v1.train.followed import Followed
 from thalweg.variable import Variable, name_of, to_tensor
 

@@ -23,7 +23,7 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
-from thalweg.switches import enable_grad
+from thalweg.ground.switches import enable_grad
 from thalweg.variable import REDUCED, to_tensor
 
 Regularizer = Callable[[Any], Any]

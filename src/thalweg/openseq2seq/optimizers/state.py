@@ -13,7 +13,7 @@ from thalweg.core import state
 from thalweg.core.state import Entry, Names
 from thalweg.engines import saturated
 from thalweg.graph import is_symbolic
-from thalweg.locks import Guard
+from thalweg.ground.locks import Guard
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters

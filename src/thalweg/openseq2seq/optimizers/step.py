@@ -18,7 +18,9 @@ from thalweg.core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.core.vectors import is_host
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
-from thalweg.locks import Guard
+from thalweg.ground.locks import Guard
+from thalweg.ground.switches import outside_inference
+from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -31,8 +33,6 @@ from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.state import Training
-from thalweg.switches import outside_inference
-from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 

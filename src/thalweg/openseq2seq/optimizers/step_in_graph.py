@@ -22,6 +22,7 @@ from thalweg.graph import (
     operation,
     variable_scope,
 )
+from thalweg.ground.running import thread
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -54,7 +55,6 @@ from thalweg.openseq2seq.optimizers.update_in_graph import (
     updated,
     written_beside,
 )
-from thalweg.running import thread
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.core.state import positioned
 from thalweg.core.vectors import is_host
 from thalweg.errors import InvalidTypeError
-from thalweg.fetching import brought
+from thalweg.ground.fetching import brought
 from thalweg.openseq2seq.optimizers.gradients import title
 from thalweg.variable import REDUCED
 

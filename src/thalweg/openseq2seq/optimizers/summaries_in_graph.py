@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thalweg.errors import FailedPreconditionError
 from thalweg.graph import GraphKeys, Output, get_default_graph, operation
+from thalweg.ground.running import thread
 from thalweg.openseq2seq.optimizers.rate import called
-from thalweg.running import thread
 from thalweg.v1 import summary
 from thalweg.v1.summary import values
 from thalweg.v1.summary.protos import is_installed, message

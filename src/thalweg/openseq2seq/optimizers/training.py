@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import check_count
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -25,7 +26,6 @@ from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import Outbox, check_writer
 from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected
 from thalweg.openseq2seq.optimizers.tables import optimizer_class
-from thalweg.tracing import untraced
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import Variable

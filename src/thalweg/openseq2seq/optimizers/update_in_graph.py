@@ -28,11 +28,11 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.update import copying
-from thalweg.switches import writable
 from thalweg.v1.train.optimizer import Optimizer
 
 

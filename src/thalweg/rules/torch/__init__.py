@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from thalweg.formula import Rule
-from thalweg.lazily import offered
+from thalweg.ground.lazily import offered
 
 TORCH_RULES: tuple[Rule, ...]
 

@@ -11,7 +11,7 @@ import torch
 
 from thalweg.core.nest import leaves_of
 from thalweg.graph.default import begin_graphs, disable_eager_execution, enable_eager_execution
-from thalweg.running import process
+from thalweg.ground.running import process
 
 __all__ = [
     "control_flow_v2_enabled",

@@ -14,8 +14,8 @@ import torch
 from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, did_you_mean
 from thalweg.graph.exchange import exported
-from thalweg.lazily import lazy
-from thalweg.running import executing_eagerly, is_symbolic, resolve
+from thalweg.ground.lazily import lazy
+from thalweg.ground.running import executing_eagerly, is_symbolic, resolve
 from thalweg.tf.data import spec as specs
 from thalweg.tf.data.iterators import Iterator as EagerIterator
 from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator

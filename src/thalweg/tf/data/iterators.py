@@ -9,7 +9,7 @@ from thalweg import graph
 from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.errors import FailedPreconditionError, OutOfRangeError
 from thalweg.graph.default import begin_graphs
-from thalweg.running import current_session, executing_eagerly
+from thalweg.ground.running import current_session, executing_eagerly
 from thalweg.tf.data import spec as specs
 
 

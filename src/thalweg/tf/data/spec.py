@@ -12,7 +12,7 @@ from thalweg import graph
 from thalweg.core.nest import mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.shapes import inferred
-from thalweg.running import eagerly, is_symbolic
+from thalweg.ground.running import eagerly, is_symbolic
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype
 

@@ -40,8 +40,8 @@ from thalweg.graph import (
 )
 from thalweg.graph.keras.variables import track
 from thalweg.graph.names import cleaned
-from thalweg.running import eagerly
-from thalweg.switches import no_grad
+from thalweg.ground.running import eagerly
+from thalweg.ground.switches import no_grad
 from thalweg.variable import as_dtype, dtype_name, tensor_of
 
 keras: Any = importlib.import_module("keras")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.distribute import get_strategy
 from thalweg.errors import CheckpointWarning, InvalidArgumentError, InvalidTypeError, warn
+from thalweg.ground.running import eagerly
 from thalweg.integrations.keras3.lending import Lender
 from thalweg.keras import optimizers
-from thalweg.running import eagerly
 from thalweg.tf.keras.lookup import namespace
 from thalweg.tf.keras.reading import readable
 from thalweg.tf.keras.train_optimizer import TFOptimizer

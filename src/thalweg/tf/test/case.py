@@ -15,7 +15,7 @@ import numpy as np
 
 from thalweg import graph
 from thalweg.graph.session import Session
-from thalweg.running import executing_eagerly, get_default_session, thread
+from thalweg.ground.running import executing_eagerly, get_default_session, thread
 from thalweg.tf.random import set_seed
 from thalweg.tf.test import values
 from thalweg.tf.test.comparing import Comparing

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_number
-from thalweg.counters import number_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, resolve
+from thalweg.ground.counters import number_of
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.train.checks import check_positive
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked

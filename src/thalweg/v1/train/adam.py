@@ -7,11 +7,11 @@ from typing import Any
 
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
-from thalweg.counters import Move, number_of
 from thalweg.formula import Rule
 from thalweg.graph import executing_eagerly, get_default_graph
+from thalweg.ground.counters import Move, number_of
+from thalweg.ground.scalars import scalar_type
 from thalweg.rules import ADAM_V1
-from thalweg.scalars import scalar_type
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.v1.train.slot_creator import base_name
 

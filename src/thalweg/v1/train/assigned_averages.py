@@ -24,9 +24,9 @@ from thalweg.graph import (
     variable_scope,
     zeros_initializer,
 )
-from thalweg.running import Symbolic
-from thalweg.scalars import as_scalar, power, scalar_type
-from thalweg.switches import no_grad
+from thalweg.ground.running import Symbolic
+from thalweg.ground.scalars import as_scalar, power, scalar_type
+from thalweg.ground.switches import no_grad
 from thalweg.v1.train.gradients import title_of
 from thalweg.variable import check_held, dtype_name, to_tensor
 

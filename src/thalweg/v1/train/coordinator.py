@@ -14,7 +14,7 @@ from thalweg.errors import (
     InvalidTypeError,
     OutOfRangeError,
 )
-from thalweg.locks import Lock, on_fork
+from thalweg.ground.locks import Lock, on_fork
 from thalweg.v1.seconds import check_seconds, waited
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended

@@ -16,7 +16,7 @@ from torch import Tensor
 from thalweg import schedules
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
-from thalweg.scalars import as_scalar, scalar_type
+from thalweg.ground.scalars import as_scalar, scalar_type
 from thalweg.schedules.base import kind_of
 from thalweg.schedules.formulas import natural_base
 from thalweg.v1.train.followed import Followed, sourced

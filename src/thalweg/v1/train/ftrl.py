@@ -13,9 +13,9 @@ from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
+from thalweg.ground.scalars import as_operand, scalar_type
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
-from thalweg.scalars import as_operand, scalar_type
 from thalweg.v1.train.checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.variable import as_dtype

@@ -17,12 +17,12 @@ from thalweg.core.pairs import Gradient, Pair, as_gradient, check_variables
 from thalweg.core.section import Call
 from thalweg.core.state import making
 from thalweg.core.vectors import is_host
-from thalweg.counters import Move, moved, number_of
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import current_session
-from thalweg.scalars import product, scalar_type
-from thalweg.switches import no_grad
+from thalweg.ground.counters import Move, moved, number_of
+from thalweg.ground.scalars import product, scalar_type
+from thalweg.ground.switches import no_grad
 from thalweg.variable import Variable, titles_of
 
 

@@ -37,10 +37,10 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
-from thalweg.locks import Guard
-from thalweg.scalars import ScalarType, as_scalar, power, scalar_type
-from thalweg.switches import outside_inference
-from thalweg.tracing import untraced
+from thalweg.ground.locks import Guard
+from thalweg.ground.scalars import ScalarType, as_scalar, power, scalar_type
+from thalweg.ground.switches import outside_inference
+from thalweg.ground.tracing import untraced
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
 from thalweg.v1.train.assigned_averages import (
     weighted_moving_average as weighted_moving_average,

@@ -27,7 +27,6 @@ from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key_in_graph
 from thalweg.core.step import finish, take
-from thalweg.counters import Move, number_of
 from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,
@@ -47,11 +46,12 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.graph.either import IndexedSlices as EitherSlices
+from thalweg.ground.counters import Move, number_of
+from thalweg.ground.locks import Guard, Lock
+from thalweg.ground.running import is_ours, thread
+from thalweg.ground.switches import Sections, Within
+from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.locks import Guard, Lock
-from thalweg.running import is_ours, thread
-from thalweg.switches import Sections, Within
-from thalweg.tracing import untraced
 from thalweg.v1.train import gating, gradients, processors
 from thalweg.v1.train.hooks import V1Hooks, counted
 from thalweg.v1.train.recorded import has_hooks, recorded

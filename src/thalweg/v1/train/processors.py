@@ -18,7 +18,7 @@ from thalweg.graph import (
     executing_eagerly,
 )
 from thalweg.graph.either import IndexedSlices
-from thalweg.running import is_symbolic
+from thalweg.ground.running import is_symbolic
 from thalweg.variable import is_variable, name_of, variable_constraint
 
 

@@ -19,7 +19,7 @@ from thalweg.errors import (
 )
 from thalweg.graph import GraphKeys, Session, get_default_graph
 from thalweg.graph.nodes import session_for
-from thalweg.locks import Lock, on_fork
+from thalweg.ground.locks import Lock, on_fork
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.queues import QueueBase
 

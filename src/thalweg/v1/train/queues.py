@@ -12,8 +12,8 @@ import torch
 from thalweg.core.nest import leaves_of
 from thalweg.errors import CancelledError, InvalidArgumentError, OutOfRangeError
 from thalweg.graph import Output, current_session, executing_eagerly, no_op, operation
-from thalweg.locks import Lock
-from thalweg.static_shape import Shape
+from thalweg.ground.locks import Lock
+from thalweg.ground.static_shape import Shape
 from thalweg.variable import as_dtype, to_tensor
 
 Element = tuple[torch.Tensor, ...]

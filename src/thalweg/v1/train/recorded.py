@@ -26,7 +26,7 @@ from thalweg.graph import (
     update_of,
     updates_since,
 )
-from thalweg.running import is_ours
+from thalweg.ground.running import is_ours
 from thalweg.v1.train.hooks import check_global_step, counted
 
 HOOKS = (

@@ -17,7 +17,7 @@ from thalweg.core.step import take
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operation, resolve
 from thalweg.graph.either import IndexedSlices
-from thalweg.running import is_ours
+from thalweg.ground.running import is_ours
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thalweg.graph import get_default_graph, get_variable_scope, make_variable
-from thalweg.running import executing_eagerly, handle_of, is_symbolic, resolve
+from thalweg.ground.running import executing_eagerly, handle_of, is_symbolic, resolve
 from thalweg.variable import Variable, as_dtype, name_of, to_tensor
 
 

@@ -13,7 +13,7 @@ from thalweg.core.state import Entry, Names
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly, is_symbolic
-from thalweg.tracing import untraced
+from thalweg.ground.tracing import untraced
 from thalweg.variable import name_of, to_tensor
 
 

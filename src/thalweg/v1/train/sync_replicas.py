@@ -32,8 +32,8 @@ from thalweg.graph import (
     operation,
     report_uninitialized_variables,
 )
+from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.tracing import untraced
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage

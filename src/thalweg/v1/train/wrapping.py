@@ -11,8 +11,8 @@ from thalweg.core.hyperparameters import hint, shown
 from thalweg.core.state import Entry
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
-from thalweg.locks import Guard, Lock
-from thalweg.tracing import untraced
+from thalweg.ground.locks import Guard, Lock
+from thalweg.ground.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 
 

@@ -15,9 +15,9 @@ from thalweg.checkpoint.tensorflow.placing.targets import Targets
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.switches import no_grad
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.storage.stored import Stored, of_tensor
-from thalweg.switches import no_grad
 from thalweg.v1.train import Optimizer as V1Optimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import check_held, to_tensor

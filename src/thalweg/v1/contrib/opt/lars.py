@@ -14,8 +14,8 @@ from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
+from thalweg.ground.scalars import as_operand
 from thalweg.rules import LARS, NESTEROV_LARS
-from thalweg.scalars import as_operand
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
 from thalweg.variable import name_of
 

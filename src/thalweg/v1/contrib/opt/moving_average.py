@@ -18,8 +18,8 @@ from thalweg.graph import (
     group,
     is_symbolic,
 )
-from thalweg.locks import Guard
-from thalweg.tracing import untraced
+from thalweg.ground.locks import Guard
+from thalweg.ground.tracing import untraced
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.saving.saveables import all_saveable, by_name
 from thalweg.v1.train.saving.saver import Saver

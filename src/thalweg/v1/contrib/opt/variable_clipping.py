@@ -21,9 +21,9 @@ from thalweg.graph import (
     handle_of,
     operation,
 )
+from thalweg.ground.switches import no_grad
+from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.switches import no_grad
-from thalweg.tracing import untraced
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import name_of

@@ -19,10 +19,10 @@ from thalweg.core.step import take
 from thalweg.engines import Selection
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic, operation
+from thalweg.ground.scalars import as_operand
+from thalweg.ground.switches import Within
+from thalweg.ground.tracing import untraced
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
-from thalweg.scalars import as_operand
-from thalweg.switches import Within
-from thalweg.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, checked
 from thalweg.variable import titles_of

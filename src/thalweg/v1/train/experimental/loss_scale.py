@@ -15,7 +15,6 @@ from thalweg.core.gradient_transforms import Decision
 from thalweg.core.nest import leaves_of
 from thalweg.core.section import Call, run
 from thalweg.core.trackable import Trackable
-from thalweg.counters import at
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import (
     GraphVariable,
@@ -27,6 +26,7 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.ground.counters import at
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient, values_of
 from thalweg.variable import check_held, to_tensor
 

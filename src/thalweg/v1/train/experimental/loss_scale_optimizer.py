@@ -26,7 +26,7 @@ from thalweg.graph import (
     no_op,
     resolve,
 )
-from thalweg.tracing import untraced
+from thalweg.ground.tracing import untraced
 from thalweg.v1.train.experimental import loss_scale as scales
 from thalweg.v1.train.wrapping import WrappingOptimizer
 from thalweg.variable import titles_of

@@ -15,10 +15,10 @@ from thalweg.core.trackable import Trackable
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import GraphVariable, executing_eagerly, get_default_graph
 from thalweg.graph.nodes import session_for
-from thalweg.locks import Lock
+from thalweg.ground.locks import Lock
+from thalweg.ground.tracing import untraced
 from thalweg.storage.bundle import ObjectGraph
 from thalweg.storage.located import ENDING
-from thalweg.tracing import untraced
 from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
 from thalweg.v1.train.saving.objects import files
 from thalweg.v1.train.saving.objects.members import (

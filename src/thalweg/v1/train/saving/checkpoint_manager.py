@@ -10,9 +10,9 @@ from typing import Any
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import get_default_session, is_symbolic
+from thalweg.ground.tracing import untraced
 from thalweg.storage.bundle import CheckpointState
 from thalweg.storage.keeper import Keeper
-from thalweg.tracing import untraced
 from thalweg.v1.train.saving.checkpoint import Checkpoint, Path, counted
 from thalweg.v1.train.saving.checkpoint_management import (
     get_checkpoint_state,

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import GraphVariable, executing_eagerly
-from thalweg.locks import Lock
+from thalweg.ground.locks import Lock
+from thalweg.ground.tracing import untraced
 from thalweg.storage import container
 from thalweg.storage.bundle import CheckpointState, write_state
 from thalweg.storage.keeper import Dated, Keeper
 from thalweg.storage.stored import of_tensor
-from thalweg.tracing import untraced
 from thalweg.v1.train.saving import saveables
 from thalweg.v1.train.saving.checkpoint_management import (
     STATE,

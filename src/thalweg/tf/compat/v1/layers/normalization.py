@@ -9,7 +9,7 @@ import torch
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
-from thalweg.switches import no_grad
+from thalweg.ground.switches import no_grad
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer
 from thalweg.tf.compat.v1.layers.dense import decided

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.trackable import TrackableSlots
-from thalweg.locks import Lock
+from thalweg.ground.locks import Lock
 from thalweg.v1.train.saving.objects.members import held_by, is_variable, keepers, members_of
 from thalweg.v1.train.saving.objects.values import Values
 from thalweg.v1.train.saving.objects.walk import Walk

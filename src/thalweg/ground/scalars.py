@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.counters import number_of
+from thalweg.ground.counters import number_of
 
 Scalar = np.float32 | np.float64
 ScalarType = type[np.float32] | type[np.float64]

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, Self, TypeVar, overload
 
-from thalweg.locks import importing
+from thalweg.ground.locks import importing
 
 T = TypeVar("T")
 

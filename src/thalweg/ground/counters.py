@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from thalweg.fetching import brought
+from thalweg.ground.fetching import brought
 from thalweg.variable import check_number
 
 Move = tuple[Tensor, Any]  # a counter, and by what it is multiplied; None for one more
@@ -101,7 +101,7 @@ def moved(moves: Sequence[Move], taken: Tensor) -> list[Callable[[], Any]]:
 
 
 def _product(counter: Tensor, factor: float) -> Tensor:
-    """As `thalweg.scalars.product`, in the counter's dtype."""
+    """As `thalweg.ground.scalars.product`, in the counter's dtype."""
     kind = torch.float64 if counter.dtype == torch.float64 else torch.float32
     found = counter.to(kind) * float(factor)
     return torch.where(found.abs() < torch.finfo(kind).tiny, 0, found).to(counter.dtype)

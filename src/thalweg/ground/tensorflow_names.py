@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.running import TensorReference, handle_of, process
+from thalweg.ground.scattering import UPDATES, scatter
+from thalweg.ground.static_shape import Shape
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.running import TensorReference, handle_of, process
-from thalweg.scattering import UPDATES, scatter
-from thalweg.static_shape import Shape
 from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of, to_tensor
 
 

@@ -11,8 +11,8 @@ import gc
 from contextlib import ExitStack
 from typing import Any
 
-from thalweg.locks import Lock
-from thalweg.tensorflow_names import NAMES, OVER_TORCHS
+from thalweg.ground.locks import Lock
+from thalweg.ground.tensorflow_names import NAMES, OVER_TORCHS
 
 _NOTHING = object()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.by_pairs import by_pairs
+from thalweg.catalogue.by_pairs import by_pairs
 from thalweg.core.described import OPTIMIZERS
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule

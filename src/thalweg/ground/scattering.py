@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.switches import no_grad
 from thalweg.variable import check_held, name_of, to_tensor
 
 UPDATES = ("add", "sub", "mul", "div", "min", "max", "update")

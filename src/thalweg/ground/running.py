@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from thalweg.switches import Sections, Within
+from thalweg.ground.switches import Sections, Within
 from thalweg.variable import Variable
 
 

@@ -1,0 +1,1 @@
+"""What everything stands on: locks, switches, scalars, counters, who runs."""
