@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.optim import Optimizer
 
 from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.groups import Group
@@ -53,11 +54,13 @@ from thalweg.optim.step_options import (
     apart,
     gradient_transforms,
 )
+from thalweg.optim.watched import is_watched
 from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.flat import FlatGradients
+    from thalweg.optim.steady import SteadyStep
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -95,6 +98,29 @@ class StepCache:
         self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[ParamState, list[int]] | None = None
+        self.quick: SteadyStep | None = None  # the same in one call
+        self._waits, self._patience = 0, 1  # repeated steps before the next one of those
+
+    def settle(self) -> None:
+        """Count the steps that were taken in one call each."""
+        taken = 0 if self.quick is None else self.quick.news()
+        if taken:
+            self.count += taken
+            self.last, self.decided = LastStep(True, "", self.count), None
+            self.seen, self.applied, self.is_folded = GradientReport(), False, False
+
+    def keep_quick(self, optimizer: Any, part: ParamState, hooks: Any, places: list[int]) -> None:
+        """A step was repeated: the next one may be taken in one call.
+
+        What changes at every step is not planned again at each.
+        """
+        self.quick = None
+        self._waits += 1
+        if self._waits >= self._patience:
+            self._waits, self._patience = 0, min(2 * self._patience, 1024)
+            with importing:
+                from thalweg.optim.steady import SteadyStep
+            self.quick = SteadyStep.of(optimizer, part, hooks, places)
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -264,18 +290,31 @@ class FusedOptimizer(Scaled):
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
                 `swapped()`.
         """
-        if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
-            return None
-        return self._step(closure)
+        if is_dynamo_compiling() or (is_watched(self) and type(self).step is FusedOptimizer.step):
+            return self._told_step(closure)
+        return self._plain_step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore
+    step.hooked = True  # pyright: ignore  # by `_told_step`
+
+    def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
+            return None
+        quick = self._own.quick
+        if quick is not None and closure is None and quick.take(self):
+            return None
+        return self._step(closure)
+
+    # With torch's hooks before and after it, in a record for profilers.
+    _told_step = Optimizer.profile_hook_step(_plain_step)
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @said_once
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
         self._check_alone()
+        self._own.settle()
         loss = None
         if closure is not None:
             with enable_grad():
@@ -366,6 +405,7 @@ class FusedOptimizer(Scaled):
             return False
         hooks.settle()
         raise_first(outcome.errors)
+        own.keep_quick(self, part, hooks, places)
         return True
 
     def _rules(self) -> set[Rule]:
@@ -416,6 +456,7 @@ class FusedOptimizer(Scaled):
     def last_step(self) -> LastStep | None:
         """What has become of the last step; None before the first."""
         own = self._own
+        own.settle()
         if own.last is None or not own.last.taken:
             return own.last
         last = own.last

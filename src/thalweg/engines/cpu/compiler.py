@@ -136,8 +136,8 @@ class _Compiler:
         pass
 
     def _Expr(self, node: ast.Expr) -> None:
-        if not isinstance(node.value, ast.Constant):  # a docstring
-            self._value(node.value)
+        if isinstance(node.value, ast.Call):  # else a docstring
+            self._called(node.value)
 
     def _Assign(self, node: Any) -> None:
         (target,) = node.targets
@@ -217,7 +217,9 @@ class _Compiler:
         return self.code.number(node.value, FLOAT64 if isinstance(node.value, float) else INT64)
 
     def _Name(self, node: ast.Name) -> Any:
-        known = self._now.names[node.id]
+        known = self._now.names.get(node.id)
+        if known is None:  # a constant
+            return self._value(ast.parse(self._alias[node.id], mode="eval").body)
         return known if isinstance(known, Array) else self._loaded(known)
 
     def _Subscript(self, node: Any) -> Value:

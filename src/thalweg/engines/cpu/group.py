@@ -42,7 +42,7 @@ class Group:
             before=asked.rule.before,
             from_copy=own.from_copy,
         )
-        self._flush = asked.selection.denormals == "flush"
+        self.flush = asked.selection.denormals == "flush"
         self._gradient, self._measurable = own.gradient, own.measured
         self._from_copy = own.from_copy
         self.members = members
@@ -112,7 +112,7 @@ class Group:
             name: separate[name][self.members] if name in separate else shared[name]
             for name in kernel.scalars
         }
-        return self._leaves.measure(kernel, self.table.base, scalars, self._flush and bool(stages))
+        return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
 
     def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""
@@ -124,4 +124,4 @@ class Group:
     def calls(self, columns: Columns) -> list[Call]:
         """What launches the kernel, as functions in C."""
         self._set_scalars(columns.shared[self.dtype], columns.separate)
-        return [self.kernel.call(self.table, self.scalars, self._flush)]
+        return [self.kernel.call(self.table, self.scalars, self.flush)]

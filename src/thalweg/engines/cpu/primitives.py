@@ -193,8 +193,25 @@ def _prefetch(code: Code, address: Value) -> None:
 
 def _take_ticket(code: Code, pointer: Value) -> Value:
     """Read the counter at `pointer` and add one to it, atomically."""
-    one = ir.Constant(_I64, 1)
-    return Value(code.builder.atomic_rmw("add", pointer.llvm, one, "monotonic"), INT64)
+    kind = pointer.kind.item
+    one = ir.Constant(kind.llvm, 1)
+    return Value(code.builder.atomic_rmw("add", pointer.llvm, one, "monotonic"), kind)
+
+
+def _call(code: Code, address: Value, *words: Value) -> Value:
+    """Call the function of C at an address, of integers and pointers; what it returns, if it does.
+
+    Of a narrower result the high bits mean nothing.
+    """
+    kind = ir.FunctionType(_I64, [_I64] * len(words))
+    function = code.builder.inttoptr(address.llvm, kind.as_pointer())
+    given = [code.cast(each, INT64).llvm for each in words]
+    return Value(code.builder.call(function, given), INT64)
+
+
+def _cell(code: Code) -> Value:
+    """A word on the stack."""
+    return Value(code.room(_I64), pointer_to(INT64))
 
 
 # Numbers of 16 bits
@@ -407,6 +424,8 @@ PRIMITIVES: dict[str, Function] = {
     "lanes": _lanes,
     "prefetch": _prefetch,
     "take_ticket": _take_ticket,
+    "call": _call,
+    "cell": _cell,
     "half_to_float": _half_to_float,
     "float_to_half": _float_to_half,
     "bfloat_to_float": _bfloat_to_float,

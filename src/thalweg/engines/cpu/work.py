@@ -58,6 +58,12 @@ class Table:
         block[7] = scalars.__array_interface__["data"][0]  # the cheapest way to an address
         return self._address
 
+    def copy_of_argument(self, flush: bool) -> Int64:
+        """A block of its own, for whoever fills it without the table."""
+        block = self._argument.copy()
+        block[0], block[2] = 0, flush
+        return block
+
     def measuring(self, partial: Int64, column: int) -> int:
         """The argument block of a kernel for peaks, which fills one partial result per chunk."""
         block = self._argument

@@ -1,0 +1,300 @@
+"""The look at a step that is like the one before, and its writes: one call, in which nothing else runs.
+
+The functions here are compiled (`compiler.py`) and called with the lock of Python held, so nothing
+comes between what is looked at and what is written. A block says where everything lies:
+`snapshot.py` makes it after a step that was looked at carefully. Whatever is not as it says returns
+a number, and nothing was written.
+
+What is read is alive. The block's owner holds the lists, dictionaries, tensors and types that it
+names. All else is read from those as they are now, and is followed only as far as it is what an
+object holds at this moment: its TensorImpl, from that the storage, the version counter and what
+autograd keeps, from that the gradient. No address is followed that was only remembered; prefetches
+ask for such addresses, and no more.
+"""
+
+# Code for `compiler`, which finds its types itself.
+# pyright: basic
+# ruff: noqa: F821
+from __future__ import annotations
+
+# What a block has at which word. Records are arrays: their number, and where the first one lies.
+RESULT = 0
+TAKEN = 1  # how many steps were
+LISTS = 2
+DICTS = 4
+TENSORS = 6
+GRADIENTS = 8
+LAUNCHES = 10
+COLUMNS = 12
+WRITTEN = 14  # numbers of tensors
+BOUNDS = 16  # begins and ends of what is written, ascending
+PY_LIST_SIZE = 18
+PY_LIST_GET_ITEM = 19
+PY_DICT_SIZE = 20
+PY_DICT_NEXT = 21
+# Offsets, as `probe.Layout` has them in this order.
+IN_OBJECT = 22
+IN_IMPL_STORAGE = 23
+IN_IMPL_AUTOGRAD = 24
+IN_IMPL_COUNTER = 25
+IN_IMPL_DIMS = 26
+IN_IMPL_OFFSET = 27
+IN_IMPL_COUNT = 28
+IN_IMPL_FLAGS = 29
+FLAGS_MASK = 30
+IN_IMPL_KEYS = 31
+IN_STORAGE_DATA = 32
+IN_STORAGE_DELETER = 33
+IN_STORAGE_CONTEXT = 34
+IN_STORAGE_BYTES = 35
+IN_AUTOGRAD_GRADIENT = 36
+IN_COUNTER = 37
+BLOCK = 38
+
+AHEAD = 8  # tensors
+
+# Bytes of a record.
+LIST = 24  # the list, how many items, where they are listed
+DICT = 24  # the dictionary, how many entries, where keys and values are listed in turn
+TENSOR = 192
+GRADIENT = 64
+LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
+COLUMN = 32  # where numbers lie, how many, bytes of each, what they become
+
+# Words of a tensor's record.
+OBJECT = 0
+CLASS = 1
+IMPL = 2
+STORAGE = 3
+DATA = 4
+BYTES = 5
+DELETER = 6
+CONTEXT = 7
+SHAPE = 8  # how many dimensions, five sizes, five strides
+OFFSET = 19
+COUNT = 20
+FLAGS = 21
+KEYS = 22
+COUNTER = 23  # out: where writes are counted
+
+# Words of a gradient's record; FLAGS and KEYS are there, too.
+OWNER = 0  # the record of its parameter
+IS_THERE = 1
+NEEDED = 2  # bytes
+PLACE = 3  # where it lay when it was last found to lie apart from what is written
+CELL = 4  # where a kernel looks for its address
+ITEM = 5  # bytes of an element
+GRADIENT_FLAGS = 6
+GRADIENT_KEYS = 7
+
+# What is not as it was.
+OTHER_LIST = 1
+OTHER_DICT = 2
+OTHER_TENSOR = 3
+OTHER_MEMORY = 4
+OTHER_COUNTER = 5
+OTHER_GRADIENT = 6
+SHARED_GRADIENT = 7
+CONSTANTS = {name: value for name, value in globals().items() if name.isupper()}
+
+
+def word(address):
+    return int64_pointer(address)[0]
+
+
+def lists_differ(block):
+    """Whether a list has other items."""
+    for k in range(block[LISTS]):
+        record = int64_pointer(block[LISTS + 1] + LIST * k)
+        own, count, items = record[0], record[1], int64_pointer(record[2])
+        if call(block[PY_LIST_SIZE], own) != count:
+            return 1
+        for i in range(count):
+            if call(block[PY_LIST_GET_ITEM], own, i) != items[i]:
+                return 1
+    return 0
+
+
+def dicts_differ(block):
+    """Whether a dictionary has other keys or values, or in another order."""
+    place, key, value = cell(), cell(), cell()
+    for k in range(block[DICTS]):
+        record = int64_pointer(block[DICTS + 1] + DICT * k)
+        own, count, items = record[0], record[1], int64_pointer(record[2])
+        if call(block[PY_DICT_SIZE], own) != count:
+            return 1
+        place[0] = 0
+        for i in range(count):
+            at = address_of(place)
+            more = call(block[PY_DICT_NEXT], own, at, address_of(key), address_of(value))
+            if more & 4294967295 == 0:  # an int of C
+                return 1
+            if key[0] != items[2 * i]:
+                return 1
+            if value[0] != items[2 * i + 1]:
+                return 1
+    return 0
+
+
+def shape_differs(impl, record, dims):
+    """Whether a TensorImpl has other sizes or strides than a record."""
+    found = int64_pointer(impl + dims)
+    count = record[SHAPE]
+    if found[0] != count:
+        return 1
+    for axis in range(1, count + 1):
+        if found[axis] != record[SHAPE + axis]:
+            return 1
+        if found[5 + axis] != record[SHAPE + 5 + axis]:
+            return 1
+    return 0
+
+
+def tensor_differs(block, record):
+    """What is other than it was in a tensor that the block's owner holds, or 0."""
+    own = record[OBJECT]
+    if word(own + 8) != record[CLASS]:
+        return OTHER_TENSOR
+    impl = word(own + block[IN_OBJECT])
+    if impl != record[IMPL]:
+        return OTHER_TENSOR
+    if word(impl + block[IN_IMPL_KEYS]) != record[KEYS]:
+        return OTHER_TENSOR
+    if word(impl + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != record[FLAGS]:
+        return OTHER_TENSOR
+    if shape_differs(impl, record, block[IN_IMPL_DIMS]):
+        return OTHER_TENSOR
+    if word(impl + block[IN_IMPL_OFFSET]) != record[OFFSET]:
+        return OTHER_TENSOR
+    if word(impl + block[IN_IMPL_COUNT]) != record[COUNT]:
+        return OTHER_TENSOR
+    storage = word(impl + block[IN_IMPL_STORAGE])
+    if storage != record[STORAGE]:
+        return OTHER_MEMORY
+    if word(storage + block[IN_STORAGE_DATA]) != record[DATA]:
+        return OTHER_MEMORY
+    if word(storage + block[IN_STORAGE_BYTES]) != record[BYTES]:
+        return OTHER_MEMORY
+    if word(storage + block[IN_STORAGE_DELETER]) != record[DELETER]:
+        return OTHER_MEMORY
+    if word(storage + block[IN_STORAGE_CONTEXT]) != record[CONTEXT]:
+        return OTHER_MEMORY
+    counter = word(impl + block[IN_IMPL_COUNTER])
+    if counter == 0:
+        return OTHER_COUNTER
+    record[COUNTER] = counter
+    return 0
+
+
+def is_apart(block, address, needed):
+    """Whether memory lies apart from all that is written."""
+    bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
+    low, high = 0, edges
+    while low < high:
+        middle = (low + high) >> 1
+        if bounds[middle] <= address:
+            low = middle + 1
+        else:
+            high = middle
+    if low & 1:
+        return 0
+    if low < edges:
+        if bounds[low] < address + needed:
+            return 0
+    return 1
+
+
+def gradient_differs(block, gradient):
+    """What is other than it was in the gradient of a parameter that was looked at, or 0."""
+    record = int64_pointer(gradient[OWNER])
+    impl = word(record[OBJECT] + block[IN_OBJECT])
+    autograd = word(impl + block[IN_IMPL_AUTOGRAD])
+    found, storage = 0, 0
+    if autograd != 0:
+        found = word(autograd + block[IN_AUTOGRAD_GRADIENT])
+    if found != 0:
+        if word(found + block[IN_IMPL_KEYS]) != gradient[GRADIENT_KEYS]:
+            return OTHER_GRADIENT
+        storage = word(found + block[IN_IMPL_STORAGE])
+    if gradient[IS_THERE] == 0:
+        if storage != 0:
+            return OTHER_GRADIENT
+        return 0
+    if storage == 0:
+        return OTHER_GRADIENT
+    if word(found + block[IN_IMPL_FLAGS]) & block[FLAGS_MASK] != gradient[GRADIENT_FLAGS]:
+        return OTHER_GRADIENT
+    if shape_differs(found, record, block[IN_IMPL_DIMS]):
+        return OTHER_GRADIENT
+    begin = word(found + block[IN_IMPL_OFFSET]) * gradient[ITEM]
+    data = word(storage + block[IN_STORAGE_DATA])
+    if data == 0:
+        return OTHER_GRADIENT
+    if begin + gradient[NEEDED] > word(storage + block[IN_STORAGE_BYTES]):
+        return OTHER_GRADIENT
+    if data + begin != gradient[PLACE]:
+        if is_apart(block, data + begin, gradient[NEEDED]) == 0:
+            return SHARED_GRADIENT
+        gradient[PLACE] = data + begin
+    cell = int64_pointer(gradient[CELL])
+    cell[0] = data + begin
+    return 0
+
+
+def look(block):
+    """What is not as it was; 0 if everything is."""
+    if lists_differ(block):
+        return OTHER_LIST
+    if dicts_differ(block):
+        return OTHER_DICT
+    last = block[TENSORS + 1] + TENSOR * (block[TENSORS] - 1)
+    for k in range(block[TENSORS]):
+        record = int64_pointer(block[TENSORS + 1] + TENSOR * k)
+        ahead = int64_pointer(min(address_of(record) + AHEAD * TENSOR, last))
+        prefetch(ahead[IMPL] + 64)
+        prefetch(ahead[IMPL] + 128)
+        prefetch(ahead[STORAGE])
+        found = tensor_differs(block, record)
+        if found != 0:
+            return found
+    for k in range(block[GRADIENTS]):
+        found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k))
+        if found != 0:
+            return found
+    return 0
+
+
+def write(block):
+    """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
+    for k in range(block[LAUNCHES]):
+        launch = int64_pointer(block[LAUNCHES + 1] + LAUNCH * k)
+        ticket = int64_pointer(launch[1])
+        ticket[0] = 0
+        if launch[2] == 0:
+            call(launch[0], launch[1])
+        else:
+            call(launch[2], launch[0], launch[1], launch[3], 0)
+    for k in range(block[COLUMNS]):
+        column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
+        number = float64_pointer(block[COLUMNS + 1] + COLUMN * k + 24)[0]
+        if column[2] == 4:
+            narrow = float32_pointer(column[0])
+            for i in range(column[1]):
+                narrow[i] = number
+        else:
+            wide = float64_pointer(column[0])
+            for i in range(column[1]):
+                wide[i] = number
+    written = int64_pointer(block[WRITTEN + 1])
+    for k in range(block[WRITTEN]):
+        record = int64_pointer(block[TENSORS + 1] + TENSOR * written[k])
+        take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
+    block[TAKEN] = block[TAKEN] + 1
+
+
+def step(block):
+    """Look, and write if everything is as it was."""
+    found = look(block)
+    if found == 0:
+        write(block)
+    return found

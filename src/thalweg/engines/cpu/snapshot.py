@@ -1,0 +1,207 @@
+"""What a step looked like: the block that `look.py` compares with what is there now."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from functools import cache
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.engines import probe
+from thalweg.engines.arrays import Int64
+from thalweg.engines.cpu import look, store, team
+from thalweg.engines.cpu.codegen import versions
+from thalweg.engines.probe import Layout
+
+_DIMENSIONS = 5  # that a tensor has in itself
+_ENTRY = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
+_FUNCTIONS = ("PyList_Size", "PyList_GetItem", "PyDict_Size", "PyDict_Next")
+
+
+def _source() -> str:
+    parts = [f"{name} = {value}" for name, value in look.CONSTANTS.items()]
+    functions = [
+        each
+        for each in vars(look).values()
+        if inspect.isfunction(each) and each.__module__ == look.__name__
+    ]
+    main = "def LOOK_NAME(argument):\n    block = int64_pointer(address_of(argument))\n"
+    main += "    block[RESULT] = step(block)\n"
+    return "\n\n".join([*parts, *map(inspect.getsource, functions), main])
+
+
+@cache
+def routine() -> Callable[[int], None]:
+    """The compiled look."""
+    source = _source()
+    name = f"l_{store.digest(source, versions())}"
+    return _ENTRY(store.address(name, source.replace("LOOK_NAME", name)))
+
+
+@cache
+def _functions() -> list[int]:
+    found: list[int] = []
+    for name in _FUNCTIONS:
+        function = getattr(ctypes.pythonapi, name)
+        found.append(ctypes.cast(function, ctypes.c_void_p).value or 0)
+    return found
+
+
+def _at(address: int, offset: int) -> int:
+    return ctypes.c_int64.from_address(address + offset).value
+
+
+class Snapshot:
+    """A step that was taken, and may be taken again.
+
+    Args:
+        layout: Where torch keeps what is looked at.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._held: list[Any] = []
+        self._lists: list[tuple[list[Any], Int64]] = []
+        self._dicts: list[tuple[Mapping[Any, Any], Int64]] = []
+        self._tensors: list[Tensor] = []
+        self._places: dict[int, int] = {}
+        self.block = np.zeros(look.BLOCK, np.int64)
+
+    def hold_list(self, items: list[Any]) -> None:
+        """A list that has these items."""
+        self._lists.append((items, np.array(list(map(id, items)), np.int64)))
+        self._held.append([*items])
+
+    def hold_dict(self, entries: dict[Any, Any]) -> None:
+        """A dictionary that has these entries, in their order."""
+        pairs = [id(each) for entry in entries.items() for each in entry]
+        self._dicts.append((entries, np.array(pairs, np.int64)))
+        self._held.append([*entries.items()])
+
+    def tensor(self, tensor: Tensor) -> int | None:
+        """The number of a tensor that is as it is now; None if nobody could tell."""
+        place = self._places.get(id(tensor))
+        if place is None:
+            if tensor.dim() > _DIMENSIONS or type(tensor).grad is not Tensor.grad:
+                return None
+            place = self._places[id(tensor)] = len(self._tensors)
+            self._tensors.append(tensor)
+        return place
+
+    def finish(
+        self,
+        gradients: Sequence[tuple[Tensor, Tensor | None, int]],
+        launches: Sequence[tuple[int, int, int, int]],
+        columns: Sequence[tuple[int, int, int]],
+        written: Sequence[Tensor],
+        bounds: Int64,
+    ) -> None:
+        """Write the block.
+
+        Args:
+            gradients: For each parameter itself, its gradient, and where its address goes.
+            launches: Kernels and arguments; what calls them on several threads, and on how many.
+            columns: Where numbers lie, how many, and bytes of each.
+            written: Tensors whose writes are counted, all of them known.
+            bounds: Begins and ends of what is written, ascending.
+        """
+        block, layout = self.block, self._layout
+        self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
+        for record, tensor in zip(records, self._tensors, strict=False):
+            self._record(record, tensor)
+        self.gradients = np.zeros((max(len(gradients), 1), look.GRADIENT // 8), np.int64)
+        for record, (param, grad, cell) in zip(self.gradients, gradients, strict=False):
+            owner = records[self._places[id(param)]].ctypes.data
+            self._gradient(record, owner, param, grad, cell)
+        self.launches = np.array(launches, np.int64).reshape(-1, look.LAUNCH // 8)
+        self.columns = np.zeros((len(columns), look.COLUMN // 8), np.int64)
+        self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
+        self.numbers = self.columns[:, 3].view(np.float64)
+        self.bounds = np.ascontiguousarray(bounds, np.int64).reshape(-1)
+        lists = [(id(own), len(items), items.ctypes.data) for own, items in self._lists]
+        dicts = [(id(own), len(items) // 2, items.ctypes.data) for own, items in self._dicts]
+        self._list_records = np.array(lists, np.int64).reshape(-1, 3)
+        self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
+        self._written = np.array([self._places[id(each)] for each in written], np.int64)
+        for place, array, count in (
+            (look.LISTS, self._list_records, len(lists)),
+            (look.DICTS, self._dict_records, len(dicts)),
+            (look.TENSORS, records, len(self._tensors)),
+            (look.GRADIENTS, self.gradients, len(gradients)),
+            (look.LAUNCHES, self.launches, len(launches)),
+            (look.COLUMNS, self.columns, len(columns)),
+            (look.WRITTEN, self._written, len(written)),
+            (look.BOUNDS, self.bounds, len(self.bounds)),
+        ):
+            block[place], block[place + 1] = count, array.ctypes.data
+        block[look.PY_LIST_SIZE : look.PY_DICT_NEXT + 1] = _functions()
+        fields = astuple(layout)
+        block[look.IN_OBJECT : look.IN_OBJECT + len(fields)] = fields
+        self._address = block.ctypes.data
+        self._result = ctypes.c_int64.from_address(self._address)
+        self._taken = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
+        self._call = routine()
+
+    def _record(self, record: Int64, tensor: Tensor) -> None:
+        layout = self._layout
+        impl = _at(id(tensor), layout.impl)
+        storage = _at(impl, layout.storage)
+        record[look.OBJECT], record[look.CLASS] = id(tensor), id(type(tensor))
+        record[look.IMPL], record[look.STORAGE] = impl, storage
+        record[look.DATA], record[look.BYTES] = (
+            _at(storage, layout.data),
+            _at(storage, layout.nbytes),
+        )
+        record[look.DELETER] = _at(storage, layout.deleter)
+        record[look.CONTEXT] = _at(storage, layout.context)
+        dims = tensor.dim()
+        record[look.SHAPE] = dims
+        record[look.SHAPE + 1 : look.SHAPE + 1 + dims] = tuple(tensor.shape)
+        record[look.SHAPE + 6 : look.SHAPE + 6 + dims] = tensor.stride()
+        record[look.OFFSET], record[look.COUNT] = tensor.storage_offset(), tensor.numel()
+        record[look.FLAGS] = _at(impl, layout.flags) & layout.flags_mask
+        record[look.KEYS] = _at(impl, layout.keys)
+        self._held.append(type(tensor))
+
+    def _gradient(
+        self, record: Int64, owner: int, param: Tensor, grad: Tensor | None, cell: int
+    ) -> None:
+        layout = self._layout
+        record[look.OWNER] = owner
+        if grad is None:
+            autograd = _at(_at(id(param), layout.impl), layout.autograd)
+            none = _at(autograd, layout.grad) if autograd else 0
+            record[look.GRADIENT_KEYS] = _at(none, layout.keys) if none else 0
+            return
+        record[look.IS_THERE], record[look.CELL] = 1, cell
+        record[look.NEEDED] = grad.numel() * grad.element_size()
+        record[look.ITEM] = grad.element_size()
+        record[look.GRADIENT_FLAGS] = _at(grad._cdata, layout.flags) & layout.flags_mask
+        record[look.GRADIENT_KEYS] = _at(grad._cdata, layout.keys)
+
+    @property
+    def taken(self) -> int:
+        """How many steps were taken by it."""
+        return self._taken.value
+
+    def take(self) -> int:
+        """Take the step, if all is as it was: 0; else what is not."""
+        self._call(self._address)
+        return self._result.value
+
+
+def snapshot() -> Snapshot | None:
+    """A new one, where torch's layout is known."""
+    found = probe.layout()
+    return None if isinstance(found, str) else Snapshot(found)
+
+
+def parallel() -> int:
+    """The address of what calls a kernel on several threads, or 0."""
+    function: Any = team.gomp_parallel()
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0

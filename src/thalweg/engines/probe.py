@@ -1,0 +1,348 @@
+"""Where torch keeps what a step looks at: found out by looking at tensors of which all is known.
+
+A step that is like the one before is recognised by reading torch's objects in memory (`cpu/look.py`),
+for asking each tensor for each property by Python takes longer than small steps do. Where a member
+lies is written down nowhere; it is looked for in tensors that were made to differ in that member
+alone, and must be found in one place, the same in all of them. Each is then compared with what
+torch's own functions say of other tensors. What is not found, or not confirmed, turns the whole
+look off.
+
+No address is followed that was not found to be a pointer first: a word counts as one where it
+equals what torch calls the address, or appears when torch makes the object.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+WORD = 8
+_INLINE = 5  # sizes and strides of so many dimensions lie in the tensor itself
+_IMPL = 24  # words of a TensorImpl that are looked at; it has 25 in torch 2.6
+_STORAGE = 10  # words of a StorageImpl
+_AUTOGRAD = 12  # words of an AutogradMeta
+
+
+class UnknownLayoutError(Exception):
+    """Something does not lie where one could read it; says what."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets in bytes.
+
+    Attributes:
+        impl: The TensorImpl, in the Python object of a tensor.
+        storage, autograd, version: The StorageImpl, AutogradMeta and VersionCounter, in a
+            TensorImpl.
+        dims: How many dimensions there are, likewise; five sizes and five strides follow.
+        offset, count: The storage's offset and the number of elements, likewise.
+        flags: A word with dtype and device, likewise.
+        flags_mask: Its bits that mean something.
+        keys: The set of dispatch keys, likewise.
+        data, deleter, context, nbytes: In a StorageImpl.
+        grad: The TensorImpl of a gradient, in an AutogradMeta.
+        count_word: The 32 bits that count writes, in a VersionCounter.
+    """
+
+    impl: int
+    storage: int
+    autograd: int
+    version: int
+    dims: int
+    offset: int
+    count: int
+    flags: int
+    flags_mask: int
+    keys: int
+    data: int
+    deleter: int
+    context: int
+    nbytes: int
+    grad: int
+    count_word: int
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_uint64 * count).from_address(address))
+
+
+def _only(places: Iterable[int], what: str) -> int:
+    found = list(places)
+    if len(found) != 1:
+        raise UnknownLayoutError(f"{what} is found in {len(found)} places")
+    return found[0] * WORD
+
+
+def _where(words: Sequence[int], value: int) -> set[int]:
+    return {place for place, word in enumerate(words) if word == value % 2**64}
+
+
+def _in_all(
+    tensors: Sequence[Tensor], of: Callable[[Tensor], list[int]], value: Callable[[Tensor], int]
+) -> set[int]:
+    """Places in the words of tensors where each has its own value."""
+    found: set[int] | None = None
+    for tensor in tensors:
+        places = _where(of(tensor), value(tensor))
+        found = places if found is None else found & places
+    return found or set()
+
+
+def _impl(tensor: Tensor) -> int:
+    return tensor._cdata
+
+
+def _impl_words(tensor: Tensor) -> list[int]:
+    return _words(_impl(tensor), _IMPL)
+
+
+def _storage_words(tensor: Tensor) -> list[int]:
+    return _words(tensor.untyped_storage()._cdata, _STORAGE)
+
+
+def _keys(tensor: Tensor) -> int:
+    return int(torch._C._dispatch_keys(tensor).raw_repr())  # pyright: ignore
+
+
+def _samples() -> list[Tensor]:
+    """Tensors that differ in everything a place is looked for by."""
+    base = torch.arange(4096.0)
+    return [
+        base.as_strided((3, 5, 7), (311, 53, 4), 29),
+        torch.arange(9973.0).as_strided((11, 13), (401, 17), 83),
+        torch.zeros(64, 127, dtype=torch.float64).as_strided((6, 9, 2, 3), (601, 61, 14, 5), 101),
+        torch.zeros(8191, dtype=torch.bfloat16).as_strided((19, 23), (67, 3), 47),
+    ]
+
+
+def _others() -> list[Tensor]:
+    """Twenty tensors of other kinds, of which everything is asked once more."""
+    made: list[Tensor] = []
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        made += [
+            torch.ones((), dtype=dtype),
+            torch.nn.Parameter(torch.ones(17, dtype=dtype)),
+            torch.ones(4, 6, dtype=dtype).t(),
+            torch.ones(2, 3, 4, 5, 6, dtype=dtype)[1:],
+            torch.empty(0, 3, dtype=dtype),
+        ]
+    return made
+
+
+def _find() -> Layout:
+    samples = _samples()
+    size = object.__sizeof__(samples[0]) // WORD
+    impl = _only(
+        _in_all(samples, lambda each: _words(id(each), min(size, 16)), _impl), "the tensor"
+    )
+    storage = _only(
+        _in_all(samples, _impl_words, lambda each: each.untyped_storage()._cdata), "the storage"
+    )
+    dims = _dims(samples)
+    offset = _only(_in_all(samples, _impl_words, Tensor.storage_offset), "the storage's offset")
+    count = _only(_in_all(samples, _impl_words, Tensor.numel), "the number of elements")
+    keys = _only(_in_all(samples, _impl_words, _keys), "the set of dispatch keys")
+    flags, mask = _flags()
+    version, count_word = _version(storage)
+    autograd, grad = _autograd()
+    data, deleter, context, nbytes = _memory()
+    return Layout(
+        impl, storage, autograd, version, dims, offset, count, flags, mask, keys, data, deleter,
+        context, nbytes, grad, count_word,
+    )  # fmt: skip
+
+
+def _dims(samples: Sequence[Tensor]) -> int:
+    found: set[int] | None = None
+    for each in samples:
+        words = _impl_words(each)
+        n = each.dim()
+        places = {
+            place
+            for place in range(_IMPL - 2 * _INLINE)
+            if words[place] == n
+            and words[place + 1 : place + 1 + n] == list(each.shape)
+            and words[place + 1 + _INLINE : place + 1 + _INLINE + n] == list(each.stride())
+        }
+        found = places if found is None else found & places
+    return _only(found or (), "sizes and strides")
+
+
+def _flags() -> tuple[int, int]:
+    """The one word that two tensors have in common if their dtype is the same, and else not."""
+    dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
+    storage = torch.zeros(64, dtype=torch.float64).untyped_storage()
+    twins = [
+        [_impl_words(torch.empty(0, dtype=dtype).set_(storage, 0, (4,))) for _ in range(2)]
+        for dtype in dtypes
+    ]
+    mask = 2**56 - 1  # nobody sets all bits of the highest byte
+    place = _only(
+        (
+            place
+            for place in range(_IMPL)
+            if all(one[place] & mask == other[place] & mask for one, other in twins)
+            and len({one[place] & mask for one, _ in twins}) == len(dtypes)
+        ),
+        "the dtype",
+    )
+    return place, mask
+
+
+def _version(storage: int) -> tuple[int, int]:
+    """The counter that a tensor shares with `detach()` of it, which counts what is written."""
+    found: set[tuple[int, int]] | None = None
+    for writes in (3, 5, 8):
+        own, other = torch.zeros(4), torch.zeros(4)
+        words, others = _impl_words(own), _impl_words(other)
+        shared = _impl_words(own.detach())
+        pointers = [
+            place
+            for place in range(_IMPL)
+            if words[place] == shared[place] != others[place]
+            and place * WORD != storage
+            and words[place] > 2**16
+        ]
+        if len(pointers) != 1:
+            raise UnknownLayoutError(f"the version counter is found in {len(pointers)} places")
+        before = _words(words[pointers[0]], 3)
+        for _ in range(writes):
+            own.add_(1)
+        after = _words(words[pointers[0]], 3)
+        places = {
+            (pointers[0] * WORD, place * WORD)
+            for place in range(3)
+            if after[place] & 0xFFFFFFFF == own._version and after[place] != before[place]
+        }
+        found = places if found is None else found & places
+    if not found or len(found) != 1:
+        raise UnknownLayoutError("the number of writes is not found")
+    return found.pop()
+
+
+def _autograd() -> tuple[int, int]:
+    """What a tensor is given when it is to have a gradient, and where that has it."""
+    found: set[tuple[int, int]] | None = None
+    for shape in ((3,), (2, 5), ()):
+        param = torch.zeros(shape)
+        before = _impl_words(param)
+        param.requires_grad_()
+        after = _impl_words(param)
+        new = [place for place in range(_IMPL) if not before[place] and after[place] > 2**16]
+        if len(new) != 1:
+            raise UnknownLayoutError(f"what autograd keeps is found in {len(new)} places")
+        param.grad = torch.ones(shape)
+        places = _where(_words(after[new[0]], _AUTOGRAD), param.grad._cdata)
+        own = {(new[0] * WORD, place * WORD) for place in places}
+        found = own if found is None else found & own
+    if not found or len(found) != 1:
+        raise UnknownLayoutError("the gradient is not found")
+    return found.pop()
+
+
+def _memory() -> tuple[int, int, int, int]:
+    """Where a storage has its address, what frees it, and its size.
+
+    Memory of NumPy's is freed by way of the array, so that its context is another address.
+    """
+    import numpy as np
+
+    made = [torch.from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
+    data = _only(_in_all(made, _storage_words, Tensor.data_ptr), "the address of the memory")
+    sizes = [torch.zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
+    nbytes = _only(_in_all(sizes, _storage_words, lambda each: each.numel()), "the memory's size")
+    plain = [torch.zeros(size) for size in (100, 3000)]
+    places = _in_all(plain, _storage_words, Tensor.data_ptr) - {data // WORD}
+    context = _only(places, "the context of the memory")
+    # What frees memory is a function: the same for all that torch allocated, another for NumPy's.
+    theirs, others = list(map(_storage_words, plain)), list(map(_storage_words, made))
+    deleter = _only(
+        (
+            place
+            for place in range(data // WORD, context // WORD)
+            if theirs[0][place] == theirs[1][place] != others[0][place] == others[1][place]
+        ),
+        "what frees the memory",
+    )
+    return data, deleter, context, nbytes
+
+
+def _confirm(layout: Layout) -> None:
+    """Compare what lies there with what torch says of tensors that nothing was looked for in."""
+
+    def at(address: int, offset: int) -> int:
+        return ctypes.c_int64.from_address(address + offset).value
+
+    for tensor in _others():
+        own = at(id(tensor), layout.impl)
+        for written in range(2):
+            storage = at(own, layout.storage)
+            n = tensor.dim()
+            told = {
+                "the tensor": (own, tensor._cdata),
+                "the storage": (storage, tensor.untyped_storage()._cdata),
+                "the number of dimensions": (at(own, layout.dims), n),
+                "the offset": (at(own, layout.offset), tensor.storage_offset()),
+                "the number of elements": (at(own, layout.count), tensor.numel()),
+                "the dispatch keys": (at(own, layout.keys) % 2**64, _keys(tensor)),
+                "the memory": (at(storage, layout.data), tensor.untyped_storage().data_ptr()),
+                "its size": (at(storage, layout.nbytes), tensor.untyped_storage().nbytes()),
+                "the version": (
+                    at(at(own, layout.version), layout.count_word) & 0xFFFFFFFF,
+                    tensor._version,
+                ),
+            }
+            for axis in range(n):
+                place = layout.dims + WORD * (1 + axis)
+                told[f"size {axis}"] = at(own, place), tensor.size(axis)
+                told[f"stride {axis}"] = at(own, place + WORD * _INLINE), tensor.stride(axis)
+            for what, (found, said) in told.items():
+                if found != said:
+                    raise UnknownLayoutError(f"{what} of a tensor is not where it was found")
+            if not written:
+                with torch.no_grad():
+                    tensor.add_(1)
+    _confirm_gradients(layout, at)
+
+
+def _confirm_gradients(layout: Layout, at: Callable[[int, int], int]) -> None:
+    none: set[int] = set()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        param = torch.nn.Parameter(torch.zeros(3, 2, dtype=dtype))
+        own = at(at(id(param), layout.impl), layout.autograd)
+        none.add(at(at(own, layout.grad), layout.storage))
+        for _ in range(3):
+            param.grad = torch.ones_like(param)
+            if at(own, layout.grad) != param.grad._cdata:
+                raise UnknownLayoutError("a gradient is not where it was found")
+            if at(param.grad._cdata, layout.flags) & layout.flags_mask != (
+                at(at(id(param), layout.impl), layout.flags) & layout.flags_mask
+            ):
+                raise UnknownLayoutError("gradients and parameters of a kind have other flags")
+        param.grad = None
+        none.add(at(at(own, layout.grad), layout.storage))
+    if none != {0}:
+        raise UnknownLayoutError("no gradient cannot be told from one")
+
+
+@cache
+def layout() -> Layout | str:
+    """The layout of this torch's objects, or why it is not known."""
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python has no lock that keeps its objects as they are"
+    if ctypes.sizeof(ctypes.c_void_p) != WORD or sys.byteorder != "little":
+        return "this machine has other words"
+    try:
+        found = _find()
+        _confirm(found)
+    except Exception as error:
+        return f"{error} in torch {torch.__version__}"
+    return found

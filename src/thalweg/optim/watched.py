@@ -1,0 +1,44 @@
+"""Whether anybody watches the steps of optimizers: hooks of torch's, or a profiler.
+
+Torch wraps `step` of every class in a record for profilers, which takes as long as all else in a
+step of few parameters. Here a step enters it where it is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.optim.optimizer as _torchs
+
+_SYMBOL = "_ZN2at12hasCallbacksEv"  # at::hasCallbacks(): of profilers, of this thread or of all
+_module: Any = _torchs
+_before, _after = _module._global_optimizer_pre_hooks, _module._global_optimizer_post_hooks
+
+
+@cache
+def _has_callbacks() -> Callable[[], Any]:
+    """What says whether operations are recorded; where torch has it elsewhere, they may be."""
+    for path in Path(torch.__file__).with_name("lib").glob("*torch_cpu*"):
+        try:
+            function = ctypes.PyDLL(str(path))[_SYMBOL]
+        except (OSError, AttributeError):
+            continue
+        function.restype = ctypes.c_bool
+        return function
+    return lambda: True
+
+
+def is_watched(optimizer: Any) -> bool:
+    """Whether somebody is to be told of a step of an optimizer."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _before
+        or _after
+        or _has_callbacks()()
+    )
