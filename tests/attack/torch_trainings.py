@@ -106,7 +106,7 @@ class OptimTraining(Training):
 
     def forget(self) -> None:
         own = self.opt._own
-        own.steady = None
+        own.steady = own.quick = None
         own.parts.clear()
 
     def step(self) -> None:

@@ -75,6 +75,8 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 class StepCache:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
+    longest_wait: ClassVar[int] = 1024  # repeated steps, until one is planned again in one call
+
     def __init__(self, optimizer: Any) -> None:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
@@ -109,15 +111,20 @@ class StepCache:
             self.last, self.decided = LastStep(True, "", self.count), None
             self.seen, self.applied, self.is_folded = GradientReport(), False, False
 
+    def forget_quick(self) -> None:
+        """Something is not as it was: the next step is looked at carefully."""
+        self.settle()
+        self.quick = None
+
     def keep_quick(self, optimizer: Any, part: ParamState, hooks: Any, places: list[int]) -> None:
         """A step was repeated: the next one may be taken in one call.
 
         What changes at every step is not planned again at each.
         """
-        self.quick = None
+        self.forget_quick()
         self._waits += 1
         if self._waits >= self._patience:
-            self._waits, self._patience = 0, min(2 * self._patience, 1024)
+            self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
             with importing:
                 from thalweg.optim.steady import SteadyStep
             self.quick = SteadyStep.of(optimizer, part, hooks, places)

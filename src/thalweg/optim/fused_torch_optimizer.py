@@ -139,6 +139,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 factor = norm.clip_factor(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
+        is_repeated = False
         try:
             for rule, (pairs, copies) in given.items():
                 own, kept = hooks[rule], parts[rule].kept
@@ -148,6 +149,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 outcome = None
                 if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
                     outcome = repeat(own, kept, pairs, how, copies)
+                is_repeated = outcome is not None
                 if outcome is None:
                     # A step that is not the one before is looked at as a first one is.
                     if own.repeats and not self._fits(shares[rule]):
@@ -165,6 +167,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         raise_first(errors)
         if only is None and len(shares) == 1:
             self._keep_steady(parts[rule], shares[rule].places)
+            if is_repeated:
+                self._own.keep_quick(self, parts[rule], hooks[rule], shares[rule].places)
         return None
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:

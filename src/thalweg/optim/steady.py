@@ -38,7 +38,7 @@ class _Launch:
     """A kernel's argument block and scalars, the steady step's own."""
 
     def __init__(self, own: Group, places: Sequence[int]) -> None:
-        table = own.table
+        self._table = table = own.table  # whose chunks and bounds the block below names
         self.kernel, self._names = own.kernel, own.kernel.scalars
         self._chosen = itemgetter(*self._names, *self._names[:1])  # a tuple, of one name, too
         self.places = list(dict.fromkeys(places[member] for member in own.members))
@@ -111,6 +111,11 @@ class _Scalars:
         return known
 
 
+def _is_common(column: Any) -> bool:
+    """Whether a number is the same for all parameters, which lie in a block in their order."""
+    return type(column) is Column and column._places is None and column.common is not None
+
+
 class SteadyStep:
     """A step that may be taken again.
 
@@ -150,12 +155,17 @@ class SteadyStep:
             found.hold_list(each["params"])
         found.hold_list(self.groups)
         found.hold_dict(self.state)
-        tensors: list[Tensor] = [*params]
+        own = set(map(id, params))
+        everyone = [param for each in self.groups for param in each["params"]]
+        others = [param for param in everyone if id(param) not in own]
+        tensors: list[Tensor] = [*params, *others]
         for own in part._owners:
             found.hold_dict(own)
             tensors += [each for each in own.values() if isinstance(each, Tensor)]
         for param in params:
             found.hold_dict(vars(param))
+        if not all(type(param) in _PLAIN for param in (*params, *others)):
+            return False
         if any(found.tensor(each) is None for each in tensors):
             return False
         if any(each.device.type != "cpu" or each.layout != torch.strided for each in tensors):
@@ -170,8 +180,9 @@ class SteadyStep:
             for member, cell in zip(own.members, launch.cells(), strict=True):
                 cells[member] = cell
         gradients = [(p, p.grad, cell) for p, cell in zip(params, cells, strict=True)]
-        if any(grad is None for _, grad, _ in gradients):
+        if any(grad is None for _, grad, _ in gradients) or not all(x.grad is None for x in others):
             return False
+        gradients += [(param, None, 0) for param in others]
         written = [*ready.written, *(column._views[0] for column in self.columns)]
         if any(found.tensor(each) is None for each in written):
             return False
@@ -191,13 +202,14 @@ class SteadyStep:
     def _is_plain(self, optimizer: Any, ready: Any, rule: Any, params: Sequence[Tensor]) -> bool:
         hooks, around = self.hooks, optimizer._around
         return (
-            all(type(param) in _PLAIN for param in params)
+            type(hooks) is TorchHooks
             and len(ready.variables) == len(params)
             and all(var is param for var, param in zip(ready.variables, params, strict=True))
             and all(isinstance(each, Group) for each in ready.groups)
             and not ready.stages
             and not any(copy is not None for copy in ready.copies)
-            and all(type(column) is Column and column._places is None for column in self.columns)
+            and all(map(_is_common, self.columns))
+            and all(getattr(param, "constraint", None) is None for param in params)
             and not rule.measures
             and rule.per_variable is None
             and not rule.calls_users
@@ -275,6 +287,7 @@ class SteadyStep:
                 threads = threads_for(launch.slices, launch.elements)
                 snapshot.launches[k, 2:] = parallel() if threads > 1 else 0, threads
         if snapshot.take():
+            optimizer._own.forget_quick()
             return False
         for column, value in zip(self.columns, following, strict=True):
             column.wrote([value])
