@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from thalweg.distribute.reducing import completed, filled
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.engines.layout import check_shape
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.running import executing_eagerly, is_symbolic
+from thalweg.ground.running import executing_eagerly, is_deferred
 from thalweg.variable import titles_of
 
 Pairs = list[tuple[Any, Any]]
@@ -66,7 +67,7 @@ def summed(owner: Any, strategy: Strategy, given: Pairs, said: Said) -> Pairs:
         TypeError, ValueError: A gradient or a variable is none, on its rank; the others raise
             ReplicaMismatchError.
     """
-    if is_deferred(given):
+    if is_deferred(*chain.from_iterable(given)):
         return _in_graph(strategy, given, said)
     variables = [var for _, var in given]
     found = sums_of(owner, strategy, partial(converted, given), variables, said)
@@ -85,11 +86,6 @@ def sums_of(
     found = reducer.summed(given, variables, said)
     note_sums(owner, reducer)
     return found
-
-
-def is_deferred(given: Pairs) -> bool:
-    """Whether a graph is being built with these pairs."""
-    return not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair)
 
 
 def converted(given: Pairs) -> Pairs:

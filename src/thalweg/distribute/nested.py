@@ -15,7 +15,7 @@ from thalweg.distribute.kinds import check_dtype
 from thalweg.distribute.message import Doing, telling
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.reducing import summed
-from thalweg.ground.running import executing_eagerly, is_symbolic
+from thalweg.ground.running import is_deferred
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.variable import check_held, to_tensor
 
@@ -27,7 +27,7 @@ def reduced(strategy: Replicas, reduce_op: Any, value: Any, axis: int | None = N
     """
     op = ReduceOp.of(reduce_op)
     leaves = list(leaves_of(value))
-    if not executing_eagerly() or any(map(is_symbolic, leaves)):
+    if is_deferred(*leaves):
         return packed(value, iter(graph_mode().all_reduce(strategy, op, leaves, axis)))
     return packed(value, iter(reduced_now(strategy, op, leaves, axis)))
 

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from thalweg.core.hooks import Hooks
 from thalweg.core.meshes import is_imported
 from thalweg.core.pairs import as_pairs
 from thalweg.core.sharing import Sharing
-from thalweg.distribute.aggregation import Pairs, converted, is_deferred
+from thalweg.distribute.aggregation import Pairs, converted
 from thalweg.distribute.agreement import Said
 from thalweg.distribute.context import has_strategy
 from thalweg.distribute.last_sums import note_sums
@@ -23,7 +24,7 @@ from thalweg.distribute.sharding.step import SharedStep
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
-from thalweg.ground.running import current_session
+from thalweg.ground.running import current_session, is_deferred
 
 Step = SharedStep | LocalStep
 
@@ -118,7 +119,7 @@ def _kinds(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
     Raises:
         FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
     """
-    if is_deferred(given) or current_session() is not None:
+    if is_deferred(*chain.from_iterable(given)) or current_session() is not None:
         raise FailedPreconditionError(
             "Slots are shared out in eager mode alone: make the strategy without shard_slots."
         )

@@ -18,14 +18,14 @@ from thalweg.distribute.context import updating
 from thalweg.engines import compute_dtype
 from thalweg.graph.arguments import by_reference
 from thalweg.graph.called_once import explained, gradient_symbol, update_of
-from thalweg.graph.default import get_default_graph, graph_variable_of
+from thalweg.graph.default import graph_variable_of
 from thalweg.graph.either import IndexedSlices
 from thalweg.graph.keras.captured import Captured, captured
 from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.operation import operation
 from thalweg.graph.variables import GraphVariable, check_updates
-from thalweg.ground.running import is_ours, is_symbolic
+from thalweg.ground.running import first_graph, is_ours, is_symbolic
 from thalweg.keras.optimizers.hooks import ApplyState, call
 
 
@@ -44,7 +44,7 @@ def recorded(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
     Raises:
         InvalidTypeError: A hook needs values that only a run has.
     """
-    graph = next((var.graph for _, var in given if is_symbolic(var)), get_default_graph())
+    graph = first_graph(var for _, var in given)
     with graph.as_default(), graph.as_one(), graph.name_scope(optimizer._name):
         pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]
         check_updates(pairs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +14,9 @@ from thalweg.distribute import filled, has_strategy, here, sums_of
 from thalweg.distribute.reducing import summed
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import SymbolicSlices
+from thalweg.ground.running import is_deferred
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, deferred, each
+from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, each
 
 AllReduce = Callable[[Any], Any]
 
@@ -142,7 +144,7 @@ def reduce_gradients(
     if not on_horovod:
         raise NotImplementedError("Reduce in tower-mode is not implemented: on_horovod is false.")
     is_alone = all_reduce is None and here().ranks.is_alone
-    if all_reduce is None and deferred(part for pair in grads_and_vars for part in pair):
+    if all_reduce is None and is_deferred(*chain.from_iterable(grads_and_vars)):
         grads_and_vars = filled(grads_and_vars, here().ranks)  # those that build the same graph
     gradients = [grad for grad, _ in check_given(grads_and_vars)]
     variables = [var for _, var in grads_and_vars]

@@ -24,15 +24,12 @@ from thalweg.core.outcome import Outcome, raise_first, say_refused, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.plan_cache import Plans
 from thalweg.core.section import run
+from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key_in_graph
 from thalweg.core.step import finish, take
-from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,
-    SymbolicSlices,
-    SymbolicTensor,
-    apply_as_one_update,
     by_reference,
     check_updates,
     current_session,
@@ -47,8 +44,8 @@ from thalweg.graph import (
 )
 from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.ground.counters import Move, number_of
-from thalweg.ground.locks import Guard, Lock
-from thalweg.ground.running import is_ours, thread
+from thalweg.ground.locks import Lock
+from thalweg.ground.running import is_deferred, is_ours, thread
 from thalweg.ground.switches import Sections, Within
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
@@ -60,13 +57,11 @@ from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
-_SYMBOLIC = (SymbolicTensor, SymbolicSlices)
 _HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
-_NOT_COPIED = ("_lock", "_under_way")
 
 
-class Optimizer(State, StateDict, Described, Argument):
+class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     """Base class of the optimizers; derive from it to write one.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
@@ -109,6 +104,7 @@ class Optimizer(State, StateDict, Described, Argument):
     GATE_GRAPH = gradients.GATE_GRAPH
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _needs_variables: ClassVar[bool] = True
+    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*SlotOptimizer._NOT_COPIED, "_under_way")
 
     def __init__(
         self, use_locking: bool, name: str, use_own_namescope_for_non_slot_vars: bool = False
@@ -118,14 +114,10 @@ class Optimizer(State, StateDict, Described, Argument):
         State.__init__(self)
         self._use_locking = use_locking
         self._name = name
-        self._engine: EngineName | None = None
-        self._plans = Plans()
-        self._under_way: V1Hooks | None = None
-        self._lock = Guard(self, Optimizer._forget_step)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        apply_as_one_update(cls, Optimizer)
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._under_way: V1Hooks | None = None
 
     def get_name(self) -> str:
         """The name given to the constructor."""
@@ -139,19 +131,6 @@ class Optimizer(State, StateDict, Described, Argument):
 
     def _made_by(self) -> tuple[Names, Any]:
         return OPTIMIZERS, type(self)
-
-    @property
-    def engine(self) -> EngineName | None:
-        """The engine of this optimizer; None follows `thalweg.engine(...)`."""
-        return self._engine
-
-    @engine.setter
-    def engine(self, name: EngineName | None) -> None:
-        self._engine = None if name is None else check_name(name)
-
-    def _selection(self) -> Selection:
-        selection = current()
-        return selection if self._engine is None else selection._replace(name=self._engine)
 
     @untraced
     def minimize(
@@ -318,8 +297,7 @@ class Optimizer(State, StateDict, Described, Argument):
         """Apply gradients that are those of all replicas."""
         if not given:
             raise ValueError("No variables provided.")
-        kinds = set(map(type, chain.from_iterable(given)))
-        if not executing_eagerly() or any(issubclass(kind, _SYMBOLIC) for kind in kinds):
+        if is_deferred(*chain.from_iterable(given)):
             return self._apply_in_graph(given, global_step, name)
         return self._apply(given, global_step, name or self._name)
 
@@ -457,9 +435,6 @@ class Optimizer(State, StateDict, Described, Argument):
     def _turn(self) -> Lock:
         """What steps take before `_locked`."""
         return _SHARED if self._use_locking else self._lock
-
-    def _locked(self) -> Guard:
-        return self._lock
 
     def _forget_step(self) -> None:
         self._under_way = None
@@ -655,10 +630,6 @@ class Optimizer(State, StateDict, Described, Argument):
         own = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
         return [*variables, *slots, *own]
 
-    def _scatters(self) -> bool:
-        """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
-        return True
-
     def _valid_dtypes(self) -> set[torch.dtype]:
         """The dtypes of losses and variables whose gradients `compute_gradients` gives."""
         return set(gradients.VALID_DTYPES)
@@ -735,15 +706,6 @@ class Optimizer(State, StateDict, Described, Argument):
         """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
         values, unique = deduplicated(grad, indices)
         return self._resource_apply_sparse(values, handle, unique)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in _NOT_COPIED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._maybe_initialize_trackable()
-        self._under_way = None
-        self._lock = Guard(self, Optimizer._forget_step)
 
 
 def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
