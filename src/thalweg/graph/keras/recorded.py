@@ -14,7 +14,7 @@ from thalweg.core.checks import counting
 from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.core.pairs import Pair, as_pairs, distinct
 from thalweg.core.section import run
-from thalweg.distribute.context import updating
+from thalweg.distribute.context import enter_update
 from thalweg.engines import compute_dtype
 from thalweg.graph.arguments import by_reference
 from thalweg.graph.called_once import explained, gradient_symbol, update_of
@@ -87,7 +87,7 @@ def _transformed(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any
 
 def _called(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
     """What the hook for one pair returns."""
-    with updating():
+    with enter_update():
         if isinstance(grad, IndexedSlices):
             hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
             return call(hook, (rows.values, var, rows.indices), state)

@@ -33,7 +33,7 @@ from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
-from thalweg.distribute.last_sums import taken
+from thalweg.distribute.last_sums import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.ground.locks import importing
 from thalweg.ground.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
@@ -204,7 +204,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             return self._step_over_nothing()
         hooks = self._hooks(aggregates)
         if self._slots.parts is not None or (is_imported() and _has_dtensors(given)):
-            given, hooks.sharing = distribute.sharing_here(self, given, hooks)
+            given, hooks.sharing = distribute.share_summed_step(self, given, hooks)
         return self._end_step(self._take_step(hooks, given), given, name, aggregates)
 
     def _step_over_nothing(self) -> Any:
@@ -228,7 +228,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         """What `apply_gradients` returns after a step."""
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(given), name, aggregates)
-        taken(self, bool(outcome.errors))
+        commit_sums(self, bool(outcome.errors))
         raise_first(outcome.errors)
         return self.iterations
 

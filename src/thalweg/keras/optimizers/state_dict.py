@@ -15,7 +15,6 @@ from thalweg.core.pairs import distinct, flatten
 from thalweg.core.state import Entry, Names, Number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
-from thalweg.ground.locks import Guard
 from thalweg.ground.running import executing_eagerly
 from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.weights import COUNTERS
@@ -37,7 +36,6 @@ class StateDict(TrackableSlots, state.StateDict):
     EXTRA: tuple[str, ...] = ()
 
     _name: str
-    _lock: Guard
     _hyper: Hyperparameters
     _weights: list[Tensor]
     _counts_for: Tensor | None

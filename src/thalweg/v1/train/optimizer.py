@@ -181,7 +181,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             var_list = None if var_list is None else flatten(var_list)
             if gating.need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss, name)
-        with distribute.guarding(self) if thread.strategies else contextlib.nullcontext():
+        with distribute.guard_backward(self) if thread.strategies else contextlib.nullcontext():
             pairs = self.compute_gradients(
                 loss,
                 var_list=var_list,
@@ -367,10 +367,10 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             with self._taking(self._hooks(global_step, name, values)) as hooks:
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
-                    given, sharing = distribute.sharing_here(self, given, hooks)
+                    given, sharing = distribute.share_summed_step(self, given, hooks)
                 hooks.sharing = sharing
                 nothing = contextlib.nullcontext()
-                with nothing if sharing is None else distribute.taking(sharing):
+                with nothing if sharing is None else distribute.enter_shared_step(sharing):
                     outcome = take(hooks, self._plans.now(), given, how, copies)
                 if finished is not None:
                     finished.append(hooks.finished)
@@ -466,11 +466,11 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             ReplicaLostError: A rank did not answer. Nothing has changed then.
         """
         strategy = distribute.strategy_of(distribution)
-        with distribute.awaited(self, strategy):
+        with distribute.report_errors(self, strategy):
             given = as_pairs(grads_and_vars)
         is_shared = given and distribute.shards_of(self, strategy) is not None
         if not is_shared and not strategy.ranks.is_alone:
-            found = distribute.summed(self, strategy, given, self._said(global_step))
+            found = distribute.sum_gradients(self, strategy, given, self._said(global_step))
             if given and not found:
                 check_any(given)
             given = found
@@ -481,9 +481,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 made = self._applied(given, global_step, name)
         except BaseException as error:
             if says_taken(error):
-                distribute.taken(self, failed=True)
+                distribute.commit_sums(self, failed=True)
             raise
-        distribute.taken(self)
+        distribute.commit_sums(self)
         return made
 
     def _apply_in_parts(
@@ -492,7 +492,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """Apply gradients of all replicas to slots that are shared out over them."""
         with self._turn(), self._locked():
             hooks = self._hooks(global_step, name, None)
-            found, step = distribute.summed_in_parts(
+            found, step = distribute.sum_for_shards(
                 self, strategy, given, self._said(global_step), hooks
             )
             if not found:
@@ -503,7 +503,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         super()._take_store(store, taken)
         self._plans = Plans()
 
-    def _said(self, global_step: Any = None) -> distribute.Said:
+    def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
         """What must be the same on all replicas."""
         known = isinstance(global_step, Tensor)
 
@@ -521,7 +521,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             step = int(number_of(global_step)) if known else 0
             return step, [each for each in plain if isinstance(each, int | float)]
 
-        return distribute.Said(words, numbers)
+        return distribute.StepFingerprint(words, numbers)
 
     def _counters_now(self) -> dict[str, Any]:
         """The variables that are of no other, in eager mode."""

@@ -110,7 +110,7 @@ class State(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
             if is_imported():
-                distribute.note(self._slots, missing)
+                distribute.keep_local_slots(self._slots, missing)
             titles = [self._slot_title(var, op_name) for var in missing]
             made = self._slots.make(missing, slot_name, value, titles, kind)
             self._take_slots(slot_name, missing, made)
