@@ -108,8 +108,7 @@ def step_in_graph(
         if "loss_scale" in collected and shown is not None:
             collect_scalar("loss_scale", shown)
         averaged = None
-        is_own = how.reduces and how.all_reduce is not None
-        if collected and (is_own or (how.reduces and not current_strategy().ranks.is_alone)):
+        if collected and how.reduces and (how.all_reduce or not current_strategy().ranks.is_alone):
             averaged = OfThisRun()
 
         def begun(
