@@ -1,11 +1,10 @@
 """Where torch keeps what a step looks at: found out by looking at tensors of which all is known.
 
-A step that is like the one before is recognised by reading torch's objects in memory (`cpu/look.py`),
-for asking each tensor for each property by Python takes longer than small steps do. Where a member
-lies is written down nowhere; it is looked for in tensors that were made to differ in that member
-alone, and must be found in one place, the same in all of them. Each is then compared with what
-torch's own functions say of other tensors. What is not found, or not confirmed, turns the whole
-look off.
+A step that is like the one before is recognised by reading torch's objects in memory: see
+`cpu/look.py`. Python could ask each tensor for each property, but that takes longer than a small
+step does. Where a member lies is written down nowhere. It is looked for in tensors that differ in
+it, and must be found in one place, the same in all of them; then it is compared with what torch's
+own functions say of other tensors. What is not found, or not confirmed, turns the whole look off.
 
 No address is followed that was not found to be a pointer first: a word counts as one where it
 equals what torch calls the address, or appears when torch makes the object.
@@ -146,21 +145,21 @@ def _find() -> Layout:
     storage = _only(
         _in_all(samples, _impl_words, lambda each: each.untyped_storage()._cdata), "the storage"
     )
-    dims = _dims(samples)
+    dims = _find_dims(samples)
     offset = _only(_in_all(samples, _impl_words, Tensor.storage_offset), "the storage's offset")
     count = _only(_in_all(samples, _impl_words, Tensor.numel), "the number of elements")
     keys = _only(_in_all(samples, _impl_words, _keys), "the set of dispatch keys")
-    flags, mask = _flags()
-    version, count_word = _version(storage)
-    autograd, grad = _autograd()
-    data, deleter, context, nbytes = _memory()
+    flags, mask = _find_flags()
+    version, count_word = _find_version(storage)
+    autograd, grad = _find_autograd()
+    data, deleter, context, nbytes = _find_memory()
     return Layout(
         impl, storage, autograd, version, dims, offset, count, flags, mask, keys, data, deleter,
         context, nbytes, grad, count_word,
     )  # fmt: skip
 
 
-def _dims(samples: Sequence[Tensor]) -> int:
+def _find_dims(samples: Sequence[Tensor]) -> int:
     found: set[int] | None = None
     for each in samples:
         words = _impl_words(each)
@@ -176,7 +175,7 @@ def _dims(samples: Sequence[Tensor]) -> int:
     return _only(found or (), "sizes and strides")
 
 
-def _flags() -> tuple[int, int]:
+def _find_flags() -> tuple[int, int]:
     """The one word that two tensors have in common if their dtype is the same, and else not."""
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = torch.zeros(64, dtype=torch.float64).untyped_storage()
@@ -197,7 +196,7 @@ def _flags() -> tuple[int, int]:
     return place, mask
 
 
-def _version(storage: int) -> tuple[int, int]:
+def _find_version(storage: int) -> tuple[int, int]:
     """The counter that a tensor shares with `detach()` of it, which counts what is written."""
     found: set[tuple[int, int]] | None = None
     for writes in (3, 5, 8):
@@ -228,7 +227,7 @@ def _version(storage: int) -> tuple[int, int]:
     return found.pop()
 
 
-def _autograd() -> tuple[int, int]:
+def _find_autograd() -> tuple[int, int]:
     """What a tensor is given when it is to have a gradient, and where that has it."""
     found: set[tuple[int, int]] | None = None
     for shape in ((3,), (2, 5), ()):
@@ -248,7 +247,7 @@ def _autograd() -> tuple[int, int]:
     return found.pop()
 
 
-def _memory() -> tuple[int, int, int, int]:
+def _find_memory() -> tuple[int, int, int, int]:
     """Where a storage has its address, what frees it, and its size.
 
     Memory of NumPy's is freed by way of the array, so that its context is another address.
@@ -275,62 +274,59 @@ def _memory() -> tuple[int, int, int, int]:
     return data, deleter, context, nbytes
 
 
-def _confirm(layout: Layout) -> None:
-    """Compare what lies there with what torch says of tensors that nothing was looked for in."""
+def confirm(layout: Layout) -> None:
+    """Compare what lies there with what torch says of tensors that nothing was looked for in.
 
-    def at(address: int, offset: int) -> int:
-        return ctypes.c_int64.from_address(address + offset).value
+    Raises:
+        UnknownLayoutError: Something is not there.
+    """
 
     for tensor in _others():
-        own = at(id(tensor), layout.impl)
+        own, storage = tensor._cdata, tensor.untyped_storage()
+        # What is to be a pointer is compared before it is followed.
+        _agree(_at(id(tensor), layout.impl), own, "a tensor")
+        _agree(_at(own, layout.storage), storage._cdata, "the storage")
         for written in range(2):
-            storage = at(own, layout.storage)
-            n = tensor.dim()
-            told = {
-                "the tensor": (own, tensor._cdata),
-                "the storage": (storage, tensor.untyped_storage()._cdata),
-                "the number of dimensions": (at(own, layout.dims), n),
-                "the offset": (at(own, layout.offset), tensor.storage_offset()),
-                "the number of elements": (at(own, layout.count), tensor.numel()),
-                "the dispatch keys": (at(own, layout.keys) % 2**64, _keys(tensor)),
-                "the memory": (at(storage, layout.data), tensor.untyped_storage().data_ptr()),
-                "its size": (at(storage, layout.nbytes), tensor.untyped_storage().nbytes()),
-                "the version": (
-                    at(at(own, layout.version), layout.count_word) & 0xFFFFFFFF,
-                    tensor._version,
-                ),
-            }
-            for axis in range(n):
+            _agree(_at(own, layout.dims), tensor.dim(), "the number of dimensions")
+            for axis in range(tensor.dim()):
                 place = layout.dims + WORD * (1 + axis)
-                told[f"size {axis}"] = at(own, place), tensor.size(axis)
-                told[f"stride {axis}"] = at(own, place + WORD * _INLINE), tensor.stride(axis)
-            for what, (found, said) in told.items():
-                if found != said:
-                    raise UnknownLayoutError(f"{what} of a tensor is not where it was found")
+                _agree(_at(own, place), tensor.size(axis), "a size")
+                _agree(_at(own, place + WORD * _INLINE), tensor.stride(axis), "a stride")
+            _agree(_at(own, layout.offset), tensor.storage_offset(), "the offset")
+            _agree(_at(own, layout.count), tensor.numel(), "the number of elements")
+            _agree(_at(own, layout.keys) % 2**64, _keys(tensor), "the set of dispatch keys")
+            _agree(_at(storage._cdata, layout.data), storage.data_ptr(), "the memory")
+            _agree(_at(storage._cdata, layout.nbytes), storage.nbytes(), "its size")
+            counted = _at(_at(own, layout.version), layout.count_word) & 0xFFFFFFFF
+            _agree(counted, tensor._version, "the number of writes")
             if not written:
                 with torch.no_grad():
                     tensor.add_(1)
-    _confirm_gradients(layout, at)
+    _confirm_gradients(layout)
 
 
-def _confirm_gradients(layout: Layout, at: Callable[[int, int], int]) -> None:
-    none: set[int] = set()
+def _at(address: int, offset: int) -> int:
+    return ctypes.c_int64.from_address(address + offset).value
+
+
+def _agree(found: int, said: int, what: str) -> None:
+    if found != said:
+        raise UnknownLayoutError(f"{what} is not where it was found")
+
+
+def _confirm_gradients(layout: Layout) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         param = torch.nn.Parameter(torch.zeros(3, 2, dtype=dtype))
-        own = at(at(id(param), layout.impl), layout.autograd)
-        none.add(at(at(own, layout.grad), layout.storage))
+        own = _at(param._cdata, layout.autograd)
         for _ in range(3):
             param.grad = torch.ones_like(param)
-            if at(own, layout.grad) != param.grad._cdata:
-                raise UnknownLayoutError("a gradient is not where it was found")
-            if at(param.grad._cdata, layout.flags) & layout.flags_mask != (
-                at(at(id(param), layout.impl), layout.flags) & layout.flags_mask
-            ):
-                raise UnknownLayoutError("gradients and parameters of a kind have other flags")
-        param.grad = None
-        none.add(at(at(own, layout.grad), layout.storage))
-    if none != {0}:
-        raise UnknownLayoutError("no gradient cannot be told from one")
+            grad = param.grad._cdata
+            _agree(_at(own, layout.grad), grad, "a gradient")
+            flags = [_at(each, layout.flags) & layout.flags_mask for each in (grad, param._cdata)]
+            _agree(*flags, "what gradients and parameters have in common")
+            param.grad = None
+            none = _at(own, layout.grad)  # of which torch has an object, too
+            _agree(_at(none, layout.storage) if none else 0, 0, "the storage of no gradient")
 
 
 @cache
@@ -342,7 +338,7 @@ def layout() -> Layout | str:
         return "this machine has other words"
     try:
         found = _find()
-        _confirm(found)
+        confirm(found)
     except Exception as error:
         return f"{error} in torch {torch.__version__}"
     return found

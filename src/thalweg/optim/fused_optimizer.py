@@ -101,6 +101,7 @@ class StepCache:
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
+        self._due: tuple[ParamState, Any, Sequence[int]] | None = None  # it may be planned
         self._waits, self._patience = 0, 1  # repeated steps before the next one of those
 
     def settle(self) -> None:
@@ -114,20 +115,25 @@ class StepCache:
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""
         self.settle()
-        self.quick = None
+        self.quick = self._due = None
 
-    def keep_quick(self, optimizer: Any, part: ParamState, hooks: Any, places: list[int]) -> None:
-        """A step was repeated: the next one may be taken in one call.
-
-        What changes at every step is not planned again at each.
-        """
+    def note_repeated(self, part: ParamState, hooks: Any, places: Sequence[int]) -> None:
+        """A step was repeated: the next one may be taken in one call."""
         self.forget_quick()
         self._waits += 1
-        if self._waits >= self._patience:
+        if self._waits >= self._patience:  # what changes at each step is not planned at each
             self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
+            self._due = (part, hooks, places)
+
+    def quick_step(self, optimizer: Any) -> SteadyStep | None:
+        """What takes a step like the one before in one call, if there is such a step."""
+        if self._due is not None:
+            due, self._due = self._due, None
             with importing:
                 from thalweg.optim.steady import SteadyStep
-            self.quick = SteadyStep.of(optimizer, part, hooks, places)
+            with self._lock:
+                self.quick = SteadyStep.of(optimizer, *due)
+        return self.quick
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -308,8 +314,8 @@ class FusedOptimizer(Scaled):
     def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
         if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
             return None
-        quick = self._own.quick
-        if quick is not None and closure is None and quick.take(self):
+        quick = self._own.quick_step(self) if closure is None else None
+        if quick is not None and quick.take(self):
             return None
         return self._step(closure)
 
@@ -412,7 +418,7 @@ class FusedOptimizer(Scaled):
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        own.keep_quick(self, part, hooks, places)
+        own.note_repeated(part, hooks, places)
         return True
 
     def _rules(self) -> set[Rule]:

@@ -49,6 +49,11 @@ class Options:
         seen = self._seen
         return len(group) == len(seen) and all(map(is_, group.values(), seen))
 
+    @property
+    def moves(self) -> bool:
+        """Whether a hyperparameter is a tensor, which others may write to."""
+        return bool(self._moving)
+
     def hold_beside_rate(self, group: Group) -> bool:
         """Whether all are those of the group still but `lr`, which a schedule sets."""
         names, seen = self._names, self._seen

@@ -1,8 +1,8 @@
 """The step of an optimizer of torch's kind once more, in one call that looks and writes.
 
-What a first, careful step has planned (`core/step.py`), and a second one has repeated, the third one
-takes by itself, as long as everything lies where it lay: see `engines/cpu/look.py`. Whatever is not
-so is left to the careful way, which says what there is to say.
+A first, careful step has planned it (`core/step.py`), a second one has repeated it; from the third
+on it is taken so, as long as everything lies where it lay: see `engines/cpu/look.py`. Whatever does
+not is left to the careful way, which says what there is to say.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, is_inference_mode_enabled
 
-from thalweg.core.groups import Group as Group_
+from thalweg.core.groups import Group
 from thalweg.core.outcome import add_taken
 from thalweg.engines import current
-from thalweg.engines.cpu.group import Group
+from thalweg.engines.cpu import group as engine
 from thalweg.engines.cpu.launch import threads_for
-from thalweg.engines.cpu.snapshot import parallel, snapshot
+from thalweg.engines.cpu.snapshot import Snapshot, parallel, snapshot
 from thalweg.engines.cpu.work import SERIAL
 from thalweg.engines.plan import DensePlan
 from thalweg.ground.running import replicas
 from thalweg.optim.columns import STEP, Column
+from thalweg.optim.groups import Options
 from thalweg.optim.hooks import TorchHooks
 
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
@@ -37,7 +38,7 @@ _modes: Any = torch._C
 class _Launch:
     """A kernel's argument block and scalars, the steady step's own."""
 
-    def __init__(self, own: Group, places: Sequence[int]) -> None:
+    def __init__(self, own: engine.Group, places: Sequence[int]) -> None:
         self._table = table = own.table  # whose chunks and bounds the block below names
         self.kernel, self._names = own.kernel, own.kernel.scalars
         self._chosen = itemgetter(*self._names, *self._names[:1])  # a tuple, of one name, too
@@ -83,12 +84,12 @@ class _Scalars:
         self._known = {**options.numbers(hooks._stays), **numbers}
         self._given = options.given_to_prepare({**numbers, "t": 1})
 
-    def hold(self, group: Group_) -> bool:
+    def hold(self, group: Group) -> bool:
         """Whether a group has the options that it had, or another rate, which is read."""
         known = self._options
         if known.hold(group):
             return True
-        if not known.hold_beside_rate(group) or type(group["lr"]) not in (float, int):
+        if not _hold(known, group):
             return False
         self._read()
         return True
@@ -111,6 +112,15 @@ class _Scalars:
         return known
 
 
+def _hold(known: Options | None, group: Group) -> bool:
+    """Whether a group has the options that it had, or another number for its rate."""
+    if known is None or known.moves:
+        return False
+    return known.hold(group) or (
+        known.hold_beside_rate(group) and type(group["lr"]) in (float, int)
+    )
+
+
 def _is_common(column: Any) -> bool:
     """Whether a number is the same for all parameters, which lie in a block in their order."""
     return type(column) is Column and column._places is None and column.common is not None
@@ -123,71 +133,51 @@ class SteadyStep:
         optimizer: The optimizer, which has just repeated a step.
         part: What is kept of its parameters.
         hooks: What it said about that step.
-        places: For each parameter the index of its group.
     """
 
-    def __init__(self, optimizer: Any, part: Any, hooks: Any, places: Sequence[int]) -> None:
+    def __init__(self, optimizer: Any, part: Any, hooks: Any) -> None:
         self.groups = optimizer.param_groups
         self.state = optimizer.state
         self.part, self.hooks = part, hooks
         self.selection = hooks.selection
         self.columns: list[Column] = part.columns
+        self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._seen = 0
 
     @staticmethod
     def of(optimizer: Any, part: Any, hooks: Any, places: Sequence[int]) -> SteadyStep | None:
-        """The step that was just repeated, if it is one that could be taken so."""
-        made = SteadyStep(optimizer, part, hooks, places)
+        """The step that was repeated last, if everything stands and it could be taken so."""
+        made = SteadyStep(optimizer, part, hooks)
         return made if made._plan(optimizer, places) else None
 
     def _plan(self, optimizer: Any, places: Sequence[int]) -> bool:
         part, planned = self.part, self.part.kept.last
         if planned is None or not isinstance(planned.ready, DensePlan):
             return False
-        ready, rule = planned.ready, part.rule
-        params: list[Tensor] = list(part._params)
-        if not self._is_plain(optimizer, ready, rule, params):
+        ready, params = planned.ready, list[Tensor](part._params)
+        if not self._is_plain(optimizer, ready, part.rule, params):
+            return False
+        gradients = [param.grad for param in params]
+        if any(grad is None for grad in gradients) or not self._stands(planned, gradients, places):
             return False
         found = snapshot()
-        if found is None:
+        if found is None or not self._hold(found, places):
             return False
-        for each in self.groups:
-            found.hold_list(each["params"])
-        found.hold_list(self.groups)
-        found.hold_dict(self.state)
-        own = set(map(id, params))
-        everyone = [param for each in self.groups for param in each["params"]]
-        others = [param for param in everyone if id(param) not in own]
-        tensors: list[Tensor] = [*params, *others]
-        for own in part._owners:
-            found.hold_dict(own)
-            tensors += [each for each in own.values() if isinstance(each, Tensor)]
-        for param in params:
-            found.hold_dict(vars(param))
-        if not all(type(param) in _PLAIN for param in (*params, *others)):
-            return False
-        if any(found.tensor(each) is None for each in tensors):
-            return False
-        if any(each.device.type != "cpu" or each.layout != torch.strided for each in tensors):
-            return False
-        self._scalars = [_Scalars(self.hooks, place) for place in dict.fromkeys(places)]
         launches = [_Launch(each, places) for each in ready.groups]
         if sum(each.elements for each in launches) > _LARGE:
             return False
-        self._spare = np.zeros(1, np.int64)
+        self._scalars = [_Scalars(self.hooks, place) for place in dict.fromkeys(places)]
+        self._spare = np.zeros(1, np.int64)  # for gradients without elements
         cells = [self._spare.ctypes.data] * len(params)
         for own, launch in zip(ready.groups, launches, strict=True):
             for member, cell in zip(own.members, launch.cells(), strict=True):
                 cells[member] = cell
-        gradients = [(p, p.grad, cell) for p, cell in zip(params, cells, strict=True)]
-        if any(grad is None for _, grad, _ in gradients) or not all(x.grad is None for x in others):
-            return False
-        gradients += [(param, None, 0) for param in others]
         written = [*ready.written, *(column._views[0] for column in self.columns)]
         if any(found.tensor(each) is None for each in written):
             return False
+        without = [(param, None, 0) for param in self._others()]
         found.finish(
-            gradients,
+            [*zip(params, gradients, cells, strict=True), *without],
             [(each.kernel._address, each.argument.ctypes.data, 0, 1) for each in launches],
             [
                 (column._block.data_ptr(), len(column._views), column._block.element_size())
@@ -199,13 +189,55 @@ class SteadyStep:
         self.launches, self.snapshot = launches, found
         return True
 
+    def _stands(self, planned: Any, gradients: Sequence[Any], places: Sequence[int]) -> bool:
+        """Whether the careful look finds the step to be the one before."""
+        part, ready = self.part, planned.ready
+        if not part.stands(self.state, part._params):
+            return False
+        if not all(_hold(part._options.get(place), self.groups[place]) for place in {*places}):
+            return False
+        try:
+            return ready.again(planned.request._replace(gradients=gradients))
+        finally:
+            ready.release_gradients()
+
+    def _others(self) -> list[Tensor]:
+        """Parameters that take no part in the step: they have no gradient."""
+        own = set(map(id, self.part._params))
+        everyone = (param for group in self.groups for param in group["params"])
+        return [param for param in everyone if id(param) not in own]
+
+    def _hold(self, found: Snapshot, places: Sequence[int]) -> bool:
+        """Have the look compare all that the careful one does."""
+        params, others = self.part._params, self._others()
+        if not all(type(each) in _PLAIN for each in (*params, *others)):
+            return False
+        found.hold_list(self.groups)
+        for place, group in enumerate(self.groups):
+            found.hold_list(group["params"])
+            if place not in places:
+                self._beside.append((place, Options(group, self.part.rule, {})))
+        found.hold_dict(self.state)
+        tensors: list[Tensor] = [*params, *others]
+        for own in self.part._owners:
+            found.hold_dict(own)
+            tensors += [each for each in own.values() if isinstance(each, Tensor)]
+        for param in params:
+            found.hold_dict(vars(param))  # where it may be given a constraint
+        return all(
+            each.device.type == "cpu"
+            and each.layout == torch.strided
+            and found.tensor(each) is not None
+            for each in tensors
+        ) and all(each.grad is None for each in others)
+
     def _is_plain(self, optimizer: Any, ready: Any, rule: Any, params: Sequence[Tensor]) -> bool:
         hooks, around = self.hooks, optimizer._around
         return (
             type(hooks) is TorchHooks
             and len(ready.variables) == len(params)
             and all(var is param for var, param in zip(ready.variables, params, strict=True))
-            and all(isinstance(each, Group) for each in ready.groups)
+            and all(isinstance(each, engine.Group) for each in ready.groups)
             and not ready.stages
             and not any(copy is not None for copy in ready.copies)
             and all(map(_is_common, self.columns))
@@ -273,6 +305,8 @@ class SteadyStep:
             for each in self._scalars:
                 if not each.hold(self.groups[each.place]):
                     return False
+            if not all(_hold(known, self.groups[place]) for place, known in self._beside):
+                return False
             made = {each.place: each.made(self.columns) for each in self._scalars}
             for launch in self.launches:
                 launch.set_scalars(made)

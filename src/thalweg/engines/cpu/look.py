@@ -1,4 +1,4 @@
-"""The look at a step that is like the one before, and its writes: one call, in which nothing else runs.
+"""The look at a step like the one before, and its writes: one call, in which nothing else runs.
 
 The functions here are compiled (`compiler.py`) and called with the lock of Python held, so nothing
 comes between what is looked at and what is written. A block says where everything lies:
@@ -198,9 +198,8 @@ def is_apart(block, address, needed):
             high = middle
     if low & 1:
         return 0
-    if low < edges:
-        if bounds[low] < address + needed:
-            return 0
+    if low < edges and bounds[low] < address + needed:
+        return 0
     return 1
 
 

@@ -1,0 +1,454 @@
+"""Steps of `thalweg.optim` in one native call: which are, and that only their time differs."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from thalweg import optim
+from thalweg.engines import probe
+from thalweg.engines.cpu import snapshot
+from thalweg.optim.fused_optimizer import StepCache
+
+pytestmark = pytest.mark.skipif(
+    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+)
+CLASSES: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True}),
+    ("AdamW", {}),
+    ("RMSprop", {"momentum": 0.5}),
+    ("Adagrad", {}),
+    ("Adadelta", {}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("Adamax", {}),
+    ("ASGD", {}),
+    ("Rprop", {}),
+]
+SHAPES = [(3,), (4, 5), (), (2, 3, 4), (70,), (0, 2)]
+
+
+def params(count: int = 4, shape: tuple[int, ...] = (3, 2)) -> list[Parameter]:
+    torch.manual_seed(0)
+    return [Parameter(torch.randn(shape)) for _ in range(count)]
+
+
+def give(own: list[Parameter], seed: int, without: set[int] | frozenset[int] = frozenset()) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    for place, param in enumerate(own):
+        made = torch.randn(param.shape, generator=dice).to(param.dtype)
+        param.grad = None if place in without else made
+
+
+def taken(opt: Any) -> int:
+    return 0 if opt._own.quick is None else opt._own.quick.taken
+
+
+# Which steps
+
+
+def _plain(own: list[Parameter]) -> Any:
+    return optim.AdamW(own)
+
+
+def _groups(own: list[Parameter]) -> Any:
+    return optim.AdamW([{"params": own[:1]}, {"params": own[1:], "weight_decay": 0.0}])
+
+
+def _average(own: list[Parameter]) -> Any:
+    return optim.Adam(own, ema_decay=0.9)
+
+
+@pytest.mark.parametrize("without", [set(), {0, 3}], ids=["all", "frozen"])
+@pytest.mark.parametrize("make", [_plain, _groups, _average])
+@pytest.mark.parametrize("has_schedule", [False, True])
+def test_from_the_third_on_all_steps_are(
+    make: Callable[..., Any], has_schedule: bool, without: set[int]
+) -> None:
+    own = params()
+    opt = make(own)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    for step in range(12):
+        give(own, step, without)
+        opt.step()
+        if has_schedule:
+            schedule.step()
+    assert taken(opt) == 10
+    assert opt.last_step.count == 12
+
+
+def test_state_may_be_in_another_order_than_parameters() -> None:
+    own = params()
+    opt = optim.Adam(own)
+    give(own, 0)
+    opt.step()
+    for param in reversed(own):
+        opt.state[param] = opt.state.pop(param)
+    for step in range(1, 8):
+        give(own, step)
+        opt.step()
+    assert list(map(id, opt.state)) != list(map(id, own))
+    assert taken(opt) == 5
+
+
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
+def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
+    own = params()
+    opt = getattr(optim, name)(own, lr=0.01, **options)
+    for step in range(6):
+        give(own, step)
+        opt.step()
+    assert taken(opt) == 4
+
+
+# What turns them off
+
+
+def _of_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "layout", lambda: "it is another torch")
+
+
+def _switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THALWEG_NATIVE_LOOK", "0")
+
+
+@pytest.mark.parametrize("off", [_of_no_layout, _switched_off])
+def test_without_them_the_bits_are_the_same(
+    off: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[list[Tensor]] = []
+    for is_off in (False, True):
+        if is_off:
+            off(monkeypatch)
+        own = params()
+        opt = optim.Adam(own)
+        for step in range(6):
+            give(own, step)
+            opt.step()
+        assert taken(opt) == (0 if is_off else 4)
+        results.append([*own, *(x for each in opt.state.values() for x in each.values())])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+        assert one._version == other._version
+
+
+@pytest.mark.parametrize("name", [name for name in vars(probe) if name.startswith("_find_")])
+def test_a_torch_of_another_layout_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise probe.UnknownLayoutError("it is found in 0 places")
+
+    monkeypatch.setattr(probe, name, fail)
+    assert "it is found in 0 places in torch" in probe.layout.__wrapped__()
+
+
+# What is told of by a function of torch's; pointers of which none tells are found by what changes.
+TOLD = [
+    "impl", "storage", "dims", "offset", "count", "keys", "data", "nbytes", "count_word", "grad",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", TOLD)
+def test_what_was_found_in_a_wrong_place_is_noticed(field: str) -> None:
+    found = probe.layout()
+    assert not isinstance(found, str)
+    wrong = probe.Layout(**{**vars(found), field: getattr(found, field) + 8})
+    with pytest.raises(probe.UnknownLayoutError):
+        probe.confirm(wrong)
+
+
+# Who is told
+
+
+def test_hooks_see_each_step() -> None:
+    own, seen = params(), list[str]()
+    opt = optim.Adam(own)
+    opt.register_step_pre_hook(lambda *_: seen.append("before"))
+    opt.register_step_post_hook(lambda *_: seen.append("after"))
+    for step in range(5):
+        give(own, step)
+        opt.step()
+    assert seen == ["before", "after"] * 5
+
+
+def test_a_profiler_sees_each_step() -> None:
+    own = params()
+    opt = optim.Adam(own)
+    with torch.profiler.profile() as profile:
+        for step in range(5):
+            give(own, step)
+            opt.step()
+    named = [each for each in profile.key_averages() if each.key == "Optimizer.step#Adam.step"]
+    assert [each.count for each in named] == [5]
+
+
+def test_a_step_of_ones_own_is_told_once() -> None:
+    class Mine(optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    own, seen = params(), list[int]()
+    opt = Mine(own)
+    opt.register_step_post_hook(lambda *_: seen.append(1))
+    for step in range(5):
+        give(own, step)
+        opt.step()
+    assert len(seen) == 5
+
+
+# Whatever changes
+
+
+def _data(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    param.data = param.data.clone()
+
+
+def _no_gradient(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    param.grad = None
+
+
+def _rate(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    for group in opt.param_groups:
+        group["lr"] = dice.random() / 10
+
+
+def _rate_of_a_tensor(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    opt.param_groups[0]["lr"] = torch.tensor(0.01)
+
+
+def _decay(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    opt.param_groups[0]["weight_decay"] = 0.01
+
+
+def _slot_replaced(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    for name, each in (opt.state.get(param) or {}).items():
+        if isinstance(each, Tensor):
+            opt.state[param][name] = each.clone()
+
+
+def _slot_written(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    for each in (opt.state.get(param) or {}).values():
+        if isinstance(each, Tensor):
+            each.mul_(0.5)
+
+
+def _state_lost(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    opt.state.pop(param, None)
+
+
+def _state_loaded(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+
+
+def _swapped(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    try:
+        torch.utils.swap_tensors(param, Parameter(torch.full_like(param, 0.25)))
+    except RuntimeError:
+        return
+
+
+def _strided(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if param.grad is not None:
+        param.grad = torch.stack([param.grad, param.grad], -1)[..., 0]
+
+
+def _shared(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if param.grad is not None:
+        param.grad = param.data.view_as(param)
+
+
+def _rows(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if param.grad is not None and param.dim():
+        param.grad = param.grad.to_sparse()
+
+
+def _frozen(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    param.requires_grad_(False)
+
+
+def _thawed(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    param.requires_grad_(True)
+
+
+def _written(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    param.data.add_(1)
+
+
+def _of_a_class(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    param.__class__ = type("Own", (Parameter,), {})
+
+
+def _constrained(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    param.constraint = lambda value: value.clamp(-0.5, 0.5)
+
+
+def _scaled(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    opt.found_inf = torch.tensor(float(dice.random() < 0.5))
+    opt.grad_scale = torch.tensor(2.0)
+
+
+def _unscaled(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    for name in ("found_inf", "grad_scale"):
+        vars(opt).pop(name, None)
+
+
+def _heard(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    opt.register_step_post_hook(lambda *_: None)
+
+
+def _group_added(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if len(own) < 8:
+        own.append(Parameter(torch.ones(5)))
+        opt.add_param_group({"params": [own[-1]]})
+
+
+CHANGES = [
+    _data, _no_gradient, _rate, _rate_of_a_tensor, _decay, _slot_replaced, _slot_written,
+    _state_lost, _state_loaded, _swapped, _strided, _shared, _rows, _frozen, _thawed, _written,
+    _of_a_class, _constrained, _scaled, _unscaled, _heard, _group_added,
+]  # fmt: skip
+
+
+def made(seed: int) -> tuple[Any, list[Parameter]]:
+    dice = random.Random(seed)
+    torch.manual_seed(seed)
+    dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
+    mixed, count = dice.random() < 0.3, dice.randint(1, 6)
+    own = [
+        Parameter(
+            torch.randn(dice.choice(SHAPES), dtype=dice.choice(dtypes) if mixed else torch.float32)
+        )
+        for _ in range(count)
+    ]
+    name, options = dice.choice(CLASSES)
+    split = dice.randint(0, count - 1)
+    groups: Any = own
+    if split and dice.random() < 0.5:
+        groups = [{"params": own[:split]}, {"params": own[split:], "lr": 0.05}]
+    average = {"ema_decay": 0.9} if dice.random() < 0.2 else {}
+    return getattr(optim, name)(groups, lr=0.01, **options, **average), own
+
+
+def same(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return one == other
+    equal = torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+    return one.dtype == other.dtype and one.shape == other.shape and equal
+
+
+def everything(opt: Any, own: list[Parameter]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = [(f"parameter {k}", each) for k, each in enumerate(own)]
+    for k, param in enumerate(own):
+        found += [(f"{name} of {k}", x) for name, x in (opt.state.get(param) or {}).items()]
+    return [*found, ("what the step says", opt.last_step)]
+
+
+def differences(seed: int, steps: int = 30) -> str:
+    """What differs between an optimizer and its twin, which looks carefully at each step."""
+    pair = [made(seed), made(seed)]
+    for step in range(steps):
+        title = f"{seed}/{step}"
+        choice = random.Random(title)
+        change = choice.choice(CHANGES) if choice.random() < 0.6 else None
+        errors: list[str] = []
+        for is_twin, (opt, own) in enumerate(pair):
+            dice = random.Random(title)
+            give(own, seed * 1000 + step, {0} if seed % 3 == 0 else set())
+            if change is not None:
+                change(opt, own, dice.choice(own), dice)
+            if is_twin:
+                opt._own.forget_quick()
+            try:
+                opt.step()
+                errors.append("")
+            except Exception as error:
+                errors.append(type(error).__name__)
+        called = f"{title}, after {change.__name__ if change else 'nothing'}"
+        if errors[0] != errors[1]:
+            return f"{called}: {errors}"
+        for (what, one), (name, other) in zip(*(everything(*each) for each in pair), strict=True):
+            if what != name or not same(one, other):
+                return f"{called}: {what} and {name}: {one} and {other}"
+            if isinstance(one, Tensor) and one._version != other._version:
+                return f"{called}: versions of {what} are {one._version} and {other._version}"
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_changes_the_step_is_the_careful_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepCache, "longest_wait", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not differences(seed)
+
+
+def test_memory_that_is_shared_until_it_is_written_is_not_written_through() -> None:
+    own = params(1)
+    opt = optim.Adam(own)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    twin = torch._lazy_clone(own[0].detach())
+    before = own[0].detach().clone()
+    give(own, 9)
+    opt.step()
+    assert torch.equal(twin, before)
+    assert not torch.equal(own[0], before)
+
+
+def test_parameters_that_are_gone_are_not_looked_at() -> None:
+    own = params(40)
+    opt = optim.Adam(own)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    assert taken(opt) == 2
+    for param in own[10:30]:
+        other = Parameter(torch.randn_like(param))
+        other.grad = torch.randn_like(param)
+        torch.utils.swap_tensors(param, other)
+        del other
+    junk = [bytes([0x41]) * size for size in range(150, 260) for _ in range(40)]
+    give(own, 5)
+    opt.step()
+    assert junk
+    assert all(param.isfinite().all() for param in own)
+
+
+def test_the_look_says_what_is_not_as_it_was() -> None:
+    own = params(3)
+    found = snapshot.snapshot()
+    assert found is not None
+    give(own, 0)
+    found.hold_list(own)
+    for param in own:
+        assert found.tensor(param) is not None
+    cells = torch.zeros(3, dtype=torch.int64).numpy()
+    gradients = [(param, param.grad, cells[k : k + 1].ctypes.data) for k, param in enumerate(own)]
+    found.finish(gradients, [], [], own, cells[:0])
+    versions = [param._version for param in own]
+    assert found.take() == 0
+    assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
+    assert [param._version for param in own] == [each + 1 for each in versions]
+    own[1].grad = None
+    assert found.take() == snapshot.look.OTHER_GRADIENT
+    give(own, 1)
+    assert found.take() == 0
+    own[2].data = own[2].data.clone()
+    assert found.take() in (snapshot.look.OTHER_TENSOR, snapshot.look.OTHER_MEMORY)
+    own.reverse()
+    assert found.take() == snapshot.look.OTHER_LIST
+    assert found.taken == 2
