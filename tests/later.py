@@ -17,4 +17,6 @@ class Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest asks whether it is a fixture
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
