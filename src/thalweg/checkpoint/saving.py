@@ -77,7 +77,7 @@ class Snapshot:
         """
         write = partial(self._write, path, progress)
         if self.ranks is not None and together:
-            self.ranks.once(write, os.fsdecode(path))
+            self.ranks.write_once(write, os.fsdecode(path))
         elif self.is_here():
             write()
         if self.slots is not None:

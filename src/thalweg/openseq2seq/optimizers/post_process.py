@@ -15,6 +15,7 @@ from thalweg.core.pairs import Pair
 from thalweg.core.vectors import for_each, number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
+from thalweg.ground.running import is_deferred
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
@@ -22,7 +23,6 @@ from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
     concretes,
-    deferred,
     each,
     processed,
     refuse_none,
@@ -254,7 +254,7 @@ def post_process_gradients(
             noted(concretes(gradients), variables, rate, journal)
         return journal.sent(0).write
 
-    wanted = OF_GRADIENTS.intersection(how.summaries) and deferred([*gradients, *variables, lr])
+    wanted = OF_GRADIENTS.intersection(how.summaries) and is_deferred(*gradients, *variables, lr)
     if wanted and can_be_collected(summaries, summary_writer):
         collect(tell, [gradients, variables, lr])
     made = each(

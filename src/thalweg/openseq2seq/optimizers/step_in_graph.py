@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.outcome import not_taken, raise_first
-from thalweg.distribute import filled, here
+from thalweg.distribute import current_strategy, fill_missing
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -100,7 +100,7 @@ def step_in_graph(
         if "loss_scale" in collected and shown is not None:
             collect_scalar("loss_scale", shown)
         averaged = None
-        if collected and how.reduces and not (how.all_reduce is None and here().ranks.is_alone):
+        if collected and how.reduces and (how.all_reduce or not current_strategy().ranks.is_alone):
             averaged = OfThisRun()
         parts = _parts(backward)
         skip = skip_update if how.iter_size > 1 else False
@@ -258,7 +258,7 @@ def _called_now(
     def tell(loss: Tensor, taken: Tensor) -> Tensor:
         own, ready = thread.frames[-1].pop(key)
         if taken:
-            distribute.taken(inner)
+            distribute.commit_sums(inner)
         what = TAKEN if taken else ADDED_UP if ready.gradient_transforms is None else SKIPPED
         raise_first(told(own, ready, what))
         return loss.detach().clone()
@@ -295,7 +295,7 @@ def _connected(backward: Backward, how: Treatment) -> Backward:
             raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
     pairs = list(zip(backward.gradients, backward.variables, strict=True))
     if how.reduces and how.all_reduce is None:
-        pairs = filled(pairs, here().ranks)
+        pairs = fill_missing(pairs, current_strategy().ranks)
     how.post.check([grad for grad, _ in pairs], backward.variables)
     check_any(pairs)
     return backward.only([i for i, (grad, _) in enumerate(pairs) if grad is not None])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.graph import is_symbolic
+from thalweg.ground.running import is_deferred
 from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import check_count
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -148,7 +149,7 @@ def optimize_loss(
             f"learning_rate_decay_fn must be callable, not {learning_rate_decay_fn!r}."
         )
     iter_size = _runs_of_an_update(iter_size, skip_update_ph, bool(on_horovod), as_shipped)
-    in_graph = is_symbolic(loss) or not executing_eagerly()
+    in_graph = is_deferred(loss)
     if not in_graph and not (callable(loss) and not isinstance(loss, Tensor)):
         raise InvalidTypeError(
             f"loss must be a callable that returns the loss in eager mode, not {loss!r}."
