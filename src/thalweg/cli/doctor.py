@@ -36,6 +36,8 @@ def doctor(as_json: bool) -> None:
     lines = {name: text or "not installed" for name, text in found["versions"].items()}
     for name, trouble in found["engines"].items():
         lines[f"engine {name}"] = f"no: {trouble}" if trouble else "yes"
+    look = found["native_look"]
+    lines["steps in one call"] = f"no: {look}" if look else "yes"
     lines["threads of torch"] = str(found["threads"])
     kernels = found["kernels"]
     kept = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
@@ -50,6 +52,7 @@ def doctor(as_json: bool) -> None:
 def _examined() -> dict[str, Any]:
     import torch
 
+    from thalweg.engines.cpu import snapshot
     from thalweg.engines.cuda.available import trouble
     from thalweg.version import __version__
 
@@ -57,6 +60,7 @@ def _examined() -> dict[str, Any]:
     return {
         "versions": {**own, **{name: _version(name) for name in _PACKAGES}},
         "engines": {"reference": "", "cpu": "", "cuda": trouble()},
+        "native_look": snapshot.trouble(),
         "threads": torch.get_num_threads(),
         "kernels": _kernels(),
         "gpus": [_gpu(number) for number in range(torch.cuda.device_count())],

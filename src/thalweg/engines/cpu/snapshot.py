@@ -196,12 +196,18 @@ class Snapshot:
         return self._result.value
 
 
+def trouble() -> str:
+    """Why no step is taken in one call; empty if they are."""
+    if os.environ.get("THALWEG_NATIVE_LOOK") == "0":
+        return "THALWEG_NATIVE_LOOK is 0"
+    found = probe.layout()
+    return found if isinstance(found, str) else ""
+
+
 def snapshot() -> Snapshot | None:
     """A new one, where torch's layout is known, and `THALWEG_NATIVE_LOOK` is not 0."""
-    if os.environ.get("THALWEG_NATIVE_LOOK") == "0":
-        return None
     found = probe.layout()
-    return None if isinstance(found, str) else Snapshot(found)
+    return None if isinstance(found, str) or trouble() else Snapshot(found)
 
 
 def parallel() -> int:
