@@ -107,8 +107,8 @@ class Failing(Training):
         )
         assert self.step.loss_scaler is not None
         scaler = self.step.loss_scaler.scaler
-        advanced = scaler.advanced
-        scaler.advanced = lambda *given: self.at("scaler", advanced(*given))
+        decide = scaler.decide
+        scaler.decide = lambda *given: self.at("scaler", decide(*given))
 
     def at(self, site: str, value: Any) -> Any:
         return self.fuse(value) if site == self.site else value

@@ -57,7 +57,7 @@ class Larc(NamedTuple):
     def factors(self, ratios: Any, dtypes: Sequence[torch.dtype]) -> Any:
         """What gradients of variables of these dtypes are multiplied by; finite or NaN."""
         is_array = not isinstance(ratios, torch.Tensor)
-        found = torch.from_numpy(ratios) if is_array else ratios
+        found = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore
         found = found.clamp(-_LARGEST, 1.0 if self.clips else _LARGEST)
         for dtype in [each for each in REDUCED if each in dtypes]:
             own = alike(np.array([each is dtype for each in dtypes]), found)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,13 +48,9 @@ def watching(
     algorithm = scaler.scaler
 
     def decide(has_nan: Any, amax: Any) -> Decision:
-        if isinstance(amax, Tensor):
-            taken, what = ~has_nan & amax.isfinite(), LEFT
-        else:
-            taken = not has_nan and bool(np.isfinite(amax))
-            what = f"{TAKEN if taken else SKIPPED}."
-        told = partial(done.extend, (what, taken))
-        return Decision(taken, [*algorithm.advanced(has_nan, amax), told])
+        taken, calls = algorithm.decide(has_nan, amax)
+        what = LEFT if isinstance(taken, Tensor) else f"{TAKEN if taken else SKIPPED}."
+        return Decision(taken, [*calls, partial(done.extend, (what, taken))])
 
     return {
         "decide": decide,
