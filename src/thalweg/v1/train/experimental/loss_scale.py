@@ -12,6 +12,7 @@ import torch
 from thalweg.core.gradient_transforms import Decision
 from thalweg.core.nest import leaves_of
 from thalweg.core.options.scale_policies import Policy, answer, dynamic
+from thalweg.core.pairs import concrete
 from thalweg.core.section import run
 from thalweg.core.trackable import Trackable
 from thalweg.errors import InvalidArgumentError
@@ -25,8 +26,8 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient, values_of
-from thalweg.variable import check_held, to_tensor
+from thalweg.indexed_slices import values_of
+from thalweg.variable import check_held
 
 
 class LossScale(Trackable, ABC):
@@ -219,14 +220,9 @@ def _nothing() -> Any:
     return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 
-def _concrete(grad: Any) -> Gradient:
-    is_one = grad is None or isinstance(grad, IndexedSlices)
-    return grad if is_one else as_gradient(to_tensor(grad))
-
-
 def _are_finite(grads: Iterable[Any]) -> torch.Tensor:
     """Whether all elements of all gradients are finite."""
-    given = [values_of(found) for grad in grads if (found := _concrete(grad)) is not None]
+    given = [values_of(found) for grad in grads if (found := concrete(grad)) is not None]
     for values in given:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")
     found = [torch.isfinite(values).all() for values in given]
