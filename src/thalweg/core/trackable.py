@@ -196,8 +196,16 @@ class TrackableSlots(Trackable):
     first step that needs them, or until somebody asks for slots.
     """
 
+    _NOT_COPIED: tuple[str, ...] = ("_lock",)
     _slots: SlotStore
     _waiting: SlotStore  # of places in checkpoints
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._maybe_initialize_trackable()
 
     def _maybe_initialize_trackable(self) -> None:
         super()._maybe_initialize_trackable()

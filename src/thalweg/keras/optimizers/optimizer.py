@@ -110,7 +110,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
 
-    _NOT_COPIED: tuple[str, ...] = ("_lock", "_plans", "_read")
+    _NOT_COPIED = ("_lock", "_plans", "_read")
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _HAS_AGGREGATE_GRAD = True  # `apply_gradients` takes experimental_aggregate_gradients
     _read: Any = None  # what an operation has of hyperparameters, while hooks are recorded
@@ -131,13 +131,6 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
     def _forget_step(self) -> None:
         if "_hyper" in vars(self):
             self._hyper.__exit__(None, None, None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._maybe_initialize_trackable()
 
     def __init__(
         self,

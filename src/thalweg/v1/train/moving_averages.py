@@ -98,12 +98,8 @@ class ExponentialMovingAverage(StateDict):
         self._plans = Plans()
         self._lock = Guard(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._maybe_initialize_trackable()
+        super().__setstate__(state)
         self._lock = Guard(self)
 
     def _locked(self) -> Guard:

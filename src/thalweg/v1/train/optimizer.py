@@ -63,7 +63,6 @@ _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _SYMBOLIC = (SymbolicTensor, SymbolicSlices)
 _HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
-_NOT_COPIED = ("_lock", "_under_way")
 
 
 class Optimizer(State, StateDict, Described, Argument):
@@ -108,6 +107,7 @@ class Optimizer(State, StateDict, Described, Argument):
     GATE_OP = gradients.GATE_OP
     GATE_GRAPH = gradients.GATE_GRAPH
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
+    _NOT_COPIED = ("_lock", "_under_way")
     _needs_variables: ClassVar[bool] = True
 
     def __init__(
@@ -736,12 +736,8 @@ class Optimizer(State, StateDict, Described, Argument):
         values, unique = deduplicated(grad, indices)
         return self._resource_apply_sparse(values, handle, unique)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in _NOT_COPIED}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._maybe_initialize_trackable()
+        super().__setstate__(state)
         self._under_way = None
         self._lock = Guard(self, Optimizer._forget_step)
 
