@@ -60,44 +60,65 @@ def gradients(
             `aggregation_method` is another.
         FailedPreconditionError: Called in eager mode.
     """
-    name = name or "gradients"
+    _check_mode(ys, xs)
+    _check_aggregation(aggregation_method)
+    zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
+    targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
+    weights = _weights(targets, grad_ys)
+    _check_graph(targets, (*targets, *sources, *stops))
+    found = _derivatives(targets, weights, sources, stops, zero, name or "gradients")
+    absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
+    return [found[x] if x in found else absent(x) for x in sources]
+
+
+def _derivatives(
+    targets: Sequence[SymbolicTensor],
+    weights: Sequence[Any],
+    sources: Sequence[SymbolicTensor],
+    stops: Sequence[SymbolicTensor],
+    zero: bool,
+    name: str,
+) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
+    """The derivatives by those sources that the targets depend on, of one operation."""
+    uses = _uses(targets, frozenset(stops))
+    connected = list(dict.fromkeys(x for x in sources if x in uses))
+    if not connected:
+        return {}
+    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
+    choosing = _below_choices(uses)
+    zeros = [zero or x in choosing for x in connected]
+    op = add(
+        connected[0].graph,
+        name,
+        Backward([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
+        mapped(whole, (targets, weights, connected, stops, by_rows, zeros)),
+        outputs=[Output(x.dtype, x.shape) for x in connected],
+        picks=tuple(range(len(connected))),
+        type="Gradients",
+    )
+    return dict(zip(connected, map(_wrapped, op.outputs, by_rows), strict=True))
+
+
+def _check_mode(ys: Any, xs: Any) -> None:
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
         hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
         raise FailedPreconditionError(f"gradients() needs a graph.{hint}")
-    if aggregation_method is not None and aggregation_method not in _AGGREGATIONS:
+
+
+def _check_aggregation(method: Any) -> None:
+    if method is not None and method not in _AGGREGATIONS:
         raise InvalidArgumentError(
-            f"Invalid `aggregation_method` specified {aggregation_method}. Accepted values are"
-            f" {_AGGREGATIONS}."
+            f"Invalid `aggregation_method` specified {method}. Accepted values are {_AGGREGATIONS}."
         )
-    zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
-    targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
-    weights = _weights(targets, grad_ys)
-    for other in (*targets, *sources, *stops):
+
+
+def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTensor]) -> None:
+    for other in tensors:
         if targets and other.graph is not targets[0].graph:
             raise InvalidArgumentError(
                 f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
             )
-    uses = _uses(targets, frozenset(stops))
-    connected = list(dict.fromkeys(x for x in sources if x in uses))
-    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
-    choosing = _below_choices(uses)
-    zeros = [zero or x in choosing for x in connected]
-    if connected:
-        op = add(
-            connected[0].graph,
-            name,
-            Backward([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
-            mapped(whole, (targets, weights, connected, stops, by_rows, zeros)),
-            outputs=[Output(x.dtype, x.shape) for x in connected],
-            picks=tuple(range(len(connected))),
-            type="Gradients",
-        )
-        found = dict(zip(connected, map(_wrapped, op.outputs, by_rows), strict=True))
-    else:
-        found = {}
-    absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
-    return [found[x] if x in found else absent(x) for x in sources]
 
 
 class Backward:

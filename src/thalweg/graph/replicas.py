@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from thalweg.distribute.context import Replicas
-from thalweg.distribute.message import Doing, tell
-from thalweg.distribute.nested import reduced_now
+from thalweg.distribute.message import Doing, raise_on_all
+from thalweg.distribute.nested import reduce_leaves
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.variable import in_replicas, of_all
 from thalweg.graph.arguments import by_reference, whole
@@ -30,7 +30,7 @@ def all_reduce(
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
     given = [_symbol(leaves[place]) for place in present]
     made = operation(
-        lambda values: reduced_now(strategy, op, values, axis),
+        lambda values: reduce_leaves(strategy, op, values, axis),
         [given],
         "all_reduce",
         kind="pure",
@@ -38,7 +38,7 @@ def all_reduce(
     )
     ranks = strategy.ranks
     for output in made[:1]:  # what fails before it in a run is told to the ranks that wait there
-        output.op.abandoned = partial(tell, ranks, Doing.VALUES)
+        output.op.abandoned = partial(raise_on_all, ranks, Doing.VALUES)
     found: list[Any] = [None] * len(leaves)
     for place, output in zip(present, made, strict=True):
         is_sparse = isinstance(leaves[place], SymbolicSlices | IndexedSlices)
@@ -81,7 +81,7 @@ class AggregatedGraphVariable(GraphVariable):
             kind="pure",
             outputs=Output(self.dtype, self.shape, ()),
         )
-        made.op.abandoned = partial(tell, strategy.ranks, Doing.VALUES)
+        made.op.abandoned = partial(raise_on_all, strategy.ranks, Doing.VALUES)
         return made
 
 

@@ -14,18 +14,18 @@ from thalweg.core.checks import counting
 from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.core.pairs import Pair, as_pairs, distinct
 from thalweg.core.section import run
-from thalweg.distribute.context import updating
+from thalweg.distribute.context import enter_update
 from thalweg.engines import compute_dtype
 from thalweg.graph.arguments import by_reference
 from thalweg.graph.called_once import explained, gradient_symbol, update_of
-from thalweg.graph.default import get_default_graph, graph_variable_of
+from thalweg.graph.default import graph_variable_of
 from thalweg.graph.either import IndexedSlices
 from thalweg.graph.keras.captured import Captured, captured
 from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.operation import operation
 from thalweg.graph.variables import GraphVariable, check_updates
-from thalweg.ground.running import is_ours, is_symbolic
+from thalweg.ground.running import first_graph, is_ours, is_symbolic
 from thalweg.keras.optimizers.hooks import ApplyState, call
 
 
@@ -44,7 +44,7 @@ def recorded(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
     Raises:
         InvalidTypeError: A hook needs values that only a run has.
     """
-    graph = next((var.graph for _, var in given if is_symbolic(var)), get_default_graph())
+    graph = first_graph(var for _, var in given)
     with graph.as_default(), graph.as_one(), graph.name_scope(optimizer._name):
         pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]
         check_updates(pairs)
@@ -87,7 +87,7 @@ def _transformed(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any
 
 def _called(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
     """What the hook for one pair returns."""
-    with updating():
+    with enter_update():
         if isinstance(grad, IndexedSlices):
             hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
             return call(hook, (rows.values, var, rows.indices), state)

@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.errors import FailedPreconditionError
-from thalweg.graph.default import get_default_graph
 from thalweg.graph.keras.variables import OWN
 from thalweg.graph.session import Session
 from thalweg.graph.variables import GraphVariable
-from thalweg.ground.running import current_session, get_default_session, is_symbolic
+from thalweg.ground.running import current_session, first_graph, get_default_session
 
 
 class _Thread(threading.local):
@@ -28,7 +27,7 @@ _thread = _Thread()
 
 def session(op_input_list: Sequence[Any] = ()) -> Session:
     """See `thalweg.keras.backend.get_session`."""
-    graph = next((each.graph for each in op_input_list if is_symbolic(each)), get_default_graph())
+    graph = first_graph(op_input_list)
     found = _known(graph)
     if found is None:
         found = _thread.session = Session(graph=graph)

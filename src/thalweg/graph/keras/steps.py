@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.pairs import as_pairs, distinct
-from thalweg.distribute.context import within
+from thalweg.distribute.context import enter_replica
 from thalweg.distribute.strategy import current_replica
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError
@@ -65,7 +65,7 @@ def apply_gradients(
     replica = current_replica()
 
     def step(grads: list[Any], leaves: list[Tensor]) -> None:
-        with within(replica):
+        with enter_replica(replica):
             # Not a subclass's own, which was called when the graph was built.
             own = list(zip(grads, leaves, strict=True))
             Optimizer.apply_gradients(optimizer, own, None, aggregates)

@@ -13,7 +13,6 @@ from thalweg.core import section
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.options.moving_average import debiasing, move, share_of
 from thalweg.core.pairs import check_variables, distinct
-from thalweg.core.plan_cache import Plans
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, making
 from thalweg.errors import InvalidTypeError
@@ -30,7 +29,6 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
-from thalweg.ground.locks import Guard
 from thalweg.ground.scalars import scalar_type
 from thalweg.ground.switches import outside_inference
 from thalweg.ground.tracing import untraced
@@ -95,15 +93,6 @@ class ExponentialMovingAverage(StateDict):
         self._name = name
         self._maybe_initialize_trackable()
         self._slots = SlotStore()
-        self._plans = Plans()
-        self._lock = Guard(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lock = Guard(self)
-
-    def _locked(self) -> Guard:
-        return self._lock
 
     @property
     def name(self) -> str:
