@@ -175,8 +175,7 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
     rule = kernel.choose(arguments)
     if sparse:
         rule = _one_after_the_other(rule)
-    hooks = OneRule(rule, scalars, slots)
-    raise_first(take(hooks, PlanCache(), [(grad, var)]).errors)
+    raise_first(take(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)]).errors)
 
 
 def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:

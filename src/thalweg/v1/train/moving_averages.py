@@ -145,12 +145,8 @@ class ExponentialMovingAverage(StateDict):
     def _begin(self, variables: Sequence[Any]) -> None:
         """Set averages to the values of their variables."""
         averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
-        section.run(
-            [
-                partial(average.copy_, var.detach())
-                for average, var in zip(averages, variables, strict=True)
-            ]
-        )
+        pairs = zip(averages, variables, strict=True)
+        section.run([partial(average.copy_, var.detach()) for average, var in pairs])
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
         average = self._slots.get(var, _AVERAGE)
