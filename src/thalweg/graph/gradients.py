@@ -62,9 +62,9 @@ def gradients(
     """
     _check_mode(ys, xs)
     _check_aggregation(aggregation_method)
-    zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
-    targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
-    weights = _weights(targets, grad_ys)
+    zero = _as_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
+    targets, sources, stops = (_as_symbols(nest) for nest in (ys, xs, stop_gradients))
+    weights = _as_weights(targets, grad_ys)
     _check_graph(targets, (*targets, *sources, *stops))
     found = _derivatives(targets, weights, sources, stops, zero, name or "gradients")
     absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
@@ -80,7 +80,7 @@ def _derivatives(
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
     """The derivatives by those sources that the targets depend on, of one operation."""
-    uses = _uses(targets, frozenset(stops))
+    uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
         return {}
@@ -96,7 +96,7 @@ def _derivatives(
         picks=tuple(range(len(connected))),
         type="Gradients",
     )
-    return dict(zip(connected, map(_wrapped, op.outputs, by_rows), strict=True))
+    return dict(zip(connected, map(_as_slices, op.outputs, by_rows), strict=True))
 
 
 def _check_mode(ys: Any, xs: Any) -> None:
@@ -153,12 +153,12 @@ class Backward:
         ends = [x for x in xs if x.requires_grad]
         found: Iterable[torch.Tensor | None] = [None] * len(ends)
         if starts and ends:
-            hooks = [_cut(stop) for stop in stops if stop.grad_fn is not None]
+            hooks = [_block_gradient(stop) for stop in stops if stop.grad_fn is not None]
             try:
                 found = torch.autograd.grad(
                     [y for y, _ in starts],
                     ends,
-                    [_weight(y, w) for y, w in starts],
+                    [_check_weight(y, w) for y, w in starts],
                     retain_graph=retain_graph or create_graph,
                     create_graph=create_graph,
                     allow_unused=True,
@@ -168,17 +168,17 @@ class Backward:
                     hook.remove()
         remaining = iter(found)
         results = [as_gradient(next(remaining)) if x.requires_grad else None for x in xs]
-        return [*map(_finished, results, xs, by_rows, zeros)]
+        return [*map(_finish_gradient, results, xs, by_rows, zeros)]
 
 
-def differentiable(value: Any) -> Any:
+def as_differentiable(value: Any) -> Any:
     """`value` as a node of torch's graph that no other value shares."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value[...] if value.requires_grad else value.detach().requires_grad_()
 
 
-def _cut(stop: torch.Tensor) -> Any:
+def _block_gradient(stop: torch.Tensor) -> Any:
     """Let no gradient pass from `stop` to what it was computed from."""
     place = stop.output_nr
 
@@ -189,7 +189,7 @@ def _cut(stop: torch.Tensor) -> Any:
     return node.register_prehook(cut)
 
 
-def _weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
+def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
     if weight is None:
         return torch.ones_like(y)
     if weight.shape != y.shape:
@@ -200,7 +200,7 @@ def _weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
     return weight.to(y.device)
 
 
-def _finished(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
+def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
     if gradient is None and zero and by_rows:
         none = torch.zeros(0, dtype=torch.int64, device=x.device)
         return IndexedSlices(x.new_zeros((0, *x.shape[1:])), none, x.shape)
@@ -213,7 +213,7 @@ def _finished(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) ->
     return gradient
 
 
-def _uses(
+def _find_uses(
     targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
 ) -> dict[SymbolicTensor, list[Operation | None]]:
     """What a gradient of the targets reaches, and the operations that take it there."""
@@ -248,24 +248,24 @@ def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
     return all(user is not None and x in user.sparse_flows for user in users)
 
 
-def _wrapped(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
+def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
     output.may_be_sparse = True
     return SymbolicSlices.of(output) if by_rows else output
 
 
-def _symbols(nest: Any) -> list[SymbolicTensor]:
+def _as_symbols(nest: Any) -> list[SymbolicTensor]:
     items = list(nest) if isinstance(nest, (list, tuple)) else [] if nest is None else [nest]
-    return [_symbol(item) for item in items]
+    return [_as_symbol(item) for item in items]
 
 
-def _symbol(item: Any) -> SymbolicTensor:
+def _as_symbol(item: Any) -> SymbolicTensor:
     symbol = graph_variable_of(item)
     if not isinstance(symbol, SymbolicTensor):
         raise InvalidTypeError(f"Passed in object {item!r}, expected a symbolic tensor.")
     return symbol
 
 
-def _weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
+def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
     if grad_ys is None:
         return [None] * len(targets)
     given = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
@@ -280,7 +280,7 @@ def _weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
     ]
 
 
-def _unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
+def _as_unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
     try:
         return UnconnectedGradients(value)
     except ValueError:

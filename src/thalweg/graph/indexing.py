@@ -28,10 +28,10 @@ class Span(NamedTuple):
         return len(range(whole)[self.as_slice()])
 
 
-def spanned(index: Any) -> Any:
+def to_spans(index: Any) -> Any:
     """An index with spans in place of slices."""
     if isinstance(index, tuple):
-        return tuple(spanned(part) for part in index)
+        return tuple(to_spans(part) for part in index)
     return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
 
 

@@ -9,7 +9,7 @@ from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference
-from thalweg.graph.recording import prepared
+from thalweg.graph.recording import prepare_nest
 from thalweg.graph.shapes import Output
 from thalweg.graph.variables import GraphVariable
 from thalweg.ground.running import first_graph
@@ -52,7 +52,7 @@ def operation(
         raise InvalidArgumentError(f'kind must be "pure", "update" or "blocking", not {kind!r}.')
     leaves = leaves_of(list(inputs))
     graph = first_graph(leaf.symbol if isinstance(leaf, Reference) else leaf for leaf in leaves)
-    arguments = prepared(graph, tuple(inputs))
+    arguments = prepare_nest(graph, tuple(inputs))
     if kind != "pure":
         arguments = mapped(_snapshot, arguments)
     is_several = isinstance(outputs, (list, tuple))

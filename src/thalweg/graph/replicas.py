@@ -28,13 +28,13 @@ def all_reduce(
 ) -> list[Any]:
     """See `GraphMode`."""
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
-    given = [_symbol(leaves[place]) for place in present]
+    given = [_as_value(leaves[place]) for place in present]
     made = operation(
         lambda values: reduce_leaves(strategy, op, values, axis),
         [given],
         "all_reduce",
         kind="pure",
-        outputs=[_known(leaf, op, axis) for leaf in given],
+        outputs=[_output_of(leaf, op, axis) for leaf in given],
     )
     ranks = strategy.ranks
     for output in made[:1]:  # what fails before it in a run is told to the ranks that wait there
@@ -47,12 +47,12 @@ def all_reduce(
     return found
 
 
-def _symbol(leaf: Any) -> Any:
+def _as_value(leaf: Any) -> Any:
     is_one = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
     return leaf if is_one else to_tensor(leaf)
 
 
-def _known(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
+def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
     """What is known of a result before a run: only means and sums along an axis change dtypes."""
     shape = getattr(leaf, "shape", None) if axis is None else None
     if leaf.dtype is None:

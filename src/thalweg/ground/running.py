@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -190,7 +191,7 @@ def is_deferred(*parts: Any) -> bool:
     """Whether a call with these arguments belongs in a graph; none inside a running node does."""
     if not executing_eagerly():
         return True
-    return not thread.frames and any(issubclass(kind, Symbolic) for kind in set(map(type, parts)))
+    return not thread.frames and any(map(issubclass, set(map(type, parts)), repeat(Symbolic)))
 
 
 def first_graph(parts: Iterable[Any]) -> Any:
