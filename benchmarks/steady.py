@@ -56,7 +56,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     between = torch.zeros(COLD)
-    print(f"{'tensors':>16} {'mode':>5} {'thalweg us':>11} {'torch us':>9} {'ratio':>6} {'quick':>6}")
+    print(f"{'tensors':>16} {'mode':>5} {'thalweg us':>11} {'torch us':>9} {'ratio':>6}   once")
     for count, size in SIZES:
         pairs = {
             "thalweg": made(count, size, optim.Adam),

@@ -149,7 +149,7 @@ def test_a_torch_of_another_layout_is_told(name: str, monkeypatch: pytest.Monkey
         raise probe.UnknownLayoutError("it is found in 0 places")
 
     monkeypatch.setattr(probe, name, fail)
-    assert "it is found in 0 places in torch" in probe.layout.__wrapped__()
+    assert "it is found in 0 places in torch" in str(probe.layout.__wrapped__())
 
 
 # What is told of by a function of torch's; pointers of which none tells are found by what changes.
@@ -401,7 +401,7 @@ def test_memory_that_is_shared_until_it_is_written_is_not_written_through() -> N
     for step in range(4):
         give(own, step)
         opt.step()
-    twin = torch._lazy_clone(own[0].detach())
+    twin = torch._lazy_clone(own[0].detach())  # pyright: ignore
     before = own[0].detach().clone()
     give(own, 9)
     opt.step()

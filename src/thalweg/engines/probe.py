@@ -10,6 +10,8 @@ No address is followed that was not found to be a pointer first: a word counts a
 equals what torch calls the address, or appears when torch makes the object.
 """
 
+# Torch types none of what is private, and sizes as what they are while it traces.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import ctypes
@@ -18,6 +20,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,7 +149,10 @@ def _find() -> Layout:
         _in_all(samples, _impl_words, lambda each: each.untyped_storage()._cdata), "the storage"
     )
     dims = _find_dims(samples)
-    offset = _only(_in_all(samples, _impl_words, Tensor.storage_offset), "the storage's offset")
+    offset = _only(
+        _in_all(samples, _impl_words, lambda each: int(each.storage_offset())),
+        "the storage's offset",
+    )
     count = _only(_in_all(samples, _impl_words, Tensor.numel), "the number of elements")
     keys = _only(_in_all(samples, _impl_words, _keys), "the set of dispatch keys")
     flags, mask = _find_flags()
@@ -175,14 +181,16 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
     return _only(found or (), "sizes and strides")
 
 
+def _over(storage: Any, dtype: torch.dtype) -> Tensor:
+    made: Any = torch.empty(0, dtype=dtype)
+    return made.set_(storage, 0, (4,))
+
+
 def _find_flags() -> tuple[int, int]:
     """The one word that two tensors have in common if their dtype is the same, and else not."""
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = torch.zeros(64, dtype=torch.float64).untyped_storage()
-    twins = [
-        [_impl_words(torch.empty(0, dtype=dtype).set_(storage, 0, (4,))) for _ in range(2)]
-        for dtype in dtypes
-    ]
+    twins = [[_impl_words(_over(storage, dtype)) for _ in range(2)] for dtype in dtypes]
     mask = 2**56 - 1  # nobody sets all bits of the highest byte
     place = _only(
         (
@@ -254,7 +262,7 @@ def _find_memory() -> tuple[int, int, int, int]:
     """
     import numpy as np
 
-    made = [torch.from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
+    made = [torch.as_tensor(np.zeros(size)) for size in (1021, 2039, 4093)]
     data = _only(_in_all(made, _storage_words, Tensor.data_ptr), "the address of the memory")
     sizes = [torch.zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
     nbytes = _only(_in_all(sizes, _storage_words, lambda each: each.numel()), "the memory's size")
@@ -292,7 +300,7 @@ def confirm(layout: Layout) -> None:
                 place = layout.dims + WORD * (1 + axis)
                 _agree(_at(own, place), tensor.size(axis), "a size")
                 _agree(_at(own, place + WORD * _INLINE), tensor.stride(axis), "a stride")
-            _agree(_at(own, layout.offset), tensor.storage_offset(), "the offset")
+            _agree(_at(own, layout.offset), int(tensor.storage_offset()), "the offset")
             _agree(_at(own, layout.count), tensor.numel(), "the number of elements")
             _agree(_at(own, layout.keys) % 2**64, _keys(tensor), "the set of dispatch keys")
             _agree(_at(storage._cdata, layout.data), storage.data_ptr(), "the memory")
@@ -322,8 +330,9 @@ def _confirm_gradients(layout: Layout) -> None:
             param.grad = torch.ones_like(param)
             grad = param.grad._cdata
             _agree(_at(own, layout.grad), grad, "a gradient")
-            flags = [_at(each, layout.flags) & layout.flags_mask for each in (grad, param._cdata)]
-            _agree(*flags, "what gradients and parameters have in common")
+            own_flags, its_flags = (_at(each, layout.flags) for each in (param._cdata, grad))
+            what = "what gradients and parameters have in common"
+            _agree(own_flags & layout.flags_mask, its_flags & layout.flags_mask, what)
             param.grad = None
             none = _at(own, layout.grad)  # of which torch has an object, too
             _agree(_at(none, layout.storage) if none else 0, 0, "the storage of no gradient")

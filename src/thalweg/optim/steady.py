@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -163,7 +163,7 @@ class SteadyStep:
         found = snapshot()
         if found is None or not self._hold(found, places):
             return False
-        launches = [_Launch(each, places) for each in ready.groups]
+        launches = [_Launch(cast("engine.Group", each), places) for each in ready.groups]
         if sum(each.elements for each in launches) > _LARGE:
             return False
         self._scalars = [_Scalars(self.hooks, place) for place in dict.fromkeys(places)]

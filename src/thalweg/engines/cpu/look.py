@@ -13,7 +13,7 @@ ask for such addresses, and no more.
 """
 
 # Code for `compiler`, which finds its types itself.
-# pyright: basic
+# pyright: basic, reportUndefinedVariable=false
 # ruff: noqa: F821
 from __future__ import annotations
 
