@@ -130,7 +130,7 @@ def gradients_as_they_are(s: Strategy) -> Any:
 def own_gradients_move_own_copies(s: Strategy) -> Any:
     w = variable()
     s.run(SGD(0.5).apply_gradients, ([(ones(s), w)], None, False))
-    return [float(each[0]) for each in s.ranks.gathered(w.detach())]
+    return [float(each[0]) for each in s.ranks.all_gather(w.detach())]
 
 
 @case
@@ -349,7 +349,7 @@ def assignments_are_aggregated(s: Strategy) -> Any:
             s.run(w.assign_sub, ([1.0, 1.0],))
             with s.scope():
                 w.assign_add([10.0, 0.0])  # as it is
-            all_ = [each.tolist() for each in s.ranks.gathered(w.detach())]
+            all_ = [each.tolist() for each in s.ranks.all_gather(w.detach())]
             found[f"{kind.name} {sync.name}"] = all_
     counting, u = Counting(0.5), variable()
     counting.total = counting.add_weight("total", (), aggregation=thalweg.VariableAggregation.SUM)
@@ -678,7 +678,7 @@ def broadcast(s: Strategy) -> Any:
     s.broadcast(module)
     alike = [
         torch.equal(module.weight, each)
-        for each in s.ranks.gathered(module.weight.detach().contiguous())
+        for each in s.ranks.all_gather(module.weight.detach().contiguous())
     ]
     refusal = refused(lambda: s.broadcast([w, w] if s.ranks.rank else [w]))
     return [w.tolist(), alike, refusal]
@@ -690,7 +690,7 @@ def many_buckets(s: Strategy) -> Any:
     gradients = [
         torch.randn(n, dtype=d) for n in (3, 700, 1, 0, 40) for d in (torch.float32, torch.float64)
     ]
-    expected = [torch.stack(s.ranks.gathered(each)).sum(0) for each in gradients]
+    expected = [torch.stack(s.ranks.all_gather(each)).sum(0) for each in gradients]
     found = []
     for size in (1, 1000, 10**9):
         small = Strategy(bucket_size=size)
@@ -867,7 +867,7 @@ def compressed_sums(s: Strategy) -> Any:
             for _ in range(32):
                 small = small if feeds_back else compressing(dtype)
                 small.run(opt.apply_gradients, ([(grad, w)],))
-            alike = all(torch.equal(w, each) for each in s.ranks.gathered(w.detach()))
+            alike = all(torch.equal(w, each) for each in s.ranks.all_gather(w.detach()))
             found[f"{dtype} {feeds_back}"] = [alike, w.tolist()]
     return found
 
@@ -1020,7 +1020,7 @@ def compared(s: Strategy) -> Any:
                 own = lambda shape, seed: real(shape, seed + 1000 * s.ranks.rank)  # noqa: E731
                 with mock.patch.object(resumed, "normal", own):
                     s.run(training.step, (number,))
-                all_ = s.ranks.gathered(digest(training))
+                all_ = s.ranks.all_gather(digest(training))
                 if any(not torch.equal(each, all_[0]) for each in all_):
                     differ.append(f"{name} after {number + 1}")
                 states.append(all_[0].tolist())
@@ -1150,10 +1150,10 @@ def files_that_several_ranks_write(s: Strategy) -> Any:
     manager, job = checkpoint.CheckpointManager(folder, keep=2), Job(s)
     s.run(job.step, (0,))
     for number in range(8):
-        s.ranks.maximum(torch.zeros(1))  # all at the same time
+        s.ranks.take_maximum(torch.zeros(1))  # all at the same time
         checkpoint.save(folder / "one", optimizer=job.optimizer, module=job.model)
         manager.save(number, optimizer=job.optimizer, module=job.model)
-    s.ranks.maximum(torch.zeros(1))
+    s.ranks.take_maximum(torch.zeros(1))
     other = Job(s)
     for path in (folder / "one", manager.latest() or folder):
         checkpoint.restore(path, optimizer=other.optimizer, module=other.model)

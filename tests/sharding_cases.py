@@ -259,7 +259,7 @@ def saved_and_restored(s: Strategy) -> Any:
     for step in range(2):
         manager.save(step, optimizer=opt, variables=own)
     manager.wait()
-    s.ranks.texts("there")
+    s.ranks.gather_texts("there")
     found["manager"] = [each.step for each in manager.checkpoints()]
     return found
 

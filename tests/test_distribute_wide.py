@@ -70,7 +70,7 @@ from thalweg.distribute import Strategy
 
 torch.set_num_threads(1)
 ranks = Strategy(timeout=60).ranks
-ranks.maximum(torch.ones(1))
+ranks.take_maximum(torch.ones(1))
 tell()
 """
 

@@ -485,10 +485,11 @@ def _flags():
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_adam_is_vectorised(dtype):
+    from thalweg.engines.codegen import Update
     from thalweg.engines.cpu.codegen import generate
     from thalweg.rules.adam import ADAM
 
-    kernel = generate(ADAM.update, (), (dtype,) * 4, "float32", True)
+    kernel = generate(Update(ADAM.update, (dtype,) * 4), "float32")
     assembly = machine_code.assembly(kernel.name, kernel.source)
     assert "vsqrtps" in assembly
     assert "vfmadd" not in assembly
@@ -497,10 +498,11 @@ def test_adam_is_vectorised(dtype):
 
 
 def test_what_does_not_divide_is_not_prefetched():
+    from thalweg.engines.codegen import Update
     from thalweg.engines.cpu.codegen import generate
     from thalweg.rules.gradient_descent import SGD
 
-    kernel = generate(SGD.update, (), ("float32",) * 2, "float32", True)
+    kernel = generate(Update(SGD.update, ("float32",) * 2), "float32")
     assert "prefetch(" not in kernel.source
 
 

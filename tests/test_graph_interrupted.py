@@ -120,7 +120,7 @@ def test_a_variable_has_a_value_once_its_memory_is_known(
     def interrupted(_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(leaves, "_addresses", interrupted)
+    monkeypatch.setattr(leaves, "_addresses_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.run(w.initializer)
     assert not session.is_initialized(w)

@@ -12,6 +12,7 @@ import torch
 
 import thalweg
 from keras_table import Row, all_rows, assert_same_bits, both_engines, pair, snapshot, train
+from thalweg import v1
 from thalweg.keras.optimizers import SGD, Adam, Optimizer, RuleOptimizer
 from thalweg.rules import ADAGRAD
 
@@ -72,6 +73,19 @@ def test_pickle_with_the_variables(row: Row, engine: str) -> None:
     assert other.get_config() == opt.get_config()
     train(opt, variables, 2, first=3), train(other, copies, 2, first=3)
     assert_same_bits(snapshot(other, copies), snapshot(opt, variables))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("make", [Adam, v1.train.AdamOptimizer])
+def test_every_protocol_of_pickle(make: Any, protocol: int) -> None:
+    opt, w = make(0.1), thalweg.Variable([1.0, 2.0])
+    opt.apply_gradients([([1.0, 1.0], w)])
+    opt.engine = "reference"
+    other, again = pickle.loads(pickle.dumps((opt, w), protocol))
+    for each, var in ((opt, w), (other, again)):
+        each.apply_gradients([([1.0, 1.0], var)])
+    assert other.engine == "reference"
+    assert again.tolist() == w.tolist()
 
 
 def test_pickle_with_torch_parameters() -> None:

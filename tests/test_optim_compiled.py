@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import thalweg
 from thalweg import optim
@@ -41,6 +40,13 @@ OPTIONS: dict[str, tuple[Make, torch.dtype]] = {
     "flat": (lambda p: optim.RMSprop(p, lr=0.1, gradients="flat"), torch.float32),
     "rate in a tensor": (lambda p: optim.Adam(p, lr=torch.tensor(0.1)), torch.float32),
 }
+
+
+def _counting(backend: str) -> Any:
+    """A backend that counts the graphs it is given."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
+
+    return CompileCounterWithBackend(backend)
 
 
 def _model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -114,7 +120,7 @@ def _scheduled(make: Make) -> tuple[Make, Change]:
 @pytest.mark.parametrize("name", MAKE)
 def test_steps_have_the_bits_of_eager_mode_and_compile_no_rate(name: str, backend: str) -> None:
     make, change = _scheduled(MAKE[name])
-    counter = CompileCounterWithBackend(backend)
+    counter = _counting(backend)
     found = _trained(make, counter, change=change, steps=6)
     _assert_same(found, _trained(make, change=change, steps=6))
     # Once more if the first step made the state, which is written by the graph from then on.
@@ -249,7 +255,7 @@ def test_a_state_that_is_loaded_needs_no_other_graph(name: str) -> None:
     def change(optimizer: Any, index: int) -> None:
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = _counting("aot_eager")
     found = _trained(MAKE[name], counter, change=change, steps=6)
     _assert_same(found, _trained(MAKE[name], change=change, steps=6))
     assert counter.frame_count <= 2
@@ -268,7 +274,7 @@ def test_gradients_come_and_go() -> None:
             optimizer.zero_grad()
         return _state(module, optimizer)
 
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = _counting("aot_eager")
     _assert_same(found(True), found(False))
     assert counter.frame_count == 3
 

@@ -32,7 +32,7 @@ BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "eagerly": eagerly,
     "engine": lambda: thalweg.engine("reference", denormals="keep"),
     "uncopied": uncopied,
-    "across": lambda: context.across(thalweg.distribute.get_strategy()),
+    "across": lambda: context.enter_cross_replica(thalweg.distribute.get_strategy()),
     "watching": lambda: watching(lambda *_: None),
     "knowing": lambda: HYPERS.knowing({}),
     "uncalled": HYPERS.uncalled,

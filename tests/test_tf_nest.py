@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from typing import Any
 
 import pytest
@@ -11,6 +11,17 @@ import thalweg.tf as tf
 from many import many
 
 Pair = namedtuple("Pair", "first second")
+Twin = namedtuple("Pair", "first second")  # another class that is the same to TensorFlow
+Other = namedtuple("Pair", "first third")
+
+
+class Numbers(list[Any]):
+    """A list by another name."""
+
+
+class Table(dict[str, Any]):
+    """A dict by another name."""
+
 
 FLAT: dict[str, tuple[Any, list[Any]]] = {
     "leaf": (3, [3]),
@@ -21,6 +32,12 @@ FLAT: dict[str, tuple[Any, list[Any]]] = {
     "dict by key": ({"b": [1, 2], "a": 3}, [3, 1, 2]),
     "ordered dict by key": (OrderedDict(b=1, a=2), [2, 1]),
     "named": (Pair(1, {"x": 2}), [1, 2]),
+    "list of a class": (Numbers([1, Numbers([2])]), [1, 2]),
+    "dict of a class": (Table(b=1, a=[2]), [2, 1]),
+    "dict with a default": (defaultdict(list, b=1, a=2), [2, 1]),
+    "mapping": (UserDict(b=1, a=2), [2, 1]),
+    "queue": (deque([1, [2]]), [1, 2]),
+    "sequence": (UserList([1, (2,)]), [1, 2]),
 }
 
 
@@ -28,10 +45,43 @@ FLAT: dict[str, tuple[Any, list[Any]]] = {
 def test_there_and_back(kind: str) -> None:
     structure, flat = FLAT[kind]
     assert tf.nest.flatten(structure) == flat
-    assert tf.nest.is_nested(structure) == isinstance(structure, list | tuple | dict)
+    assert tf.nest.is_nested(structure) == (kind not in ("leaf", "text", "none"))
     again = tf.nest.pack_sequence_as(structure, flat)
     assert (again, type(again)) == (structure, type(structure))
     assert list(again) == list(structure) if isinstance(structure, dict) else True
+
+
+def test_a_default_is_kept() -> None:
+    assert tf.nest.map_structure(str, defaultdict(list, a=1))["there is none"] == []
+
+
+@pytest.mark.parametrize("nest", [range(2), {0: "x", 1: "y"}.keys(), {"x": 0, "y": 1}.values()])
+def test_what_cannot_be_made_of_other_things_becomes_a_list(nest: Any) -> None:
+    assert tf.nest.flatten({"x": nest}) == [0, 1]
+    assert tf.nest.map_structure(str, nest) == ["0", "1"]
+
+
+ALIKE: dict[str, tuple[Any, Any, bool]] = {
+    "lists": ([1], Numbers([2]), True),
+    "lists of classes": (Numbers([1]), Numbers([2]), True),
+    "dicts": ({"a": 1}, OrderedDict(a=2), True),
+    "mappings": (Table(a=1), UserDict(a=2), True),
+    "named": (Pair(1, 2), Twin(3, 4), True),
+    "named otherwise": (Pair(1, 2), Other(3, 4), False),
+    "named and not": (Pair(1, 2), (3, 4), False),
+    "queue and list": (deque([1]), [2], False),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_kinds_are_alike_as_they_are_in_tensorflow(kind: str) -> None:
+    one, other, is_alike = ALIKE[kind]
+    tf.nest.assert_same_structure(one, other, check_types=False)
+    if is_alike:
+        tf.nest.assert_same_structure(one, other)
+        return
+    with pytest.raises(TypeError, match=f"One is a {type(one).__name__}, the other a"):
+        tf.nest.assert_same_structure(one, other)
 
 
 def test_functions_see_what_is_at_one_place() -> None:

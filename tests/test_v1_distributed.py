@@ -55,13 +55,13 @@ from thalweg import IndexedSlices, Variable
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss, reduce_gradients
 from thalweg.v1 import train
 from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import summed
+from thalweg.distribute.reducing import sum_pairs
 
 rank, path = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2,
                                timeout=timedelta(seconds=60))
 told = {}
-summed_over_replicas = lambda pairs: summed(pairs, Ranks())
+summed_over_replicas = lambda pairs: sum_pairs(pairs, Ranks())
 
 def only_on(owner, grad):
     return grad if rank == owner else None

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import thalweg.tf as tf
 from sessions import initialized
 from thalweg import CancelledError, InvalidArgumentError
+from thalweg.v1 import training_ops
 from workers import together
 
 v1 = tf.compat.v1
@@ -39,6 +41,13 @@ def test_elements_leave_in_order(run: Any) -> None:
     np.testing.assert_array_equal(rows[0], [[3.0, 4.0], [5.0, 6.0]])
     np.testing.assert_array_equal(rows[1], [8, 9])
     assert (rows[1].dtype, run(queue.size())) == (first[1].dtype, 0)
+
+
+def test_what_a_kernel_of_eager_mode_returns_is_an_element() -> None:
+    queue = v1.FIFOQueue(5, tf.float32, shapes=[[2]])
+    updated = training_ops.apply_gradient_descent(torch.ones(2), 0.5, torch.ones(2))
+    assert queue.enqueue(updated) is None
+    assert queue.dequeue().tolist() == [0.5, 0.5]
 
 
 def test_a_closed_queue_gives_what_it_has(run: Any) -> None:

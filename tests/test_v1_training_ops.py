@@ -335,6 +335,34 @@ def test_kernels_with_symbolic_arguments_are_operations() -> None:
         assert session.run(accum).tolist() == [2.0, 3.0]
 
 
+def test_kernels_inside_of_a_node_update_the_sessions_variable() -> None:
+    with graph.Graph().as_default() as own, graph.Session() as session:
+        w = graph.Variable([1.0, 2.0])
+
+        def run() -> None:
+            training_ops.resource_apply_gradient_descent(w, 0.5, torch.ones(2))
+
+        node = graph.operation(run, [], "node")
+        session.run(graph.global_variables_initializer())
+        before = len(own.get_operations())
+        session.run(node)
+        assert session.run(w).tolist() == [0.5, 1.5]
+        assert len(own.get_operations()) == before
+
+
+@pytest.mark.parametrize("make", [train.MomentumOptimizer, keras.optimizers.SGD])
+def test_steps_inside_of_a_node_take_no_variable_of_the_graph(make: Any) -> None:
+    with graph.Graph().as_default() as own, graph.Session() as session:
+        w = graph.Variable([1.0, 2.0])
+        opt = make(0.1, 0.9)
+        node = graph.operation(lambda: opt.apply_gradients([(torch.ones(2), w)]), [], "node")
+        session.run(graph.global_variables_initializer())
+        before = len(own.get_operations())
+        with pytest.raises(TypeError, match="Expected a variable"):
+            session.run(node)
+        assert len(own.get_operations()) == before
+
+
 def test_a_symbolic_tensor_cannot_be_updated() -> None:
     with graph.Graph().as_default():
         w = graph.Variable([1.0])

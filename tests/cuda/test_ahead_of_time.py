@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
+from thalweg.engines.codegen import Update
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import WIDTH, generate
 from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
+from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import exp, gradient_squares, log, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
@@ -139,7 +141,7 @@ def assert_good(kernel, storage, capability, folder):
 @pytest.mark.parametrize(("case", "name", "capability", "flush"), MATRIX, ids=label)
 def test_dense(case, name, capability, flush, tmp_path):
     storage = storage_of(case, name)
-    kernel = generate(case.rule.update, (), storage, computed(name), flush)
+    kernel = generate(Update(case.rule.update, storage), computed(name), flush)
     assert_good(kernel, storage, capability, tmp_path)
 
 
@@ -154,7 +156,7 @@ BY_CAPABILITY = pytest.mark.parametrize(
 @BY_NAME
 def test_not_aligned(name):
     storage = storage_of(ADAM, name)
-    kernel = generate(ADAM.rule.update, (), storage, computed(name), True)
+    kernel = generate(Update(ADAM.rule.update, storage), computed(name), True)
     binary = launch.compiled_for(kernel, False, 90)
     assert_exact(binary, kernel)
     assert_element_by_element(binary, storage)
@@ -165,21 +167,19 @@ def test_not_aligned(name):
 @pytest.mark.parametrize("from_copy", [False, True])
 def test_copies(capability, from_copy, grad, tmp_path):
     storage = ("float32", grad, "float32", "float32", "bfloat16")
-    kinds = {"copy": True, "from_copy": from_copy}
-    kernel = generate(ADAM.rule.update, (), storage, "float32", True, **kinds)
+    update = Update(ADAM.rule.update, storage, copy=True, from_copy=from_copy)
+    kernel = generate(update, "float32", True)
     assert_good(kernel, storage, capability, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("form", ["sum", "successive", "untouched"])
 def test_rows_that_begin_at_copies(form, kind, tmp_path):
-    grad, kinds = form != "untouched", {"copy": True, "from_copy": True}
+    grad = form != "untouched"
     storage = ("float32", *("float32",) * (2 + grad), kind)
-    update = ADAM.rule.update if grad else ADAM.rule.update_untouched
-    duplicates, before = (form, shrunk) if grad else (None, None)
-    kernel = generate(
-        update, (), storage, "float32", True, grad, duplicates, before=before, **kinds
-    )
+    formula, before = (ADAM.rule.update, shrunk) if grad else (ADAM.rule.update_untouched, None)
+    update = Update(formula, storage, grad=grad, before=before, copy=True, from_copy=True)
+    kernel = rows_kernel_of(update, form, "float32")
     binary = launch.compiled_for(kernel, True, 90)
     assert_exact(binary, kernel)
     assert_small(binary, tmp_path, most_registers(kernel, storage))
@@ -192,17 +192,23 @@ def shrunk(var, *, decay):
 @BY_CAPABILITY
 def test_stages(capability, name, tmp_path):
     storage = storage_of(ADAM, name)
-    stages = (clip_by_value, clip_by_norm)
-    kernel = generate(ADAM.rule.update, stages, storage, computed(name), True)
+    update = Update(ADAM.rule.update, storage, (clip_by_value, clip_by_norm))
+    kernel = generate(update, computed(name), True)
     assert_good(kernel, storage, capability, tmp_path)
 
 
-def rows_kernel(kind, storage, name):
+def rows_kernel(kind, storage, name, fast=False):
     if kind == "untouched":
-        update = ADAM.rule.update_untouched
-        return generate(update, (), storage, computed(name), True, grad=False)
-    stages = (from_zero,) if kind == "sum" else ()
-    return generate(ADAM.rule.update, stages, storage, computed(name), True, duplicates=kind)
+        update = Update(ADAM.rule.update_untouched, storage, grad=False)
+    else:
+        update = Update(ADAM.rule.update, storage, (from_zero,) if kind == "sum" else ())
+    return rows_kernel_of(update, kind, computed(name), fast)
+
+
+def rows_kernel_of(update, kind, compute, fast=False):
+    if kind == "untouched":
+        return generate_untouched(update, compute, True, fast)
+    return generate_rows(update, compute, True, kind, fast)
 
 
 @BY_CAPABILITY
@@ -266,18 +272,17 @@ def test_peaks(capability, name, tmp_path):
 
 
 def fast_kernel(kind, name="float32"):
-    storage, compute = storage_of(ADAM, name), computed(name)
+    storage = storage_of(ADAM, name)
     if kind == "dense":
-        return generate(ADAM.rule.update, (), storage, compute, True, fast=True)
-    stages = (from_zero,) if kind == "sum" else ()
-    return generate(ADAM.rule.update, stages, storage, compute, True, duplicates=kind, fast=True)
+        return generate(Update(ADAM.rule.update, storage), computed(name), True, fast=True)
+    return rows_kernel(kind, storage, name, fast=True)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sum", "successive"])
 def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
     kernel, storage = fast_kernel(kind), storage_of(ADAM, "float32")
     exact = rows_kernel(kind, storage, "float32") if kind != "dense" else None
-    exact = exact or generate(ADAM.rule.update, (), storage, "float32", True)
+    exact = exact or generate(Update(ADAM.rule.update, storage), "float32", True)
     assert kernel.name != exact.name
     found = instructions(launch.compiled_for(kernel, True, 90))
     assert any(each.startswith("fma.rn") and each.endswith("f32") for each in found)
@@ -294,7 +299,7 @@ def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_fast_kernels_of_every_rule(case, name, tmp_path):
     storage = storage_of(case, name)
-    kernel = generate(case.rule.update, (), storage, computed(name), True, fast=True)
+    kernel = generate(Update(case.rule.update, storage), computed(name), True, fast=True)
     binary = launch.compiled_for(kernel, True, 90)
     assert not [each for each in instructions(binary) if re.match(r"(div|sqrt)\.rn\.f32", each)]
     assert_aligned(binary, storage)
@@ -315,6 +320,6 @@ def through_the_library(var, grad, *, rate):
 
 
 def test_exponentials_and_logarithms_are_computed_in_float64():
-    kernel = generate(through_the_library, (), ("float32",) * 2, "float32", True)
+    kernel = generate(Update(through_the_library, ("float32",) * 2), "float32", True)
     found = instructions(launch.compiled_for(kernel, True, 90))
     assert not [each for each in found if re.match(r"ex2|lg2|fma\.rn\.f32", each)]

@@ -13,9 +13,6 @@ from training import OPTIMIZERS, assert_same_training, data, loss_of, model, sch
 
 from thalweg import optim, rules
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="Accelerate is not installed")
-
 # What transformers 5.23 asks an optimizer for, itself or through Accelerate 1.15.
 ASKED = """
     _is_accelerate_prepared load_state_dict optimizer param_groups state_dict step train zero_grad
@@ -34,6 +31,15 @@ class Wrapped(nn.Module):
 
 
 def trainer(folder: Path, module: nn.Module, **given: Any) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+
+    class InOrder(transformers.Trainer):
+        """One that does not shuffle."""
+
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
     arguments = transformers.TrainingArguments(
         str(folder),
         max_steps=8,
@@ -49,13 +55,6 @@ def trainer(folder: Path, module: nn.Module, **given: Any) -> Any:
     )
     rows = [{"x": x, "labels": y} for batch in data() for x, y in zip(*batch, strict=True)]
     return InOrder(module, arguments, train_dataset=rows, **given)
-
-
-class InOrder(transformers.Trainer):
-    """One that does not shuffle."""
-
-    def _get_train_sampler(self, *_: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
 def trained_by(folder: Path, make: Any, checkpoint: str | None = None) -> Any:

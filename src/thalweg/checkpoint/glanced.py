@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from thalweg.errors import DataLossError
 from thalweg.storage import container
 from thalweg.storage.header import Description
 from thalweg.storage.json_text import table
+from thalweg.storage.stored import Stored
 
 _WHOLE, _OF_POWERS = ("I64", "I32"), {"F32": np.float32, "F64": np.float64}
 _POWERS = {"beta2_power": "beta2", "beta1_power": "beta1"}  # the slower one tells for longer
@@ -46,9 +47,22 @@ def step_of(path: str | os.PathLike[str], found: Description) -> int | None:
         tensors = container.read(path, scalars).tensors
     except DataLossError:  # the header is whole, and that is what was asked for
         return None
+    count = _counted(tensors, counters)
+    return _multiplied(document, tensors, powers) if count is None else count
+
+
+def _counted(tensors: Mapping[str, Stored], counters: Sequence[str]) -> int | None:
+    """The first of the counters that is a whole number."""
     for name in counters:
         if name in tensors and tensors[name].dtype in _WHOLE:
             return int(tensors[name].tensor())
+    return None
+
+
+def _multiplied(
+    document: Mapping[str, Any], tensors: Mapping[str, Stored], powers: Mapping[str, str]
+) -> int | None:
+    """How often one of the powers was multiplied by what the optimizer was given as beta."""
     arguments = table(table(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
         kind = _OF_POWERS.get(tensors[name].dtype) if name in tensors else None

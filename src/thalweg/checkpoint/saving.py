@@ -77,7 +77,7 @@ class Snapshot:
         """
         write = partial(self._write, path, progress)
         if self.ranks is not None and together:
-            self.ranks.once(write, os.fsdecode(path))
+            self.ranks.write_once(write, os.fsdecode(path))
         elif self.is_here():
             write()
         if self.slots is not None:
@@ -282,42 +282,25 @@ def restore(
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
+    left = () if places else tuple(document["variables"])
+    target = module if places else None  # of extra states
     with _telling(path), ExitStack() as held:
-        loadings: list[state.Loading] = []
-        if places:
-            loadings.append(values(tensors, _named(reader, document, "variables")))
-        if optimizer is False:
-            given = None
-        elif "optimizer" in document:
-            given = _optimizer(document, optimizer, tensors, check_arguments)
-            try:
-                loadings.append(
-                    held.enter_context(loading(given, _named(reader, document, "state"), tensors))
-                )
-                own_rates = _named(reader, document, "rates")
-                found = rates.loading(given, own_rates, check_arguments)
-                loadings.append(found)
-            except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-                if isinstance(error, ThalwegError):
-                    raise
-                raise InvalidConfigError(f"the optimizer's state is not one: {error}") from error
-        elif optimizer is not None:
-            raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
-        else:
-            given = None
+        loadings = [values(tensors, _named(reader, document, "variables"))] if places else []
+        given = _chosen(document, optimizer, tensors, check_arguments)
+        if given is not None:
+            loadings += _of_optimizer(given, reader, document, tensors, check_arguments, held)
         copied = Reader(reader.tensors, copies=True)
-        left = () if places else tuple(document["variables"])
-        sets_states = places and module is not None
-        states: dict[str, Any] = {} if sets_states else document["extra_states"]
+        states: dict[str, Any] = document["extra_states"] if target is None else {}
+        is_left = optimizer is False and "optimizer" in document
         restored = Restored(
             given.optimizer if isinstance(given, OfTorch) else given,
             copied(document["extra"]),
             _named(reader, document, "metrics"),
             document["step"],
-            (*left, *states, *["optimizer"] * (optimizer is False and "optimizer" in document)),
+            (*left, *states, *["optimizer"] * is_left),
         )
-        own = _named(copied, document, "extra_states") if sets_states else {}
-        with with_extra_states(module if sets_states else None, own):
+        own = {} if target is None else _named(copied, document, "extra_states")
+        with with_extra_states(target, own):
             state.restore(*(replace(each, is_ours=True) for each in loadings))
     if places and states:
         warn(
@@ -325,8 +308,7 @@ def restore(
             " set: give module=.",
             CheckpointWarning,
         )
-    slots = slots_of(given)
-    if slots is not None:
+    if (slots := slots_of(given)) is not None:
         slots.saved(os.fsdecode(path))
     if left and variables is not False:
         warn(
@@ -335,6 +317,42 @@ def restore(
             CheckpointWarning,
         )
     return restored
+
+
+def _chosen(
+    document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
+) -> Any:
+    """The optimizer that a file's state is for: the one that is given, or a new one; or None."""
+    if given is False:
+        return None
+    if "optimizer" in document:
+        return _optimizer(document, given, tensors, check)
+    if given is not None:
+        raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
+    return None
+
+
+def _of_optimizer(
+    optimizer: Any,
+    reader: Reader,
+    document: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    check: bool,
+    held: ExitStack,
+) -> list[state.Loading]:
+    """What sets the state of an optimizer and its rates, while `held` holds its other steps back.
+
+    Raises:
+        InvalidConfigError: There is something else instead of a state.
+    """
+    try:
+        own = _named(reader, document, "state")
+        found = held.enter_context(loading(optimizer, own, tensors))
+        return [found, rates.loading(optimizer, _named(reader, document, "rates"), check)]
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        if isinstance(error, ThalwegError):
+            raise
+        raise InvalidConfigError(f"the optimizer's state is not one: {error}") from error
 
 
 @contextmanager

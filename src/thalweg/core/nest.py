@@ -1,4 +1,7 @@
-"""Nests: lists, tuples, named tuples and dicts of anything, taken apart and put together."""
+"""Nests: lists, tuples, named tuples and dicts of anything, taken apart and put together.
+
+By hand, as optree and torch's own trees take subclasses of list and dict for leaves.
+"""
 
 from __future__ import annotations
 

@@ -10,10 +10,11 @@ override or call them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 from torch import Tensor
 
+from thalweg.core.plan_cache import Plans
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, mismatch
 from thalweg.errors import InvalidArgumentError
@@ -196,15 +197,39 @@ class TrackableSlots(Trackable):
     first step that needs them, or until somebody asks for slots.
     """
 
+    _NOT_COPIED: ClassVar[tuple[str, ...]] = ("_lock", "_plans")
+    _lock: Guard
+    _plans: Plans
     _slots: SlotStore
     _waiting: SlotStore  # of places in checkpoints
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        self._set_up()
+        return self
+
+    def _set_up(self) -> None:
+        """Make what is not copied."""
+        # Steps of several threads, and looks at the state, come one after the other.
+        vars(self).update(_lock=Guard(self, type(self)._forget_step), _plans=Plans())
+
+    def _locked(self) -> Guard:
+        return self._lock
+
+    def _forget_step(self) -> None:
+        """Drop what only the step of a thread needed that is no more."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_up()  # the oldest protocols of pickle call no `__new__`
+        vars(self).update(state)
+        self._maybe_initialize_trackable()
 
     def _maybe_initialize_trackable(self) -> None:
         super()._maybe_initialize_trackable()
         vars(self).setdefault("_waiting", SlotStore())
-
-    def _locked(self) -> Guard:
-        raise NotImplementedError
 
     def _create_slots(self, var_list: list[Any]) -> None:
         raise NotImplementedError

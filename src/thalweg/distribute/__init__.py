@@ -9,32 +9,40 @@ from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.distribute.aggregation import (
-        awaited,
-        completed_here,
-        guarding,
-        here,
+        current_strategy,
+        fill_missing_gradients,
+        guard_backward,
+        report_errors,
         strategy_of,
-        summed,
-        sums_of,
+        sum_concrete_gradients,
+        sum_gradients,
     )
-    from thalweg.distribute.agreement import Said
-    from thalweg.distribute.context import has_strategy, in_cross_replica_context, updating, within
-    from thalweg.distribute.last_sums import taken
-    from thalweg.distribute.loss import factor as loss_factor
-    from thalweg.distribute.loss import record_loss_reduction, scale_loss_for_estimator
-    from thalweg.distribute.modes import aggregated, aggregating, mode
+    from thalweg.distribute.agreement import StepFingerprint
+    from thalweg.distribute.context import (
+        enter_replica,
+        enter_update,
+        has_strategy,
+        in_cross_replica_context,
+    )
+    from thalweg.distribute.last_sums import commit_sums
+    from thalweg.distribute.loss import loss_factor, record_loss_reduction, scale_loss_for_estimator
+    from thalweg.distribute.modes import aggregate_assignments, as_mode, with_aggregation
     from thalweg.distribute.reduce_op import ReduceOp
-    from thalweg.distribute.reducing import filled
+    from thalweg.distribute.reducing import fill_missing
     from thalweg.distribute.replica import ReplicaContext
-    from thalweg.distribute.sharding.meshes import Locals, note
+    from thalweg.distribute.sharding.meshes import Locals, keep_local_slots
     from thalweg.distribute.sharding.shards import Shards
     from thalweg.distribute.sharding.step import SharedStep
-    from thalweg.distribute.sharing import here as sharing_here
-    from thalweg.distribute.sharing import shards_of, summed_in_parts, taking
+    from thalweg.distribute.sharing import (
+        enter_shared_step,
+        shards_of,
+        share_summed_step,
+        sum_for_shards,
+    )
     from thalweg.distribute.strategy import (
         Strategy,
-        alone,
         current_replica,
+        enter_single_replica,
         get_replica_context,
         get_strategy,
     )
@@ -45,79 +53,79 @@ _HOMES = {
     "Locals": "sharding.meshes",
     "ReduceOp": "reduce_op",
     "ReplicaContext": "replica",
-    "Said": "agreement",
     "Shards": "sharding.shards",
     "SharedStep": "sharding.step",
+    "StepFingerprint": "agreement",
     "Strategy": "strategy",
-    "aggregated": "modes",
-    "aggregating": "modes",
-    "alone": "strategy",
-    "awaited": "aggregation",
-    "completed_here": "aggregation",
+    "aggregate_assignments": "modes",
+    "as_mode": "modes",
+    "commit_sums": "last_sums",
     "current_replica": "strategy",
-    "filled": "reducing",
+    "current_strategy": "aggregation",
+    "enter_replica": "context",
+    "enter_shared_step": "sharing",
+    "enter_single_replica": "strategy",
+    "enter_update": "context",
+    "fill_missing": "reducing",
+    "fill_missing_gradients": "aggregation",
     "get_replica_context": "strategy",
     "get_strategy": "strategy",
-    "guarding": "aggregation",
+    "guard_backward": "aggregation",
     "has_strategy": "context",
-    "here": "aggregation",
     "in_cross_replica_context": "context",
     "in_words": "words",
-    "loss_factor": "loss:factor",
-    "mode": "modes",
-    "note": "sharding.meshes",
+    "keep_local_slots": "sharding.meshes",
+    "loss_factor": "loss",
     "record_loss_reduction": "loss",
+    "report_errors": "aggregation",
     "scale_loss_for_estimator": "loss",
     "shards_of": "sharing",
-    "sharing_here": "sharing:here",
+    "share_summed_step": "sharing",
     "strategy_of": "aggregation",
-    "summed": "aggregation",
-    "summed_in_parts": "sharing",
-    "sums_of": "aggregation",
-    "taken": "last_sums",
-    "taking": "sharing",
-    "updating": "context",
-    "within": "context",
+    "sum_concrete_gradients": "aggregation",
+    "sum_for_shards": "sharing",
+    "sum_gradients": "aggregation",
+    "with_aggregation": "modes",
 }
 
 __all__ = [
     "Locals",
     "ReduceOp",
     "ReplicaContext",
-    "Said",
     "Shards",
     "SharedStep",
+    "StepFingerprint",
     "Strategy",
-    "aggregated",
-    "aggregating",
-    "alone",
-    "awaited",
-    "completed_here",
+    "aggregate_assignments",
+    "as_mode",
+    "commit_sums",
     "current_replica",
-    "filled",
+    "current_strategy",
+    "enter_replica",
+    "enter_shared_step",
+    "enter_single_replica",
+    "enter_update",
+    "fill_missing",
+    "fill_missing_gradients",
     "get_replica_context",
     "get_strategy",
-    "guarding",
+    "guard_backward",
     "has_strategy",
-    "here",
     "in_cross_replica_context",
     "in_words",
     "is_on_mesh",
+    "keep_local_slots",
     "loss_factor",
-    "mode",
-    "note",
     "record_loss_reduction",
+    "report_errors",
     "scale_loss_for_estimator",
     "shards_of",
-    "sharing_here",
+    "share_summed_step",
     "strategy_of",
-    "summed",
-    "summed_in_parts",
-    "sums_of",
-    "taken",
-    "taking",
-    "updating",
-    "within",
+    "sum_concrete_gradients",
+    "sum_for_shards",
+    "sum_gradients",
+    "with_aggregation",
 ]
 
 

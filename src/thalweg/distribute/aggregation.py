@@ -6,23 +6,24 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from thalweg.core.checks import check_memories, check_readable
 from thalweg.core.meshes import is_on_mesh
 from thalweg.core.pairs import as_gradient, check_variables
-from thalweg.distribute.agreement import Agreement, Said
+from thalweg.distribute.agreement import Agreement, StepFingerprint
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
 from thalweg.distribute.last_sums import note_sums
-from thalweg.distribute.nested import reduced
+from thalweg.distribute.nested import all_reduce
 from thalweg.distribute.ranks import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
-from thalweg.distribute.reducing import completed, filled
+from thalweg.distribute.reducing import fill_missing, match_kinds
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.engines.layout import check_shape
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.running import executing_eagerly, is_symbolic
+from thalweg.ground.running import executing_eagerly, is_deferred
 from thalweg.variable import titles_of
 
 Pairs = list[tuple[Any, Any]]
@@ -46,12 +47,12 @@ def strategy_of(given: Any) -> Strategy:
     return found
 
 
-def here() -> Strategy:
+def current_strategy() -> Strategy:
     """The strategy that this thread is in, or one over the default group."""
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
-def summed(owner: Any, strategy: Strategy, given: Pairs, said: Said) -> Pairs:
+def sum_gradients(owner: Any, strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pairs:
     """The pairs that have a gradient on some rank, with the sums over all ranks.
 
     Args:
@@ -66,33 +67,28 @@ def summed(owner: Any, strategy: Strategy, given: Pairs, said: Said) -> Pairs:
         TypeError, ValueError: A gradient or a variable is none, on its rank; the others raise
             ReplicaMismatchError.
     """
-    if is_deferred(given):
-        return _in_graph(strategy, given, said)
+    if is_deferred(*chain.from_iterable(given)):
+        return _sum_in_graph(strategy, given, said)
     variables = [var for _, var in given]
-    found = sums_of(owner, strategy, partial(converted, given), variables, said)
+    found = sum_concrete_gradients(owner, strategy, partial(convert_pairs, given), variables, said)
     return [(grad, var) for grad, var in found if grad is not None]
 
 
-def sums_of(
+def sum_concrete_gradients(
     owner: Any,
     strategy: Strategy,
     given: Callable[[], Pairs],
     variables: Sequence[Any],
-    said: Said,
+    said: StepFingerprint,
 ) -> Pairs:
-    """As `summed`, of concrete pairs that a function gives; those that are None anywhere stay."""
+    """As `sum_gradients`, of concrete pairs that a function gives; what is None anywhere stays."""
     reducer = strategy.reducer_of(owner)
-    found = reducer.summed(given, variables, said)
+    found = reducer.sum_gradients(given, variables, said)
     note_sums(owner, reducer)
     return found
 
 
-def is_deferred(given: Pairs) -> bool:
-    """Whether a graph is being built with these pairs."""
-    return not executing_eagerly() or any(is_symbolic(part) for pair in given for part in pair)
-
-
-def converted(given: Pairs) -> Pairs:
+def convert_pairs(given: Pairs) -> Pairs:
     """The pairs with gradients as tensors or `IndexedSlices`, of the shapes of their variables.
 
     Raises:
@@ -118,16 +114,16 @@ def converted(given: Pairs) -> Pairs:
     return found
 
 
-def _in_graph(strategy: Strategy, given: Pairs, said: Said) -> Pairs:
+def _sum_in_graph(strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pairs:
     """The sums as nodes of the graph, of the same graph on all ranks."""
     variables = [var for _, var in given]
-    Agreement(strategy.ranks, values=False).check(variables, Said(said.words))
-    pairs = [(grad, var) for grad, var in filled(given, strategy.ranks) if grad is not None]
-    sums = reduced(strategy, ReduceOp.SUM, [grad for grad, _ in pairs])
+    Agreement(strategy.ranks, values=False).check(variables, StepFingerprint(said.words))
+    pairs = [(grad, var) for grad, var in fill_missing(given, strategy.ranks) if grad is not None]
+    sums = all_reduce(strategy, ReduceOp.SUM, [grad for grad, _ in pairs])
     return [(grad, var) for grad, (_, var) in zip(sums, pairs, strict=True)]
 
 
-def awaited(owner: Any, strategy: Strategy | None = None) -> AbstractContextManager[None]:
+def report_errors(owner: Any, strategy: Strategy | None = None) -> AbstractContextManager[None]:
     """A block in which gradients of an optimizer are summed: errors before that are told.
 
     Args:
@@ -138,15 +134,15 @@ def awaited(owner: Any, strategy: Strategy | None = None) -> AbstractContextMana
     is_across = strategy is None and in_cross_replica_context()
     if found.ranks.is_alone or is_across or not executing_eagerly():
         return contextlib.nullcontext()
-    return found.reducer_of(owner).telling()
+    return found.reducer_of(owner).report_errors()
 
 
-def completed_here(given: Pairs) -> Pairs:
+def fill_missing_gradients(given: Pairs) -> Pairs:
     """The pairs, with zeros for None where another replica has a gradient."""
-    return completed(converted(given), get_strategy().ranks)
+    return match_kinds(convert_pairs(given), get_strategy().ranks)
 
 
-def guarding(owner: Any) -> AbstractContextManager[None]:
+def guard_backward(owner: Any) -> AbstractContextManager[None]:
     """A block in which an optimizer computes the gradients that it then applies.
 
     What it raises is told to the other replicas, and they are sent as they come.
@@ -154,4 +150,4 @@ def guarding(owner: Any) -> AbstractContextManager[None]:
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():
         return contextlib.nullcontext()
-    return strategy.reducer_of(owner).guarding()
+    return strategy.reducer_of(owner).guard_backward()

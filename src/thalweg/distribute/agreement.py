@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.distribute.message import Doing, Message, compare
+from thalweg.distribute.message import Doing, Message, compare_lines
 from thalweg.distribute.ranks import Ranks
 from thalweg.variable import dtype_name, titles_of
 
@@ -22,7 +22,7 @@ _HINTS = [(_VALUES, "Set them alike: strategy.broadcast(variables).")]
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Said(NamedTuple):
+class StepFingerprint(NamedTuple):
     """What an optimizer says of itself, which must be the same on all ranks.
 
     Attributes:
@@ -66,7 +66,7 @@ class Agreement:
     def check(
         self,
         variables: Sequence[Any],
-        said: Said,
+        said: StepFingerprint,
         trouble: BaseException | None = None,
         doubt: bool = False,
         kinds: bytes = b"",
@@ -91,46 +91,46 @@ class Agreement:
         digest = 0
         if trouble is None:
             try:
-                digest = self._digest(variables) ^ beside ^ _numbered(*said.numbers())
+                digest = self._hash_variables(variables) ^ beside ^ _hash_numbers(*said.numbers())
             except Exception as error:
                 trouble = error
         due = self._steps % EVERY == 0
-        same, most = (digest, hashed(kinds)), (due, doubt)
-        heard = Message(self._ranks, doing, same, most, trouble).heard()
+        same, most = (digest, hash_bytes(kinds)), (due, doubt)
+        heard = Message(self._ranks, doing, same, most, trouble).receive()
         (is_same, is_alike), (is_due, is_doubted) = heard
         if not is_same or is_due:
-            self._compare(variables, said)
+            self._compare_all(variables, said)
         self._steps += 1
         return Agreed(bool(is_doubted), is_alike)
 
-    def doubt(self) -> None:
+    def compare_all_next(self) -> None:
         """Have all of it compared at the next check."""
         self._steps = 0
 
-    def meet(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
+    def ask_all(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
         """Ask whether all ranks have the same variables, and none declines."""
-        same, most = (self._digest(variables),), (declines,)
+        same, most = (self._hash_variables(variables),), (declines,)
         return Meeting(Message(self._ranks, Doing.BACKWARD, same, most))
 
-    def _digest(self, variables: Sequence[Tensor]) -> int:
+    def _hash_variables(self, variables: Sequence[Tensor]) -> int:
         known, formats, digest = self._known
         own = [(var.shape, var.dtype) for var in variables]
         if own != formats or any(
             one is not other for one, other in zip(known, variables, strict=True)
         ):
-            digest = hashed("\n".join(_lines(variables, False)).encode())
+            digest = hash_bytes("\n".join(_describe_variables(variables, False)).encode())
             self._known = list(variables), own, digest
         return digest
 
-    def _compare(self, variables: Sequence[Tensor], said: Said) -> None:
+    def _compare_all(self, variables: Sequence[Tensor], said: StepFingerprint) -> None:
         trouble: Exception | None = None
         lines: list[str] = []
         try:
-            lines = [*said.words(), *_lines(variables, self._values)]
+            lines = [*said.words(), *_describe_variables(variables, self._values)]
         except Exception as error:
             trouble = error
-        Message(self._ranks, Doing.STEP, trouble=trouble).heard()
-        compare(self._ranks, lines, _HINTS)
+        Message(self._ranks, Doing.STEP, trouble=trouble).receive()
+        compare_lines(self._ranks, lines, _HINTS)
 
 
 class Meeting:
@@ -143,47 +143,47 @@ class Meeting:
     def reach_agreement(self) -> bool:
         """The answer, the same on all ranks; waits for it."""
         if self._answer is None:
-            alike, (is_declined, _) = self._message.heard()
+            alike, (is_declined, _) = self._message.receive()
             self._answer = alike[0] and not is_declined
         return self._answer
 
 
-def hashed(text: bytes) -> int:
+def hash_bytes(text: bytes) -> int:
     """A number of 56 bits, the same on all ranks if the text is."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
-def _numbered(step: int, numbers: Sequence[float]) -> int:
+def _hash_numbers(step: int, numbers: Sequence[float]) -> int:
     with np.errstate(over="ignore"):  # steps compute with float32
         rounded = np.array(numbers, np.float32)
-    return hashed(struct.pack("q", step) + rounded.tobytes())
+    return hash_bytes(struct.pack("q", step) + rounded.tobytes())
 
 
-def _lines(variables: Sequence[Any], values: bool) -> list[str]:
+def _describe_variables(variables: Sequence[Any], values: bool) -> list[str]:
     titles = titles_of(variables)
     found = [f"the number of variables: {len(variables)}"]
     found += [
-        f"variable {place}: '{title}' {dtype_name(var.dtype)} {_shape(var)}{_strides(var)}"
+        f"variable {place}: '{title}' {dtype_name(var.dtype)} {_shape_of(var)}{_strides_of(var)}"
         for place, (title, var) in enumerate(zip(titles, variables, strict=True))
     ]
     if values:
         pairs = zip(titles, variables, strict=True)
-        found += [f"{_VALUES} of '{title}': a sum of {_sum(var):x}" for title, var in pairs]
+        found += [f"{_VALUES} of '{title}': a sum of {_sum_bits(var):x}" for title, var in pairs]
     return found
 
 
-def _sum(var: Tensor) -> int:
+def _sum_bits(var: Tensor) -> int:
     """The sum of the bits of all elements as whole numbers, for which no order matters."""
     plain = var.detach()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
     return int(plain.view(_BITS[plain.element_size()]).sum(dtype=torch.int64)) % 2**64
 
 
-def _shape(var: Any) -> Any:
+def _shape_of(var: Any) -> Any:
     return None if var.shape is None else tuple(var.shape)  # of a graph's variable
 
 
-def _strides(var: Any) -> str:
+def _strides_of(var: Any) -> str:
     """Where elements lie, if not in rows: parts of variables, and sums, go by that."""
     if not isinstance(var, Tensor) or var.is_contiguous():
         return ""

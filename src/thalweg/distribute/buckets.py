@@ -32,7 +32,7 @@ class Sending:
     compression: torch.dtype | None = None
     micro_batches: int | None = None
 
-    def told(self) -> list[str]:
+    def describe(self) -> list[str]:
         """It in words, one thing a line, with what else the bits of ordered sums depend on."""
         names = [each.name for each in fields(self) if self.ordered or each.name != "micro_batches"]
         lines = [f"{name} of the strategy: {getattr(self, name)}" for name in names]
@@ -86,7 +86,7 @@ class Bucket:
 
     def __init__(self, places: Sequence[int], like: Sequence[Tensor]) -> None:
         self.places = list(places)
-        plain = [_real(each) for each in like]
+        plain = [_as_real(each) for each in like]
         with outside_inference():  # it may be filled again outside of it
             self._flat = plain[0].new_empty(sum(each.numel() for each in plain))
         parts = self._flat.split([each.numel() for each in plain])
@@ -102,7 +102,7 @@ class Bucket:
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         """See `Sent`."""
-        copied_to([self.parts[place] for place in places], tensors)
+        copy_all([self.parts[place] for place in places], tensors)
 
     def clear(self, place: int) -> None:
         """See `Sent`."""
@@ -165,7 +165,7 @@ def holders_of(tensor: Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
 
 
-def planned(
+def plan_buckets(
     like: Sequence[tuple[int, Tensor]],
     size: int,
     made: Callable[[Sequence[int], Sequence[Tensor]], Made],
@@ -191,12 +191,12 @@ def planned(
     return [made([place for place, _ in each], [like for _, like in each]) for each in full]
 
 
-def copied_to(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors to others of their shapes."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
-def _real(tensor: Tensor) -> Tensor:
+def _as_real(tensor: Tensor) -> Tensor:
     """A tensor that is sent: torch's collectives know no complex numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -37,7 +37,7 @@ class Compression:
         self._left = WeakTensorKeyDictionary()
         self._next: dict[int, tuple[Tensor, Tensor]] = {}  # of a step that may not be taken
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step, or begin it again."""
         self._next = {}
 
@@ -59,12 +59,12 @@ class Compression:
         for var, left in zip(own, bucket.compress(self._dtype, self._count), strict=True):
             self._next.setdefault(id(var), (var, left))
 
-    def sent(self, variables: Iterable[Tensor]) -> None:
+    def keep_wanted(self, variables: Iterable[Tensor]) -> None:
         """Say of which variables the sums were wanted."""
         wanted = set(map(id, variables))
         self._next = {key: each for key, each in self._next.items() if key in wanted}
 
-    def taken(self) -> None:
+    def commit_step(self) -> None:
         """Say that the sums were applied."""
         for var, left in self._next.values():
             self._left[var] = left

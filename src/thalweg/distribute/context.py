@@ -48,40 +48,42 @@ class Entered(NamedTuple):
     replica: Replica | None
 
 
-def across(strategy: Replicas) -> Within:
+def enter_cross_replica(strategy: Replicas) -> Within:
     """Be across the replicas of a strategy, which the block is given, until it ends."""
-    return _entering(Entered(strategy, None), strategy)
+    return _enter(Entered(strategy, None), strategy)
 
 
-def within(replica: Replica) -> Within:
+def enter_replica(replica: Replica) -> Within:
     """Be in a replica until the block ends."""
-    return _entering(Entered(replica.strategy, replica))
+    return _enter(Entered(replica.strategy, replica))
 
 
-def _entering(entered: Entered, given: Any = None) -> Within:
+def _enter(entered: Entered, given: Any = None) -> Within:
     def entering() -> Sections:
         return [partial(thread.strategies.append, entered)], [thread.strategies.pop]
 
     return Within(entering, given)
 
 
-def innermost() -> Entered | None:
+def innermost_context() -> Entered | None:
     """What this thread has entered last."""
     return thread.strategies[-1] if thread.strategies else None
 
 
-def updating() -> AbstractContextManager[Any]:
+def enter_update() -> AbstractContextManager[Any]:
     """A block in which a hook updates variables: across replicas, if there are several."""
-    return contextlib.nullcontext() if replicas() == 1 else across(thread.strategies[-1].strategy)
+    if replicas() == 1:
+        return contextlib.nullcontext()
+    return enter_cross_replica(thread.strategies[-1].strategy)
 
 
 def has_strategy() -> bool:
     """Whether this thread is in the scope of a strategy that somebody made."""
-    here = innermost()
+    here = innermost_context()
     return here is not None and not (here.replica is None and here.strategy.is_default)
 
 
 def in_cross_replica_context() -> bool:
     """Whether this thread is across replicas: in `scope`, in `merge_call`, not in `run`."""
-    here = innermost()
+    here = innermost_context()
     return here is not None and here.replica is None

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from thalweg.core.nest import leaves_of
 from thalweg.core.pairs import flatten
-from thalweg.distribute.agreement import Agreement, Said
-from thalweg.distribute.context import Replicas, across, within
-from thalweg.distribute.message import Doing, telling
-from thalweg.distribute.nested import reduced
+from thalweg.distribute.agreement import Agreement, StepFingerprint
+from thalweg.distribute.context import Replicas, enter_cross_replica, enter_replica
+from thalweg.distribute.message import Doing, report_error
+from thalweg.distribute.nested import all_reduce
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.ground.switches import no_grad
 from thalweg.variable import check_held
@@ -47,13 +47,13 @@ class Extended:
             value: A tensor or `IndexedSlices`.
             destinations, options: Accepted for compatibility.
         """
-        return reduced(self._strategy, reduce_op, value)
+        return all_reduce(self._strategy, reduce_op, value)
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """As `Strategy.run`: call a function as this rank's replica."""
-        with within(ReplicaContext(self._strategy)):
+        with enter_replica(ReplicaContext(self._strategy)):
             return fn(*args, **(kwargs or {}))
 
     def batch_reduce_to(
@@ -69,7 +69,9 @@ class Extended:
             value_destination_pairs: Values, as gradients, and what they are for, as variables.
             options: Accepted for compatibility.
         """
-        return reduced(self._strategy, reduce_op, [value for value, _ in value_destination_pairs])
+        return all_reduce(
+            self._strategy, reduce_op, [value for value, _ in value_destination_pairs]
+        )
 
     def update(
         self,
@@ -87,7 +89,7 @@ class Extended:
             args, kwargs: Its other arguments.
             group: Whether what it returns is returned as it is, or else as a tuple of one.
         """
-        with across(self._strategy):
+        with enter_cross_replica(self._strategy):
             found = fn(var, *args, **(kwargs or {}))
         return found if group else (found,)
 
@@ -100,7 +102,7 @@ class Extended:
         group: bool = True,
     ) -> Any:
         """Call a function that updates what belongs to no variable: once in each process."""
-        with across(self._strategy):
+        with enter_cross_replica(self._strategy):
             found = fn(*args, **(kwargs or {}))
         return found if group else (found,)
 
@@ -125,14 +127,14 @@ class Extended:
             tensors = [*variables.parameters(), *variables.buffers()]
         else:
             tensors = list(leaves_of(flatten(variables)))
-        with telling(ranks, Doing.STEP):
+        with report_error(ranks, Doing.STEP):
             for each in tensors:
                 check_held(each)
-        Agreement(ranks, values=False).check(tensors, Said(list))
+        Agreement(ranks, values=False).check(tensors, StepFingerprint(list))
         with no_grad():
             copies = [
                 each.detach().clone(memory_format=torch.contiguous_format) for each in tensors
             ]
-            ranks.spread(copies)
+            ranks.broadcast(copies)
             for each, copy in zip(tensors, copies, strict=True):
                 each.detach().copy_(copy)

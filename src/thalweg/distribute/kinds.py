@@ -44,16 +44,16 @@ class Kind(NamedTuple):
         return cls(not is_sparse, is_sparse, is_wide, False, dtypes)
 
     @classmethod
-    def read(cls, marks: Sequence[int]) -> Kind:
+    def from_marks(cls, marks: Sequence[int]) -> Kind:
         """What `marks` has written."""
         dense, sparse, wide, missing, *dtypes = map(bool, marks)
         return cls(dense, sparse, wide, missing, tuple(dtypes))
 
-    def marks(self) -> list[int]:
+    def to_marks(self) -> list[int]:
         """It as numbers, the largest of which over all ranks tell what there is anywhere."""
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
-    def check(self, title: str) -> None:
+    def check_same(self, title: str) -> None:
         """Refuse what differs between ranks.
 
         Raises:
@@ -70,7 +70,7 @@ class Kind(NamedTuple):
                 f" give the same kind and dtype{'.' if self.missing else ', or None.'}"
             )
 
-    def filled(self, grad: Any, var: Any) -> Any:
+    def fill(self, grad: Any, var: Any) -> Any:
         """The gradient; zeros or no rows where it is None here and not on another rank."""
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)

@@ -12,11 +12,11 @@ _reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
 
 def note_sums(owner: Any, reducer: Reducer) -> None:
-    """Note who has summed the gradients of an optimizer; `taken` may follow."""
+    """Note who has summed the gradients of an optimizer; `commit_sums` may follow."""
     _reducers[owner] = reducer
 
 
-def taken(owner: Any, failed: bool = False) -> None:
+def commit_sums(owner: Any, failed: bool = False) -> None:
     """Say that an optimizer has applied the sums that it was given last, if there were any.
 
     Args:
@@ -26,4 +26,4 @@ def taken(owner: Any, failed: bool = False) -> None:
     if _reducers:
         reducer = _reducers.pop(owner, None)
         if reducer is not None:
-            reducer.taken(failed)
+            reducer.commit_sums(failed)

@@ -45,7 +45,7 @@ def scale_loss_for_estimator() -> Iterator[None]:
         _record.scales = before
 
 
-def factor() -> float | None:
+def loss_factor() -> float | None:
     """What a loss is multiplied by before it is differentiated; None for nothing."""
     if not _record.scales or _record.last is ReduceOp.SUM:
         return None

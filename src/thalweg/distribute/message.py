@@ -45,7 +45,7 @@ _WORDS = {
 }
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     """What all ranks have told.
 
     Attributes:
@@ -86,7 +86,7 @@ class Message:
         self._numbers = torch.tensor(numbers, device=ranks.device)
         self._pending = ranks.begin_maximum(self._numbers)
 
-    def heard(self) -> Heard:
+    def receive(self) -> Received:
         """What the others have told; waits for it.
 
         Raises:
@@ -101,13 +101,13 @@ class Message:
         if troubled:
             self._raise_trouble(troubled - 1)
         if not does_one:
-            compare(self._ranks, [f"what it does: it {self._doing.words}"])
-        return Heard(alike, most)
+            compare_lines(self._ranks, [f"what it does: it {self._doing.words}"])
+        return Received(alike, most)
 
     def _raise_trouble(self, rank: int) -> None:
         trouble = self._trouble
         own = "" if trouble is None else f"{type(trouble).__name__}: {trouble}"
-        text = textwrap.shorten(self._ranks.texts(own)[rank], 300, placeholder=" ...")
+        text = textwrap.shorten(self._ranks.gather_texts(own)[rank], 300, placeholder=" ...")
         if trouble is not None:
             raise trouble
         raise ReplicaMismatchError(
@@ -117,25 +117,27 @@ class Message:
 
 
 @contextlib.contextmanager
-def telling(ranks: Ranks, doing: Doing) -> Iterator[None]:
+def report_error(ranks: Ranks, doing: Doing) -> Iterator[None]:
     """A block that ends before this rank does it: errors are told to the others, which wait."""
     try:
         yield
     except Exception as error:
-        tell(ranks, doing, error)
+        raise_on_all(ranks, doing, error)
         raise
 
 
-def tell(ranks: Ranks, doing: Doing, trouble: BaseException) -> None:
+def raise_on_all(ranks: Ranks, doing: Doing, trouble: BaseException) -> None:
     """Tell the other ranks what keeps this one from doing something, and raise it.
 
     They know of errors that all ranks raise together.
     """
     if not ranks.is_alone and not isinstance(trouble, ReplicaLostError | ReplicaMismatchError):
-        Message(ranks, doing, trouble=trouble).heard()
+        Message(ranks, doing, trouble=trouble).receive()
 
 
-def compare(ranks: Ranks, lines: Sequence[str], hints: Sequence[tuple[str, str]] = ()) -> None:
+def compare_lines(
+    ranks: Ranks, lines: Sequence[str], hints: Sequence[tuple[str, str]] = ()
+) -> None:
     """Raise on all ranks if they say different things.
 
     Args:
@@ -146,13 +148,13 @@ def compare(ranks: Ranks, lines: Sequence[str], hints: Sequence[tuple[str, str]]
     Raises:
         ReplicaMismatchError: Names the first difference.
     """
-    first, *others = (text.split("\n") for text in ranks.texts("\n".join(lines)))
+    first, *others = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
     for rank, other in enumerate(others, 1):
         if other != first:
-            raise ReplicaMismatchError(_difference(first, rank, other, hints))
+            raise ReplicaMismatchError(_describe_difference(first, rank, other, hints))
 
 
-def _difference(
+def _describe_difference(
     first: Sequence[str], rank: int, other: Sequence[str], hints: Sequence[tuple[str, str]]
 ) -> str:
     """In words, the first line that differs."""

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
-def aggregated(variable: Any, synchronization: Any, aggregation: Any) -> Any:
+def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any) -> Any:
     """A variable that was just made, whose assignments in replicas are aggregated from now on.
 
     Args:
@@ -27,8 +27,8 @@ def aggregated(variable: Any, synchronization: Any, aggregation: Any) -> Any:
     Raises:
         ValueError: One of them is no mode.
     """
-    how = mode(VariableAggregation, aggregation)
-    when = mode(VariableSynchronization, synchronization)
+    how = as_mode(VariableAggregation, aggregation)
+    when = as_mode(VariableSynchronization, synchronization)
     if when is not VariableSynchronization.AUTO:
         variable.synchronization = when
     if how is VariableAggregation.NONE:
@@ -44,7 +44,7 @@ def aggregated(variable: Any, synchronization: Any, aggregation: Any) -> Any:
     return variable
 
 
-def mode(kind: type[Mode], given: Any) -> Mode:
+def as_mode(kind: type[Mode], given: Any) -> Mode:
     """One of the modes, or its number; None is the first of them.
 
     Raises:
@@ -60,15 +60,15 @@ def mode(kind: type[Mode], given: Any) -> Mode:
         ) from None
 
 
-def aggregating(make: Callable[P, Any]) -> Callable[P, Any]:
+def with_aggregation(make: Callable[P, Any]) -> Callable[P, Any]:
     """A function that makes variables, with its `synchronization` and `aggregation` heeded."""
 
     @functools.wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> Any:
-        synchronization = mode(VariableSynchronization, kwargs.pop("synchronization", None))
-        aggregation = mode(VariableAggregation, kwargs.pop("aggregation", None))
+        synchronization = as_mode(VariableSynchronization, kwargs.pop("synchronization", None))
+        aggregation = as_mode(VariableAggregation, kwargs.pop("aggregation", None))
         modes = {"synchronization": synchronization, "aggregation": aggregation}
         variable = make(*args, **{**kwargs, **modes})
-        return aggregated(variable, synchronization, aggregation)
+        return aggregate_assignments(variable, synchronization, aggregation)
 
     return made

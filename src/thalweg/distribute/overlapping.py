@@ -34,14 +34,14 @@ class Underway:
     ) -> None:
         self._variables, self._sender, self._meeting = list(variables), sender, meeting
         like = [(place, variables[place].detach()) for place in dense]
-        self._buckets = sender.buckets(like, self._variables)
+        self._buckets = sender.buckets_for(like, self._variables)
         self._homes = {place: bucket for bucket in self._buckets for place in bucket.places}
         self._numbers = {id(var): place for place, var in enumerate(variables)}
         self._left = {id(bucket): len(bucket.places) for bucket in self._buckets}
         self._arrived: dict[int, tuple[Tensor, int]] = {}  # with their versions as they were sent
         self._sent = 0
 
-    def arrived(self, var: Tensor) -> None:
+    def take_gradient(self, var: Tensor) -> None:
         """Take the gradient of a variable, `var.grad`, which is complete."""
         place, grad = self._numbers.get(id(var), -1), var.grad
         home = self._homes.get(place)
@@ -53,7 +53,7 @@ class Underway:
         while self._sent < len(self._buckets) and not self._left[id(self._buckets[self._sent])]:
             if not self._is_agreed():
                 return
-            self._send()
+            self._send_next()
 
     def finish(self) -> bool:
         """Send what is left; what did not come is zeros. Returns whether all ranks do."""
@@ -63,7 +63,7 @@ class Underway:
             if place not in self._arrived:
                 bucket.clear(place)
         while self._sent < len(self._buckets):
-            self._send()
+            self._send_next()
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
@@ -90,8 +90,8 @@ class Underway:
     def _is_agreed(self) -> bool:
         return self._meeting.reach_agreement()
 
-    def _send(self) -> None:
-        self._sender.send(self._buckets[self._sent], self._variables)
+    def _send_next(self) -> None:
+        self._sender.send_bucket(self._buckets[self._sent], self._variables)
         self._sent += 1
 
 

@@ -50,7 +50,7 @@ class Ranks:
         self._lost: str | None = None
         self._group = group
         if group is None and not has_group():
-            _join(self._timeout)
+            _join_torchrun(self._timeout)
         is_one = group is None and not has_group()
         self.rank = 0 if is_one else distributed.get_rank(group)
         self.size = 1 if is_one else distributed.get_world_size(group)
@@ -73,7 +73,7 @@ class Ranks:
         """Whether there is no other rank."""
         return self.size == 1
 
-    def maximum(self, tensor: Tensor) -> None:
+    def take_maximum(self, tensor: Tensor) -> None:
         """Set each element to the largest one of all ranks."""
         self._wait(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
 
@@ -86,12 +86,12 @@ class Ranks:
         return Pending(self, [self._begin(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
-        """As `maximum`, likewise."""
+        """As `take_maximum`, likewise."""
         return Pending(
             self, [self._begin(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
 
-    def gathered(self, tensor: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._wait(distributed.all_gather, found, tensor)
@@ -109,7 +109,7 @@ class Ranks:
             taken[self.rank] = torch.empty_like(parts[self.rank])
             return Pending(self, [self._begin(distributed.all_to_all, taken, list(parts))])
         others = [rank for rank in range(self.size) if rank != self.rank]
-        with self._told():  # gloo's all_to_all takes half as long again
+        with self._detect_loss():  # gloo's all_to_all takes half as long again
             works = [
                 distributed.irecv(found[rank], group=self._group, group_src=rank)
                 for rank in others
@@ -144,7 +144,7 @@ class Ranks:
         Args:
             tensors: One for each rank; all ranks give the same shapes.
         """
-        with self._told():
+        with self._detect_loss():
             works = [
                 distributed.irecv(each, group=self._group, group_src=rank)
                 if not self.rank
@@ -154,7 +154,7 @@ class Ranks:
             ]
         Pending(self, works).wait()
 
-    def spread(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Set tensors to those of one rank."""
         for tensor in tensors:
             whole = tensor.detach().contiguous()
@@ -164,16 +164,16 @@ class Ranks:
                 with no_grad():
                     tensor.copy_(whole)
 
-    def texts(self, own: str) -> list[str]:
+    def gather_texts(self, own: str) -> list[str]:
         """The texts of all ranks."""
         data = torch.frombuffer(bytearray(own.encode() or b" "), dtype=torch.uint8).to(self.device)
-        sizes = self.gathered(torch.tensor([len(data)], device=self.device))
+        sizes = self.all_gather(torch.tensor([len(data)], device=self.device))
         padded = data.new_zeros(int(torch.stack(sizes).max()))
         padded[: len(data)] = data
-        parts = zip(self.gathered(padded), sizes, strict=True)
+        parts = zip(self.all_gather(padded), sizes, strict=True)
         return [part[: int(size)].cpu().numpy().tobytes().decode() for part, size in parts]
 
-    def once(self, write: Callable[[], None], path: str) -> None:
+    def write_once(self, write: Callable[[], None], path: str) -> None:
         """Have rank 0 write a file; all ranks call this, and go on when it is there.
 
         Args:
@@ -190,7 +190,7 @@ class Ranks:
                 write()
             except BaseException as error:
                 trouble = error
-        said = self.texts("" if trouble is None else f"{type(trouble).__name__}: {trouble}")
+        said = self.gather_texts("" if trouble is None else f"{type(trouble).__name__}: {trouble}")
         if trouble is not None:
             raise trouble
         if said[0].strip():
@@ -198,7 +198,7 @@ class Ranks:
 
     def _wait(self, function: Any, *args: Any, **kwargs: Any) -> None:
         work = self._begin(function, *args, **kwargs)
-        with self._told():
+        with self._detect_loss():
             self._finish(work)
 
     def _begin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ class Ranks:
             # Gloo would take as many bytes from where it begins.
             if isinstance(each, Tensor) and not each.is_contiguous():
                 raise ValueError(f"a tensor of strides {each.stride()} cannot be sent")
-        with self._told():
+        with self._detect_loss():
             return function(*args, group=self._group, async_op=True, **kwargs)
 
     def _finish(self, work: Any) -> None:
@@ -216,14 +216,14 @@ class Ranks:
             work.wait(self._timeout)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _detect_loss(self) -> Iterator[None]:
         if self._lost is not None:
             raise ReplicaLostError(self._lost)
         try:
             yield
         except RuntimeError as error:
             said = _first_line(error)
-            self._lost = f"{self._silence()}: {said}."
+            self._lost = f"{self._describe_silence()}: {said}."
             raise ReplicaLostError(self._lost) from error
         except BaseException:
             self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
@@ -237,7 +237,7 @@ class Ranks:
         """
         self._lost = self._lost or why
 
-    def _silence(self) -> str:
+    def _describe_silence(self) -> str:
         others = sorted({*range(self.size)} - {self.rank})
         if len(others) == 1:
             who = f"rank {others[0]}"
@@ -262,7 +262,7 @@ class Pending:
         Raises:
             ReplicaLostError: They will not.
         """
-        with self._ranks._told():
+        with self._ranks._detect_loss():
             for work in self._works:
                 self._ranks._finish(work)
 
@@ -281,19 +281,19 @@ def default_group() -> Any:
     return distributed.group.WORLD
 
 
-def _join(timeout: timedelta | None) -> None:
+def _join_torchrun(timeout: timedelta | None) -> None:
     """Join the ranks that `torchrun` has started, if it has."""
     if distributed.is_available() and all(name in os.environ for name in _UNDER_TORCHRUN):
         device = os.environ.get("LOCAL_RANK", "0")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, timeout=timeout, **_meeting())
+        distributed.init_process_group(backend, timeout=timeout, **_rendezvous())
         if backend == "gloo":
-            atexit.register(_leave, weakref.ref(default_group()), os.getpid())
+            atexit.register(_leave_group, weakref.ref(default_group()), os.getpid())
 
 
-def _leave(joined: weakref.ref[Any], process: int) -> None:
+def _leave_group(joined: weakref.ref[Any], process: int) -> None:
     """End Gloo's threads at exit: one with a tensor in hand would abort the interpreter's end.
 
     (https://github.com/pytorch/pytorch/pull/179291)
@@ -303,7 +303,7 @@ def _leave(joined: weakref.ref[Any], process: int) -> None:
         distributed.destroy_process_group()
 
 
-def _meeting() -> dict[str, Any]:
+def _rendezvous() -> dict[str, Any]:
     """Where ranks meet, if not where torch has them meet.
 
     `torchrun` keeps one store over all restarts, with the addresses of ranks that are no more in it

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from thalweg.autodiff import watching
-from thalweg.distribute.agreement import Agreement, Meeting, Said
+from thalweg.distribute.agreement import Agreement, Meeting, StepFingerprint
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.kinds import signature
-from thalweg.distribute.message import Doing, tell
+from thalweg.distribute.message import Doing, raise_on_all
 from thalweg.distribute.overlapping import Underway
 from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import MaybePair, filled, sums_of
+from thalweg.distribute.reducing import MaybePair, fill_missing, sum_matched_pairs
 from thalweg.distribute.sender import Sender
 from thalweg.distribute.sharding.shards import Shards
-from thalweg.distribute.sharding.step import SharedStep, before
+from thalweg.distribute.sharding.step import SharedStep, fate_before_write
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
 
@@ -40,7 +40,7 @@ class Reducer:
     def __init__(self, ranks: Ranks, sending: Sending, shards: Shards | None = None) -> None:
         self.shards = shards
         self._ranks, self._sending = ranks, sending
-        self._sender = self._made(scatters=False)
+        self._sender = self._make_sender(scatters=False)
         self._agreement = Agreement(ranks)
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
@@ -51,13 +51,13 @@ class Reducer:
         self._is_in_doubt = False  # whether the last step failed here, and may not have elsewhere
         self._steps = 0
 
-    def summed(
+    def sum_gradients(
         self,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        said: Said,
+        said: StepFingerprint,
     ) -> list[MaybePair]:
-        """As `reducing.summed`, after the ranks have compared what they are about to do.
+        """As `reducing.sum_pairs`, after the ranks have compared what they are about to do.
 
         Args:
             gradients: Gives the pairs; what it raises is told to the other ranks.
@@ -65,24 +65,24 @@ class Reducer:
             said: What must be the same on all ranks.
         """
         with self._in_a_step():
-            whole, known = self._agreed(gradients, variables, said)
-            found = sums_of(whole, self._sender, known)
-            self._sender.sent(variables[place] for place in self._dense)
+            whole, known = self._reach_agreement(gradients, variables, said)
+            found = sum_matched_pairs(whole, self._sender, known)
+            self._sender.keep_wanted(variables[place] for place in self._dense)
         self._steps += 1
         self._is_in_doubt = True
         return found
 
-    def shared(
+    def share_step(
         self,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        said: Said,
+        said: StepFingerprint,
         scatters: bool,
     ) -> tuple[list[MaybePair], SharedStep]:
-        """As `summed`, for a step over slots that are shared out.
+        """As `sum_gradients`, for a step over slots that are shared out.
 
         Args:
-            gradients, variables, said: As in `summed`.
+            gradients, variables, said: As in `sum_gradients`.
             scatters: Whether a rank gets its parts of the sums alone.
 
         Returns:
@@ -91,13 +91,13 @@ class Reducer:
         shards = self._shards_here()
 
         def checked() -> Sequence[MaybePair]:
-            shards.check(variables)
+            shards.check_sizes(variables)
             return gradients()
 
         with self._in_a_step():
-            whole, known = self._agreed(checked, variables, said, scatters)
-            shards.learn([var for grad, var in whole if grad is not None])
-            found = sums_of(whole, self._sender, known)
+            whole, known = self._reach_agreement(checked, variables, said, scatters)
+            shards.cut_new([var for grad, var in whole if grad is not None])
+            found = sum_matched_pairs(whole, self._sender, known)
         self._steps += 1
         self._is_in_doubt = True
         parts: dict[int, Tensor] = {}
@@ -125,23 +125,23 @@ class Reducer:
         except ReplicaLostError as error:
             number = self._steps + 1
             if self.shards is not None:
-                raise self.shards.lost(error, before(number)) from error
+                raise self.shards.lost_error(error, fate_before_write(number)) from error
             raise ReplicaLostError(
                 f"{error} In step {number} of this optimizer under this strategy; variables are as"
                 f" after step {number - 1}."
             ) from error
 
-    def _agreed(
+    def _reach_agreement(
         self,
         gradients: Callable[[], Sequence[MaybePair]],
         variables: Sequence[Tensor],
-        said: Said,
+        said: StepFingerprint,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
         """The pairs, of one kind on all ranks, and the sums that are there by now."""
         self._is_awaited = False
         if self._is_in_doubt:
-            self._agreement.doubt()
+            self._agreement.compare_all_next()
             self._is_in_doubt = False
         underway, self._underway = self._underway, None
         pairs: Sequence[MaybePair] = ()
@@ -154,46 +154,46 @@ class Reducer:
         given = [grad for grad, _ in pairs]
         is_other = underway is None or not underway.carries(own, given)
         is_other = is_other or scatters != self._sender.scatters
-        beside, whole_said = self._beside(said, scatters)
+        beside, whole_said = self._with_shards(said, scatters)
         agreed = self._agreement.check(own, whole_said, trouble, is_other, signature(given), beside)
         if agreed.is_doubted and underway is not None:
             underway.sums()  # somebody has changed the gradients since
             underway = None
         if underway is None:
-            self._sender.begin()
+            self._sender.begin_step()
         if scatters != self._sender.scatters:
-            self._sender = self._made(scatters)
-        whole = list(pairs) if agreed.is_alike else filled(pairs, self._ranks)
+            self._sender = self._make_sender(scatters)
+        whole = list(pairs) if agreed.is_alike else fill_missing(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
         sums = {} if underway is None else underway.sums()
         return whole, {place: sums[place] for place in self._dense if place in sums}
 
-    def _made(self, scatters: bool) -> Sender:
+    def _make_sender(self, scatters: bool) -> Sender:
         parts = self.shards if scatters else None
         return Sender(self._ranks, self._sending, compresses=True, shards=parts)
 
-    def _beside(self, said: Said, scatters: bool) -> tuple[int, Said]:
+    def _with_shards(self, said: StepFingerprint, scatters: bool) -> tuple[int, StepFingerprint]:
         """What must be the same besides `said`: as a number, and with it."""
         if self.shards is None:
-            return 0, said._replace(words=lambda: [*said.words(), *self._sending.told()])
+            return 0, said._replace(words=lambda: [*said.words(), *self._sending.describe()])
         cut = self.shards.digest
         own = [f"what slots are where: {cut:x}", f"whether sums are sent in parts: {scatters}"]
-        words = lambda: [*said.words(), *self._sending.told(), *own]  # noqa: E731
+        words = lambda: [*said.words(), *self._sending.describe(), *own]  # noqa: E731
         return cut ^ scatters, said._replace(words=words)
 
-    def taken(self, failed: bool) -> None:
+    def commit_sums(self, failed: bool) -> None:
         """Say that the last sums were applied: an error before that leaves all as it was.
 
         Args:
             failed: Whether an error has come since.
         """
-        self._sender.taken()
+        self._sender.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """A block with a `summed` in it, which the other ranks wait for: errors before are told."""
+    def report_errors(self) -> Iterator[None]:
+        """A block with a `sum_gradients`, which other ranks wait for: errors before are told."""
         self._is_awaited = True
         try:
             yield
@@ -202,43 +202,43 @@ class Reducer:
         except Exception as error:
             if self._is_awaited:
                 with self._in_a_step():
-                    tell(self._ranks, Doing.STEP, error)
+                    raise_on_all(self._ranks, Doing.STEP, error)
             raise
 
     @contextlib.contextmanager
-    def guarding(self) -> Iterator[None]:
-        """A block that computes gradients for `summed`, which the other ranks wait for."""
+    def guard_backward(self) -> Iterator[None]:
+        """A block that computes gradients for `sum_gradients`, which the other ranks wait for."""
         self._underway, self._has_begun = None, False
-        self._sender.begin()
+        self._sender.begin_step()
         with self._in_a_step():
-            yield from self._guarded()
+            yield from self._watch_backward()
 
-    def _guarded(self) -> Iterator[None]:
+    def _watch_backward(self) -> Iterator[None]:
         try:
-            with watching(self._begin):
+            with watching(self._begin_backward):
                 yield
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
-            self._end()
-            tell(self._ranks, Doing.STEP, error)
+            self._end_backward()
+            raise_on_all(self._ranks, Doing.STEP, error)
         except BaseException:  # this rank cannot wait for the others
             if self._has_begun:
                 self._ranks.give_up(f"rank {self._ranks.rank} was interrupted in a step.")
             raise
         else:
-            self._end()
+            self._end_backward()
 
-    def _end(self) -> None:
+    def _end_backward(self) -> None:
         """End the backward pass; one that has not begun answers the others."""
-        self._begin((), declines=True)
+        self._begin_backward((), declines=True)
         if self._declined is not None:
             declined, self._declined = self._declined, None
             declined.reach_agreement()  # or that others do something else goes unheard
         if self._underway is not None and not self._underway.finish():
             self._underway = None
 
-    def _begin(
+    def _begin_backward(
         self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
         """Begin a backward pass; returns what is called with each leaf whose gradient is there."""
@@ -249,9 +249,9 @@ class Reducer:
         declines = declines or not self._dense or any(id(leaf) not in known for leaf in leaves)
         if self.shards is not None and not self.shards.fits(self._variables):
             declines = True  # the step will say what is wrong
-        meeting = self._agreement.meet(self._variables, declines)
+        meeting = self._agreement.ask_all(self._variables, declines)
         if declines:
             self._declined = meeting
             return None
         self._underway = Underway(self._variables, self._dense, self._sender, meeting)
-        return self._underway.arrived
+        return self._underway.take_gradient

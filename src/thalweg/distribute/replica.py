@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from thalweg.distribute.context import Replicas, across
-from thalweg.distribute.nested import reduced
+from thalweg.distribute.context import Replicas, enter_cross_replica
+from thalweg.distribute.nested import all_reduce
 
 
 class ReplicaContext:
@@ -52,7 +52,7 @@ class ReplicaContext:
             ReplicaMismatchError: Kinds or dtypes differ between replicas.
             ReplicaLostError: A replica did not answer.
         """
-        return reduced(self.strategy, reduce_op, value)
+        return all_reduce(self.strategy, reduce_op, value)
 
     def merge_call(
         self,
@@ -69,5 +69,5 @@ class ReplicaContext:
         Returns:
             What it returns.
         """
-        with across(self.strategy):
+        with enter_cross_replica(self.strategy):
             return merge_fn(self.strategy, *args, **(kwargs or {}))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.distribute.buckets import Bucket, Sending, Sent, planned
+from thalweg.distribute.buckets import Bucket, Sending, Sent, plan_buckets
 from thalweg.distribute.compression import Compression
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.scattering import Scatter
@@ -44,7 +44,7 @@ class Sender:
         """Whether each rank gets its parts of the sums alone."""
         return self._shards is not None
 
-    def buckets(
+    def buckets_for(
         self, like: Sequence[tuple[int, Tensor]], variables: Sequence[Any]
     ) -> Sequence[Sent]:
         """Buckets for tensors, the last one first, as the backward pass computes them.
@@ -64,28 +64,28 @@ class Sender:
             layout += [(id(var), self._shards.pieces(var)) for var in own]
         if layout != self._layout or self._holders != [each.holders() for each in self._buckets]:
             self._layout, self._buckets = None, []  # or they would be there twice for a while
-            self._buckets = planned(like, self._how.bucket_size, made)
+            self._buckets = plan_buckets(like, self._how.bucket_size, made)
             self._holders = [each.holders() for each in self._buckets]
             self._layout = layout
         return self._buckets
 
-    def send(self, bucket: Sent, variables: Sequence[Any]) -> None:
+    def send_bucket(self, bucket: Sent, variables: Sequence[Any]) -> None:
         """Begin to add up what all ranks have in a bucket; its numbers are those of variables."""
         if self._compression is not None and isinstance(bucket, Bucket):
             self._compression.compress(bucket, variables)
         bucket.send(self.ranks, self._how.ordered)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step; what was sent for another one was in vain."""
         if self._compression is not None:
-            self._compression.begin()
+            self._compression.begin_step()
 
-    def sent(self, variables: Iterable[Tensor]) -> None:
+    def keep_wanted(self, variables: Iterable[Tensor]) -> None:
         """Say of which variables dense sums were wanted."""
         if self._compression is not None:
-            self._compression.sent(variables)
+            self._compression.keep_wanted(variables)
 
-    def taken(self) -> None:
+    def commit_step(self) -> None:
         """Say that the sums were applied."""
         if self._compression is not None:
-            self._compression.taken()
+            self._compression.commit_step()

@@ -6,24 +6,25 @@ import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from thalweg.core.hooks import Hooks
 from thalweg.core.meshes import is_imported
 from thalweg.core.pairs import as_pairs
 from thalweg.core.sharing import Sharing
-from thalweg.distribute.aggregation import Pairs, converted, is_deferred
-from thalweg.distribute.agreement import Said
+from thalweg.distribute.aggregation import Pairs, convert_pairs
+from thalweg.distribute.agreement import StepFingerprint
 from thalweg.distribute.context import has_strategy
 from thalweg.distribute.last_sums import note_sums
-from thalweg.distribute.sharding.arranging import arrange
-from thalweg.distribute.sharding.meshes import Locals, LocalStep, note, placed
+from thalweg.distribute.sharding.arranging import arrange_slots
+from thalweg.distribute.sharding.meshes import Locals, LocalStep, keep_local_slots, place_on_mesh
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
-from thalweg.ground.running import current_session
+from thalweg.ground.running import current_session, is_deferred
 
 Step = SharedStep | LocalStep
 
@@ -50,38 +51,38 @@ def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
     return shards
 
 
-def summed_in_parts(
+def sum_for_shards(
     owner: Any,
     strategy: Strategy,
     given: Pairs,
-    said: Said,
+    said: StepFingerprint,
     hooks: Hooks,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
     """The pairs of a step over slots that are shared out, which they are from now on.
 
     Args:
-        owner, strategy, given, said: As in `summed`; `shards_of` gives shards.
+        owner, strategy, given, said: As in `sum_gradients`; `shards_of` gives shards.
         hooks: What the optimizer has to say about such a step.
         scatters: Whether nothing wants to see whole sums: gradients are then those of this rank,
             and the step knows its parts of the sums.
 
     Raises:
         FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
-        ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `summed`.
+        ReplicaMismatchError, ReplicaLostError, TypeError, ValueError: As `sum_gradients`.
     """
     reducer = strategy.reducer_of(owner)
-    kinds = _kinds(owner, given, hooks)
+    kinds = _shared_slots(owner, given, hooks)
     variables = [var for _, var in given]
-    found, step = reducer.shared(partial(converted, given), variables, said, scatters)
+    found, step = reducer.share_step(partial(convert_pairs, given), variables, said, scatters)
     note_sums(owner, reducer)
     pairs = [(grad, var) for grad, var in found if grad is not None]
-    with step.guarding():
-        arrange(owner, step.shards, pairs, kinds)
+    with step.report_errors():
+        arrange_slots(owner, step.shards, pairs, kinds)
     return pairs, step
 
 
-def here(owner: Any, given: Any, hooks: Hooks) -> tuple[Any, Step | None]:
+def share_summed_step(owner: Any, given: Any, hooks: Hooks) -> tuple[Any, Step | None]:
     """The pairs of a step whose gradients are sums already, and the step if it is shared.
 
     Args:
@@ -90,35 +91,35 @@ def here(owner: Any, given: Any, hooks: Hooks) -> tuple[Any, Step | None]:
         hooks: What the optimizer has to say about the step.
 
     Raises:
-        FailedPreconditionError: As `shards_of` and `summed_in_parts`.
+        FailedPreconditionError: As `shards_of` and `sum_for_shards`.
     """
     shards = shards_of(owner)
     if shards is not None:
         pairs = as_pairs(given)
-        kinds = _kinds(owner, pairs, hooks)
+        kinds = _shared_slots(owner, pairs, hooks)
         step = get_strategy().reducer_of(owner).step_of_sums()
-        with step.guarding():
-            found = [(grad, var) for grad, var in converted(pairs) if grad is not None]
-            shards.learn([var for _, var in found])
-            arrange(owner, shards, found, kinds)
+        with step.report_errors():
+            found = [(grad, var) for grad, var in convert_pairs(pairs) if grad is not None]
+            shards.cut_new([var for _, var in found])
+            arrange_slots(owner, shards, found, kinds)
         return pairs, step
     if owner._slots.parts is None:
         if not is_imported():
             return given, None
-        note(owner._slots, [var for _, var in as_pairs(given)])
+        keep_local_slots(owner._slots, [var for _, var in as_pairs(given)])
     parts = owner._slots.parts
     if isinstance(parts, Locals):
-        return placed(as_pairs(given)), LocalStep(parts)
+        return place_on_mesh(as_pairs(given)), LocalStep(parts)
     return given, None
 
 
-def _kinds(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
+def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
     """The kinds of slot that are shared out: those of the variables' shapes.
 
     Raises:
         FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
     """
-    if is_deferred(given) or current_session() is not None:
+    if is_deferred(*chain.from_iterable(given)) or current_session() is not None:
         raise FailedPreconditionError(
             "Slots are shared out in eager mode alone: make the strategy without shard_slots."
         )
@@ -131,6 +132,6 @@ def _kinds(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
     return rule.element_slots
 
 
-def taking(step: Sharing | None) -> AbstractContextManager[None]:
+def enter_shared_step(step: Sharing | None) -> AbstractContextManager[None]:
     """The block in which a step is taken."""
-    return step.guarding() if isinstance(step, SharedStep) else contextlib.nullcontext()
+    return step.report_errors() if isinstance(step, SharedStep) else contextlib.nullcontext()

@@ -16,10 +16,15 @@ from thalweg.core.pairs import check_variables, flatten
 from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES
-from thalweg.distribute.context import across, in_cross_replica_context, innermost, within
+from thalweg.distribute.context import (
+    enter_cross_replica,
+    enter_replica,
+    in_cross_replica_context,
+    innermost_context,
+)
 from thalweg.distribute.extended import Extended
-from thalweg.distribute.message import Doing, telling
-from thalweg.distribute.nested import reduced
+from thalweg.distribute.message import Doing, report_error
+from thalweg.distribute.nested import all_reduce
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
@@ -118,9 +123,9 @@ class Strategy:
                 f"An ordered reduction needs 1, 2, 4, 8, ... ranks, not {ranks.size}."
             )
         narrow = None if compression is None else DTYPES[compression]
-        self._set(ranks, Sending(bucket_size, reduction == "ordered", narrow), shard_slots)
+        self._set_up(ranks, Sending(bucket_size, reduction == "ordered", narrow), shard_slots)
 
-    def _set(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
+    def _set_up(self, ranks: Ranks, sending: Sending, shard_slots: bool = False) -> None:
         self.ranks, self.sending, self.is_default = ranks, sending, False
         self._shard_slots = shard_slots and not ranks.is_alone
         self.extended = Extended(self)
@@ -139,7 +144,7 @@ class Strategy:
     def alone(cls) -> Strategy:
         """One replica, whatever process groups there are."""
         made = cls.__new__(cls)
-        made._set(Ranks.none(), Sending())
+        made._set_up(Ranks.none(), Sending())
         return made
 
     @property
@@ -154,7 +159,7 @@ class Strategy:
             RuntimeError: The block is in the scope of another strategy.
         """
         self._check_alone()
-        return across(self)
+        return enter_cross_replica(self)
 
     def run(
         self,
@@ -177,7 +182,7 @@ class Strategy:
             RuntimeError: The call is in the scope of another strategy.
         """
         self._check_alone()
-        with within(ReplicaContext(self)):
+        with enter_replica(ReplicaContext(self)):
             return fn(*args, **(kwargs or {}))
 
     experimental_run_v2 = run
@@ -200,7 +205,7 @@ class Strategy:
             axis: Optional. A dimension of the value that is reduced, too; a mean then counts the
                 elements of all ranks.
         """
-        return reduced(self, reduce_op, value, axis)
+        return all_reduce(self, reduce_op, value, axis)
 
     def broadcast(self, variables: torch.nn.Module | Iterable[torch.Tensor]) -> None:
         """Set variables to the values that they have on rank 0; call it on every rank.
@@ -255,7 +260,7 @@ class Strategy:
 
         self.sending.micro_batches = micro_batches
         first = self.ranks.rank * own
-        with telling(self.ranks, Doing.STEP):
+        with report_error(self.ranks, Doing.STEP):
             sums = over_batches(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 
@@ -273,7 +278,7 @@ class Strategy:
         return (value,)
 
     def _check_alone(self) -> None:
-        here = innermost()
+        here = innermost_context()
         if here is not None and here.strategy is not self:
             raise RuntimeError(
                 "Cannot nest scopes of thalweg.distribute.Strategy: this thread is in another one."
@@ -294,20 +299,20 @@ def _check_above_0(name: str, number: object) -> None:
         raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
 
 
-def alone() -> AbstractContextManager[None]:
+def enter_single_replica() -> AbstractContextManager[None]:
     """A block in which there is one replica, whatever strategy the call is in."""
-    return within(ReplicaContext(_DEFAULT))
+    return enter_replica(ReplicaContext(_DEFAULT))
 
 
 def get_strategy() -> Strategy:
     """The strategy that this thread is in; one replica outside of any."""
-    here = innermost()
+    here = innermost_context()
     return _DEFAULT if here is None else cast(Strategy, here.strategy)
 
 
 def current_replica() -> ReplicaContext:
     """The replica that this thread is, or is about to be."""
-    here = innermost()
+    here = innermost_context()
     entered = None if here is None else here.replica
     return cast(ReplicaContext, entered) if entered else ReplicaContext(get_strategy())
 

@@ -31,15 +31,15 @@ def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     if high - low == 1:
         return gradients(low)
     middle = (low + high) // 2
-    return added(over_batches(low, middle, gradients), over_batches(middle, high, gradients))
+    return add_sums(over_batches(low, middle, gradients), over_batches(middle, high, gradients))
 
 
-def added(ones: Sums, others: Sums) -> Sums:
+def add_sums(ones: Sums, others: Sums) -> Sums:
     """The sums of two lists; rows follow one another, and None counts as zeros."""
-    return [_sum(one, other) for one, other in zip(ones, others, strict=True)]
+    return [_add_pair(one, other) for one, other in zip(ones, others, strict=True)]
 
 
-def _sum(one: Gradient, other: Gradient) -> Gradient:
+def _add_pair(one: Gradient, other: Gradient) -> Gradient:
     if one is None or other is None:
         found = other if one is None else one
         return found + 0.0 if isinstance(found, Tensor) else found  # -0.0 + 0.0 is 0.0

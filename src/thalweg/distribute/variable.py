@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.distribute.agreement import Said
+from thalweg.distribute.agreement import StepFingerprint
 from thalweg.distribute.context import in_cross_replica_context
 from thalweg.distribute.message import Doing
-from thalweg.distribute.nested import reduced
+from thalweg.distribute.nested import all_reduce
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import InvalidTypeError
 from thalweg.ground.switches import no_grad
@@ -24,7 +24,7 @@ class AggregatedVariable(Variable):
 
     In a replica of `Strategy.run` the values of all of them become one; each must make the call.
     Across replicas, and outside of a strategy, the value is assigned as it is. See
-    `modes.aggregated`.
+    `modes.aggregate_assignments`.
     """
 
     _aggregation: VariableAggregation
@@ -59,10 +59,10 @@ def of_all(
     except Exception as error:
         trouble = error
     told = f"what is assigned to: '{variable.name}', {aggregation.name}"
-    said, number = Said(lambda: [told]), aggregation.value
+    said, number = StepFingerprint(lambda: [told]), aggregation.value
     strategy.assignments.check([variable], said, trouble, beside=number, doing=Doing.VALUES)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         first = own.detach().clone(memory_format=torch.contiguous_format)
-        strategy.ranks.spread([first])
+        strategy.ranks.broadcast([first])
         return first
-    return reduced(strategy, _OPS[aggregation], own)
+    return all_reduce(strategy, _OPS[aggregation], own)

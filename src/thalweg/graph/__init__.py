@@ -8,7 +8,7 @@ from thalweg.core.graph_mode import register
 from thalweg.core.one_update import apply_as_one_update
 from thalweg.graph import port
 from thalweg.graph.arguments import by_reference
-from thalweg.graph.called_once import constrained, explained, gradient_symbol, update_of
+from thalweg.graph.called_once import apply_constraint, explain_errors, gradient_symbol, update_of
 from thalweg.graph.checking import must_hold
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.conditional import case, cond
@@ -130,6 +130,7 @@ __all__ = [
     "add_to_collection",
     "after_writes",
     "apply_as_one_update",
+    "apply_constraint",
     "assign",
     "assign_add",
     "assign_sub",
@@ -140,7 +141,6 @@ __all__ = [
     "cond",
     "constant",
     "constant_initializer",
-    "constrained",
     "control_dependencies",
     "convert_to_tensor",
     "current_session",
@@ -149,7 +149,7 @@ __all__ = [
     "embedding_lookup",
     "enable_eager_execution",
     "executing_eagerly",
-    "explained",
+    "explain_errors",
     "foldl",
     "foldr",
     "gather",

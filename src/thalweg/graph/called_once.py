@@ -51,17 +51,17 @@ def update_of(owner: Any, var: GraphVariable, hook: Callable[[], Any]) -> Any:
     graph = var.graph
     before = len(graph.operations)
     with graph.name_scope(f"update_{var.op.name}"):
-        with explained(owner, f"the update of '{var.op.name}'"):
+        with explain_errors(owner, f"the update of '{var.op.name}'"):
             made = hook()
         updates = updates_since(graph, before) if made is None else []
         made = group(*updates) if updates else made
         if var.constraint is None:
             return made
-        with explained(owner, f"the constraint of '{var.op.name}'"):
-            return constrained(var, made)
+        with explain_errors(owner, f"the constraint of '{var.op.name}'"):
+            return apply_constraint(var, made)
 
 
-def constrained(var: GraphVariable, update: Any) -> Any:
+def apply_constraint(var: GraphVariable, update: Any) -> Any:
     """A variable's constraint applied, after an update."""
     constraint: Any = var.constraint
     with var.graph.control_dependencies([] if update is None else [update]):
@@ -69,7 +69,7 @@ def constrained(var: GraphVariable, update: Any) -> Any:
 
 
 @contextlib.contextmanager
-def explained(owner: Any, hook: str) -> Iterator[None]:
+def explain_errors(owner: Any, hook: str) -> Iterator[None]:
     """Tell of what a hook cannot do where it was called from, and how it can."""
     try:
         yield
@@ -82,12 +82,12 @@ def explained(owner: Any, hook: str) -> Iterator[None]:
             " session's tensors."
         )
         if isinstance(error, TypeError | AttributeError):
-            raise InvalidTypeError(f"{_plainly(error)}. {words}") from error
+            raise InvalidTypeError(f"{_message_of(error)}. {words}") from error
         error.add_note(words)
         raise
 
 
-def _plainly(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """The message; Python's own, where torch's method was called as a function, in our words."""
     unbound = re.match(r"descriptor '(\w+)' for 'torch\._C\.\w+' objects doesn't apply", str(error))
     if unbound is None:

@@ -14,7 +14,7 @@ from thalweg.graph.slices import SymbolicSlices
 from thalweg.indexed_slices import IndexedSlices, exported
 from thalweg.variable import check_held, dtype_name, to_tensor
 
-__all__ = ["converted_feeds", "copied", "exported", "fetched_element"]
+__all__ = ["convert_feeds", "copy_to_cpu", "exported", "fetched_element"]
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -46,7 +46,7 @@ def fetched_element(graph: Nodes, fetch: Any) -> Operation | SymbolicTensor:
     return element
 
 
-def converted_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor, Any]:
+def convert_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor, Any]:
     """The tensors to feed, and their values as torch tensors of their dtypes.
 
     Raises:
@@ -54,10 +54,10 @@ def converted_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTens
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: A value is a tensor whose storage was cut.
     """
-    return dict(_feed(graph, key, value) for key, value in feeds.items())
+    return dict(_convert_feed(graph, key, value) for key, value in feeds.items())
 
 
-def _feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
+def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
         tensor = _fed_tensor(graph, key)
@@ -113,7 +113,7 @@ def _fed_tensor(graph: Nodes, key: Any) -> SymbolicTensor:
     return element
 
 
-def copied(value: torch.Tensor) -> torch.Tensor:
+def copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
     """A copy of a value as a plain tensor in the CPU's memory."""
     found = value.detach()
     return found.clone() if found.device.type == "cpu" else found.cpu()

@@ -10,7 +10,7 @@ import torch
 from thalweg.core.nest import leaves_of
 from thalweg.core.outcome import say
 from thalweg.core.section import Call, calls, drain
-from thalweg.graph.gradients import differentiable
+from thalweg.graph.gradients import as_differentiable
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.plan import Plan, Step
 from thalweg.graph.scopes import Unit
@@ -29,7 +29,7 @@ class Values(Protocol):
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """The value of a tensor that the run of `frame` has not computed or has let go."""
 
-    def kept(self, value: Any) -> Any:
+    def copy_if_shared(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
@@ -86,7 +86,7 @@ class Frame(dict[SymbolicTensor, Any]):
                 if step.plain is not None:
                     self[step.plain] = value
                 elif step.results:
-                    self._settle(step, value, results, export)
+                    self._store_results(step, value, results, export)
                 for tensor in step.dropped:
                     self.pop(tensor, None)
         except BaseException as error:
@@ -111,7 +111,7 @@ class Frame(dict[SymbolicTensor, Any]):
             self.undo.popitem()
         say(error, [])
 
-    def _settle(
+    def _store_results(
         self, step: Step, value: Any, results: list[Any], export: Callable[[Any], Any]
     ) -> None:
         """Store the outputs of a step that later steps need, and export what is fetched."""
@@ -119,9 +119,9 @@ class Frame(dict[SymbolicTensor, Any]):
         for made in step.results:
             output = values[made.pick]
             if made.watched:
-                output = differentiable(output)
+                output = as_differentiable(output)
             if made.carried:
-                output = self.session.kept(output)
+                output = self.session.copy_if_shared(output)
             if made.kept:
                 self[made.tensor] = output
             for place in made.fetched:

@@ -98,7 +98,7 @@ def get_variable(
         options["dtype"] = to_tensor(initializer).dtype if known is None else known
     ignored = {"caching_device": None, "partitioner": None}
     modes = {"synchronization": synchronization, "aggregation": aggregation}
-    if not _takes(custom, "constraint"):
+    if not _takes_argument(custom, "constraint"):
         del options["constraint"]
     with get_default_graph().name_scope(None):  # names of variables are whole
         return custom(getter=_get, name=full, **options, **ignored, **modes)
@@ -134,7 +134,7 @@ def _get(
         return EagerVariable(start, name, trainable is not False, constraint, wanted)
     found = graph.variable_store.get(name)
     if found is not None:
-        return _reused(found, name, reuse, shape, kind)
+        return _check_reuse(found, name, reuse, shape, kind)
     if reuse is True:
         raise InvalidArgumentError(
             f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
@@ -200,7 +200,7 @@ def _regularize(graph: Graph, variable: GraphVariable, regularizer: Any) -> None
         graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
 
 
-def _reused(
+def _check_reuse(
     found: GraphVariable,
     name: str,
     reuse: Any,
@@ -225,7 +225,7 @@ def _reused(
     return found
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
+def _takes_argument(function: Callable[..., Any], name: str) -> bool:
     """Whether a function takes an argument of that name, as far as it tells."""
     try:
         parameters = inspect.signature(function).parameters.values()

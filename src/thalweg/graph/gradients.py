@@ -60,44 +60,65 @@ def gradients(
             `aggregation_method` is another.
         FailedPreconditionError: Called in eager mode.
     """
-    name = name or "gradients"
+    _check_mode(ys, xs)
+    _check_aggregation(aggregation_method)
+    zero = _as_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
+    targets, sources, stops = (_as_symbols(nest) for nest in (ys, xs, stop_gradients))
+    weights = _as_weights(targets, grad_ys)
+    _check_graph(targets, (*targets, *sources, *stops))
+    found = _derivatives(targets, weights, sources, stops, zero, name or "gradients")
+    absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
+    return [found[x] if x in found else absent(x) for x in sources]
+
+
+def _derivatives(
+    targets: Sequence[SymbolicTensor],
+    weights: Sequence[Any],
+    sources: Sequence[SymbolicTensor],
+    stops: Sequence[SymbolicTensor],
+    zero: bool,
+    name: str,
+) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
+    """The derivatives by those sources that the targets depend on, of one operation."""
+    uses = _find_uses(targets, frozenset(stops))
+    connected = list(dict.fromkeys(x for x in sources if x in uses))
+    if not connected:
+        return {}
+    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
+    choosing = _below_choices(uses)
+    zeros = [zero or x in choosing for x in connected]
+    op = add(
+        connected[0].graph,
+        name,
+        Backward([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
+        mapped(whole, (targets, weights, connected, stops, by_rows, zeros)),
+        outputs=[Output(x.dtype, x.shape) for x in connected],
+        picks=tuple(range(len(connected))),
+        type="Gradients",
+    )
+    return dict(zip(connected, map(_as_slices, op.outputs, by_rows), strict=True))
+
+
+def _check_mode(ys: Any, xs: Any) -> None:
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
         hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
         raise FailedPreconditionError(f"gradients() needs a graph.{hint}")
-    if aggregation_method is not None and aggregation_method not in _AGGREGATIONS:
+
+
+def _check_aggregation(method: Any) -> None:
+    if method is not None and method not in _AGGREGATIONS:
         raise InvalidArgumentError(
-            f"Invalid `aggregation_method` specified {aggregation_method}. Accepted values are"
-            f" {_AGGREGATIONS}."
+            f"Invalid `aggregation_method` specified {method}. Accepted values are {_AGGREGATIONS}."
         )
-    zero = _unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
-    targets, sources, stops = (_symbols(nest) for nest in (ys, xs, stop_gradients))
-    weights = _weights(targets, grad_ys)
-    for other in (*targets, *sources, *stops):
+
+
+def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTensor]) -> None:
+    for other in tensors:
         if targets and other.graph is not targets[0].graph:
             raise InvalidArgumentError(
                 f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
             )
-    uses = _uses(targets, frozenset(stops))
-    connected = list(dict.fromkeys(x for x in sources if x in uses))
-    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
-    choosing = _below_choices(uses)
-    zeros = [zero or x in choosing for x in connected]
-    if connected:
-        op = add(
-            connected[0].graph,
-            name,
-            Backward([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
-            mapped(whole, (targets, weights, connected, stops, by_rows, zeros)),
-            outputs=[Output(x.dtype, x.shape) for x in connected],
-            picks=tuple(range(len(connected))),
-            type="Gradients",
-        )
-        found = dict(zip(connected, map(_wrapped, op.outputs, by_rows), strict=True))
-    else:
-        found = {}
-    absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
-    return [found[x] if x in found else absent(x) for x in sources]
 
 
 class Backward:
@@ -132,12 +153,12 @@ class Backward:
         ends = [x for x in xs if x.requires_grad]
         found: Iterable[torch.Tensor | None] = [None] * len(ends)
         if starts and ends:
-            hooks = [_cut(stop) for stop in stops if stop.grad_fn is not None]
+            hooks = [_block_gradient(stop) for stop in stops if stop.grad_fn is not None]
             try:
                 found = torch.autograd.grad(
                     [y for y, _ in starts],
                     ends,
-                    [_weight(y, w) for y, w in starts],
+                    [_check_weight(y, w) for y, w in starts],
                     retain_graph=retain_graph or create_graph,
                     create_graph=create_graph,
                     allow_unused=True,
@@ -147,17 +168,17 @@ class Backward:
                     hook.remove()
         remaining = iter(found)
         results = [as_gradient(next(remaining)) if x.requires_grad else None for x in xs]
-        return [*map(_finished, results, xs, by_rows, zeros)]
+        return [*map(_finish_gradient, results, xs, by_rows, zeros)]
 
 
-def differentiable(value: Any) -> Any:
+def as_differentiable(value: Any) -> Any:
     """`value` as a node of torch's graph that no other value shares."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value[...] if value.requires_grad else value.detach().requires_grad_()
 
 
-def _cut(stop: torch.Tensor) -> Any:
+def _block_gradient(stop: torch.Tensor) -> Any:
     """Let no gradient pass from `stop` to what it was computed from."""
     place = stop.output_nr
 
@@ -168,7 +189,7 @@ def _cut(stop: torch.Tensor) -> Any:
     return node.register_prehook(cut)
 
 
-def _weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
+def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
     if weight is None:
         return torch.ones_like(y)
     if weight.shape != y.shape:
@@ -179,7 +200,7 @@ def _weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
     return weight.to(y.device)
 
 
-def _finished(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
+def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
     if gradient is None and zero and by_rows:
         none = torch.zeros(0, dtype=torch.int64, device=x.device)
         return IndexedSlices(x.new_zeros((0, *x.shape[1:])), none, x.shape)
@@ -192,7 +213,7 @@ def _finished(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) ->
     return gradient
 
 
-def _uses(
+def _find_uses(
     targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
 ) -> dict[SymbolicTensor, list[Operation | None]]:
     """What a gradient of the targets reaches, and the operations that take it there."""
@@ -227,24 +248,24 @@ def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
     return all(user is not None and x in user.sparse_flows for user in users)
 
 
-def _wrapped(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
+def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
     output.may_be_sparse = True
     return SymbolicSlices.of(output) if by_rows else output
 
 
-def _symbols(nest: Any) -> list[SymbolicTensor]:
+def _as_symbols(nest: Any) -> list[SymbolicTensor]:
     items = list(nest) if isinstance(nest, (list, tuple)) else [] if nest is None else [nest]
-    return [_symbol(item) for item in items]
+    return [_as_symbol(item) for item in items]
 
 
-def _symbol(item: Any) -> SymbolicTensor:
+def _as_symbol(item: Any) -> SymbolicTensor:
     symbol = graph_variable_of(item)
     if not isinstance(symbol, SymbolicTensor):
         raise InvalidTypeError(f"Passed in object {item!r}, expected a symbolic tensor.")
     return symbol
 
 
-def _weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
+def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
     if grad_ys is None:
         return [None] * len(targets)
     given = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
@@ -259,7 +280,7 @@ def _weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
     ]
 
 
-def _unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
+def _as_unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
     try:
         return UnconnectedGradients(value)
     except ValueError:

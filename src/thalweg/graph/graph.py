@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.core.nest import mapped
 from thalweg.graph.in_place import write
-from thalweg.graph.interception import intercepted
+from thalweg.graph.interception import intercept_modules
 from thalweg.graph.names import cleaned
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.recording import record
@@ -37,7 +37,7 @@ class Graph(Nodes):
         outside, thread.eager_blocks = thread.eager_blocks, 0
         thread.graphs.append(self)
         try:
-            with intercepted():
+            with intercept_modules():
                 yield self
         finally:
             thread.graphs.pop()

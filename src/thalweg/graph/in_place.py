@@ -15,7 +15,7 @@ import torch
 from thalweg.core.nest import mapped
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference, whole
-from thalweg.graph.recording import bare, prepared
+from thalweg.graph.recording import prepare_nest, symbol_in
 from thalweg.graph.shapes import inferred
 
 
@@ -31,14 +31,14 @@ def write(variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
         InvalidArgumentError: Shapes do not fit together.
     """
     graph, unit = variable.graph, variable.graph.unit
-    given = mapped(whole, prepared(graph, (tuple(args), dict(kwargs))))
-    call = partial(_called, getattr(torch.Tensor, name))
-    inferred(call, (Reference(variable), *mapped(bare, given)), name)
+    given = mapped(whole, prepare_nest(graph, (tuple(args), dict(kwargs))))
+    call = partial(_call_method, getattr(torch.Tensor, name))
+    inferred(call, (Reference(variable), *mapped(symbol_in, given)), name)
     op = add(graph, name.rstrip("_"), call, (Reference(variable), *given), kind="update")
     unit.wrote(variable, op)
 
 
-def _called(
+def _call_method(
     method: Callable[..., Any], variable: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     return method(variable, *args, **kwargs)

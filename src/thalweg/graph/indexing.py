@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from thalweg.ground.running import Symbolic
+from thalweg.ground.running import is_symbolic
 
 
 class Span(NamedTuple):
@@ -23,15 +23,15 @@ class Span(NamedTuple):
         """How many elements it takes of `whole`, None if that is not known."""
         if self == (None, None, None):
             return whole
-        if whole is None or any(isinstance(end, Symbolic) for end in self):
+        if whole is None or any(map(is_symbolic, self)):
             return None
         return len(range(whole)[self.as_slice()])
 
 
-def spanned(index: Any) -> Any:
+def to_spans(index: Any) -> Any:
     """An index with spans in place of slices."""
     if isinstance(index, tuple):
-        return tuple(spanned(part) for part in index)
+        return tuple(to_spans(part) for part in index)
     return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
 
 
@@ -68,5 +68,5 @@ def shape_of_item(shape: Sequence[int | None] | None, index: Any) -> list[int | 
 
 
 def _is_plain(part: Any) -> bool:
-    is_place = isinstance(part, Symbolic) and getattr(part, "shape", None) == ()
+    is_place = is_symbolic(part) and getattr(part, "shape", None) == ()
     return part is None or part is ... or isinstance(part, int | Span) or is_place

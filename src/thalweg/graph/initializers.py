@@ -11,7 +11,7 @@ import torch
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.ops import created
-from thalweg.ground.running import current_session, executing_eagerly
+from thalweg.ground.running import current_session, graph_of
 from thalweg.variable import as_dtype, to_tensor
 
 _of_eager_mode: dict[int, torch.Generator] = {}  # by their seeds
@@ -36,7 +36,7 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
         operation or of the default graph, each session has the same sequence, and in eager mode
         each process: the numbers of a seed go on from call to call.
     """
-    graph = None if executing_eagerly() else get_default_graph()
+    graph = graph_of()
     if seed is None and graph is not None and graph.seed is not None:
         seed = graph.seed * 1_000_003 + len(graph.get_operations())
     key = object()

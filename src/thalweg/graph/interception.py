@@ -46,7 +46,7 @@ def start() -> None:
         _state.builders += 1
         if _state.builders == 1:
             _state.original = torch.nn.Module.__call__
-            _state.ours = _catching(_state.original)
+            _state.ours = _intercept(_state.original)
             torch.nn.Module.__call__ = _state.ours
 
 
@@ -61,7 +61,7 @@ def stop() -> None:
 
 
 @contextlib.contextmanager
-def intercepted() -> Iterator[None]:
+def intercept_modules() -> Iterator[None]:
     """Catch calls of modules in the `with` block."""
     start()
     try:
@@ -70,7 +70,7 @@ def intercepted() -> Iterator[None]:
         stop()
 
 
-def _catching(original: Callable[..., Any]) -> Callable[..., Any]:
+def _intercept(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not executing_eagerly():
             symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))

@@ -54,19 +54,19 @@ class Leaves:
             InvalidArgumentError: The variable's static shape is another.
             InvalidTypeError: The value is not numeric, or a tensor that cannot be read.
         """
-        tensor = _fitting(variable, value)
+        tensor = _check_fits(variable, value)
         leaf = self._leaves.get(variable)
         if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
             leaf.assign(tensor)
             return
-        made = _made(variable, tensor)
+        made = _make_leaf(variable, tensor)
         if leaf is None:  # the address first: one too many costs a copy, one too few an update
-            self._memory |= _addresses([made])
+            self._memory |= _addresses_of([made])
             self._leaves[variable] = made
         else:
-            self._set({**self._leaves, variable: made})()
+            self._call_to_set({**self._leaves, variable: made})()
 
-    def loading(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
+    def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
         """The calls, in C alone, that give variables these values; all that may fail is done now.
 
         As in `put`, a leaf of the same shape and dtype is written in place.
@@ -78,7 +78,7 @@ class Leaves:
         leaves = dict(self._leaves)
         calls: list[Call] = []
         for variable, value in values.items():
-            tensor = _fitting(variable, value)
+            tensor = _check_fits(variable, value)
             leaf = leaves.get(variable)
             if leaf is not None:
                 check_held(leaf)
@@ -86,12 +86,12 @@ class Leaves:
             if leaf is not None and _is_alike(leaf, tensor):
                 calls.append(partial(leaf.detach().copy_, tensor))
             else:
-                leaves[variable] = _made(variable, tensor)
-        return [*calls, self._set(leaves)]
+                leaves[variable] = _make_leaf(variable, tensor)
+        return [*calls, self._call_to_set(leaves)]
 
-    def _set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
+    def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
         """The call, in C alone, that sets all leaves."""
-        own = {"_leaves": leaves, "_memory": _addresses(leaves.values())}
+        own = {"_leaves": leaves, "_memory": _addresses_of(leaves.values())}
         return partial(vars(self).update, own)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
@@ -101,7 +101,7 @@ class Leaves:
             values = putting_back(known)
         if len(known) == len(variables) and all(var.shape is not None for var in variables):
             return values
-        return [*values, self._set(dict(self._leaves))]  # an assignment may make a leaf
+        return [*values, self._call_to_set(dict(self._leaves))]  # an assignment may make a leaf
 
     def clear(self, reason: str = "") -> None:
         """Forget all values; the reason is told to those who look for one."""
@@ -109,20 +109,20 @@ class Leaves:
         self._leaves.clear()
         self._memory.clear()
 
-    def kept(self, value: Any) -> Any:
+    def copy_if_shared(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
         if isinstance(value, torch.Tensor):
-            shares = value.layout == torch.strided and self._shares(value)
+            shares = value.layout == torch.strided and self._shares_memory(value)
             return value.clone() if shares else value
-        if isinstance(value, IndexedSlices) and self._shares(value.values):
+        if isinstance(value, IndexedSlices) and self._shares_memory(value.values):
             return with_values(value, value.values.clone())
         return value
 
-    def _shares(self, tensor: torch.Tensor) -> bool:
+    def _shares_memory(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._memory
 
 
-def _fitting(variable: GraphVariable, value: Any) -> torch.Tensor:
+def _check_fits(variable: GraphVariable, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         value = readable(value, f"The value for '{variable.name}'")
     tensor = to_tensor(value, variable.dtype).detach()
@@ -134,7 +134,7 @@ def _fitting(variable: GraphVariable, value: Any) -> torch.Tensor:
     return tensor
 
 
-def _made(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
+def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
     made: Any = SessionVariable(value, variable.name, variable.trainable, variable.constraint)
     made._handle = variable
     return made
@@ -146,5 +146,5 @@ def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
     return same and not leaf.is_inference()
 
 
-def _addresses(leaves: Iterable[torch.Tensor]) -> set[int]:
+def _addresses_of(leaves: Iterable[torch.Tensor]) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in leaves} - {0}

@@ -63,10 +63,12 @@ def while_loop(
     in_graph = not executing_eagerly()
     if in_graph:
         with get_default_graph().name_scope(name or "while"):
-            values = _loop(cond, body, loop_vars, shape_invariants, back_prop, maximum_iterations)
+            values = _add_loop(
+                cond, body, loop_vars, shape_invariants, back_prop, maximum_iterations
+            )
     else:
         values = mapped(convert_to_tensor, loop_vars)
-        for _ in _times(maximum_iterations):
+        for _ in _count_to(maximum_iterations):
             if not cond(*values):
                 break
             values = _as_list(body(*values), len(loop_vars))
@@ -81,24 +83,24 @@ def _as_list(found: Any, count: int) -> Any:
     return [found] if is_alone else found
 
 
-def _times(limit: Any) -> Iterator[int]:
+def _count_to(limit: Any) -> Iterator[int]:
     return itertools.count() if limit is None else iter(range(int(limit)))
 
 
-def _loop(
+def _add_loop(
     cond: Step, body: Step, loop_vars: Sequence[Any], shapes: Any, back_prop: bool, limit: Any
 ) -> Any:
     graph = get_default_graph()
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
     first = list(leaves_of(start))
-    declared = [x.shape for x in first] if shapes is None else _invariants(shapes)
+    declared = [x.shape for x in first] if shapes is None else _as_invariants(shapes)
     known = [Output(x.dtype, shape) for x, shape in zip(first, declared, strict=True)]
     proceed = traced(graph, lambda *given: cond(*packed(start, iter(given))), known)
     step = traced(
         graph, lambda *given: _as_list(body(*packed(start, iter(given))), len(start)), known
     )
     check_alike([*start], [*step.nest], "loop_vars and what body returns")
-    flows = _flows(first, step) if back_prop else []
+    flows = _find_flows(first, step) if back_prop else []
     outputs = []
     for before, after, shape in zip(step.parameters, step.results, declared, strict=True):
         if shape is not None and after.shape is not None and not shape.accepts(after.shape):
@@ -107,25 +109,25 @@ def _loop(
                 " time; shape_invariants says which sizes change."
             )
         outputs.append(common([before, after], flows))
-    found = run_by(_repeat, [proceed, step], [first, limit, back_prop], outputs, "Exit")
+    found = run_by(_run_loop, [proceed, step], [first, limit, back_prop], outputs, "Exit")
     return packed(start, iter(found))
 
 
-def _invariants(shapes: Any) -> list[Any]:
+def _as_invariants(shapes: Any) -> list[Any]:
     """The shapes in a nest, which are sequences themselves."""
     is_shape = isinstance(shapes, Shape) or all(isinstance(x, int | None) for x in shapes)
-    return [Shape(shapes)] if is_shape else [each for x in shapes for each in _invariants(x)]
+    return [Shape(shapes)] if is_shape else [each for x in shapes for each in _as_invariants(x)]
 
 
-def _repeat(proceed: Step, step: Step, values: Any, limit: Any, back_prop: bool) -> Any:
-    for _ in _times(limit):
+def _run_loop(proceed: Step, step: Step, values: Any, limit: Any, back_prop: bool) -> Any:
+    for _ in _count_to(limit):
         if not proceed(*values)[0]:
             break
         values = step(*values)
     return values if back_prop else [value.detach() for value in values]
 
 
-def _flows(inputs: Iterable[SymbolicTensor], step: Subgraph) -> list[SymbolicTensor]:
+def _find_flows(inputs: Iterable[SymbolicTensor], step: Subgraph) -> list[SymbolicTensor]:
     return [*(x for x in inputs if x.is_differentiable()), *flows_of(step, step.results)]
 
 
@@ -158,10 +160,10 @@ def map_fn(
     graph = get_default_graph()
     with graph.name_scope(name or "map"):
         body = traced(graph, lambda *row: fn(packed(elems, iter(row))), _row_of(elems))
-        flows = _flows(leaves_of(elems), body)
-        outputs = [_column(x.dtype, x.shape, elems, flows) for x in body.results]
-        found = run_by(lambda part, given: _map(_step(body, part), given), [body], [elems], outputs,
-                       "Map")  # fmt: skip
+        flows = _find_flows(leaves_of(elems), body)
+        outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in body.results]
+        step = lambda part, given: _map(_as_step(body, part), given)  # noqa: E731
+        found = run_by(step, [body], [elems], outputs, "Map")
         return packed(body.nest, iter(found))
 
 
@@ -180,7 +182,7 @@ def scan(
 
     `reverse` begins with the last row, whose value is then the last of the result, too.
     """
-    return _folded(fn, elems, initializer, True, reverse, name or "scan")
+    return _add_fold(fn, elems, initializer, True, reverse, name or "scan")
 
 
 def foldl(
@@ -205,7 +207,7 @@ def foldl(
         InvalidArgumentError: There are no rows and no initializer; in graph mode when it runs.
         InvalidTypeError: The structure or a dtype of the value changes.
     """
-    return _folded(fn, elems, initializer, False, False, name or "foldl")
+    return _add_fold(fn, elems, initializer, False, False, name or "foldl")
 
 
 def foldr(
@@ -218,10 +220,10 @@ def foldr(
     name: str | None = None,
 ) -> Any:
     """`foldl` from the last row to the first."""
-    return _folded(fn, elems, initializer, False, True, name or "foldr")
+    return _add_fold(fn, elems, initializer, False, True, name or "foldr")
 
 
-def _folded(
+def _add_fold(
     fn: Step, elems: Any, initializer: Any, stacks: bool, backwards: bool, name: str
 ) -> Any:
     elems = mapped(convert_to_tensor, elems)
@@ -232,7 +234,7 @@ def _folded(
     graph = get_default_graph()
     with graph.name_scope(name):
         value = elems if start is None else mapped(identity, start)
-        first = _row_of(elems) if start is None else [_known(x) for x in leaves_of(value)]
+        first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(value)]
 
         def once(*given: Any) -> Any:
             leaves = iter(given)
@@ -240,25 +242,25 @@ def _folded(
 
         body = traced(graph, once, [*first, *_row_of(elems)])
         check_alike(value, body.nest, "initializer and what fn returns")
-        flows = _flows([*leaves_of(elems), *leaves_of(value)], body)
+        flows = _find_flows([*leaves_of(elems), *leaves_of(value)], body)
         pairs = zip(body.parameters[: len(first)], body.results, strict=True)
         outputs = [common(pair, flows) for pair in pairs]
         if stacks:
-            outputs = [_column(x.dtype, x.shape, elems, flows) for x in outputs]
+            outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in outputs]
         arguments = [elems, None if start is None else value]
         found = run_by(
-            lambda part, rows, begin: _fold(_step(body, part), rows, begin, stacks, backwards),
+            lambda part, rows, begin: _fold(_as_step(body, part), rows, begin, stacks, backwards),
             [body], arguments, outputs, "Fold",
         )  # fmt: skip
         return packed(body.nest, iter(found))
 
 
 def _map(step: Step, elems: Any) -> Any:
-    return _stacked([step(row) for row in _rows(elems)])
+    return _stack_nests([step(row) for row in _split_rows(elems)])
 
 
 def _fold(step: Step, elems: Any, start: Any, stacks: bool, backwards: bool) -> Any:
-    rows = _rows(elems)
+    rows = _split_rows(elems)
     if backwards:
         rows.reverse()
     passed = []
@@ -272,28 +274,28 @@ def _fold(step: Step, elems: Any, start: Any, stacks: bool, backwards: bool) -> 
         passed.append(start)
     if backwards:
         passed.reverse()
-    return _stacked(passed) if stacks else start
+    return _stack_nests(passed) if stacks else start
 
 
-def _rows(elems: Any) -> list[Any]:
+def _split_rows(elems: Any) -> list[Any]:
     """The rows of tensors, each in the structure of the tensors."""
     columns = (column.unbind() for column in leaves_of(elems))
     return [packed(elems, iter(row)) for row in zip(*columns, strict=True)]
 
 
-def _stacked(nests: Sequence[Any]) -> Any:
+def _stack_nests(nests: Sequence[Any]) -> Any:
     if not nests:
         raise InvalidArgumentError("There are no rows, so what is made of each is not known.")
     columns = zip(*(leaves_of(nest) for nest in nests), strict=True)
     return packed(nests[0], (torch.stack(column) for column in columns))
 
 
-def _step(body: Subgraph, part: Step) -> Step:
+def _as_step(body: Subgraph, part: Step) -> Step:
     """A part of a run as a function of nests."""
     return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
 
 
-def _known(tensor: SymbolicTensor) -> Output:
+def _output_like(tensor: SymbolicTensor) -> Output:
     return Output(tensor.dtype, tensor.shape)
 
 
@@ -302,7 +304,7 @@ def _row_of(elems: Any) -> list[Output]:
     return [Output(x.dtype, None if x.shape is None else x.shape[1:]) for x in leaves_of(elems)]
 
 
-def _column(dtype: Any, shape: Any, elems: Any, flows: Sequence[SymbolicTensor]) -> Output:
+def _output_column(dtype: Any, shape: Any, elems: Any, flows: Sequence[SymbolicTensor]) -> Output:
     """What is known of one value for each row."""
     counts = [x.shape[0] for x in leaves_of(elems) if x.shape]
     count = next((size for size in counts if size is not None), None)

@@ -9,12 +9,10 @@ from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.adding import add
 from thalweg.graph.arguments import Reference
-from thalweg.graph.default import get_default_graph
-from thalweg.graph.nodes import SymbolicTensor
-from thalweg.graph.recording import prepared
+from thalweg.graph.recording import prepare_nest
 from thalweg.graph.shapes import Output
-from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
+from thalweg.ground.running import first_graph
 
 
 def operation(
@@ -52,9 +50,9 @@ def operation(
     """
     if kind not in ("pure", "update", "blocking"):
         raise InvalidArgumentError(f'kind must be "pure", "update" or "blocking", not {kind!r}.')
-    symbols = (_symbol(leaf) for leaf in leaves_of(list(inputs)))
-    graph = next((x.graph for x in symbols if x is not None), None) or get_default_graph()
-    arguments = prepared(graph, tuple(inputs))
+    leaves = leaves_of(list(inputs))
+    graph = first_graph(leaf.symbol if isinstance(leaf, Reference) else leaf for leaf in leaves)
+    arguments = prepare_nest(graph, tuple(inputs))
     if kind != "pure":
         arguments = mapped(_snapshot, arguments)
     is_several = isinstance(outputs, (list, tuple))
@@ -72,12 +70,6 @@ def operation(
     if outputs is None:
         return op
     return list(op.outputs) if is_several else op.outputs[0]
-
-
-def _symbol(leaf: Any) -> Any:
-    """The symbolic tensor that tells the graph, or None."""
-    leaf = leaf.symbol if isinstance(leaf, Reference) else leaf
-    return leaf if isinstance(leaf, (SymbolicTensor, SymbolicSlices)) else None
 
 
 def _snapshot(leaf: Any) -> Any:

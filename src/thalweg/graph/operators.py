@@ -15,7 +15,7 @@ import torch
 
 from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidTypeError
-from thalweg.graph.indexing import item, shape_of_item, spanned
+from thalweg.graph.indexing import item, shape_of_item, to_spans
 from thalweg.ground.running import Symbolic
 from thalweg.variable import to_tensor
 
@@ -103,7 +103,7 @@ class Operators(Symbolic):
     __abs__ = _unary(operator.abs)
 
     def __getitem__(self, index: Any) -> Any:
-        parts = spanned(index)
+        parts = to_spans(index)
         found = self.graph.call(item, (self, parts), name="strided_slice")
         if found.shape is None:
             known = shape_of_item(self.shape, parts)

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate, chain, groupby
 from typing import Any
 
-from thalweg.graph.gradients import Backward, differentiable
+from thalweg.graph.gradients import Backward, as_differentiable
 from thalweg.graph.locks import EXCLUSIVE, SHARED
 from thalweg.graph.nodes import Operation, Subgraph, SymbolicTensor
 from thalweg.graph.scopes import Unit
@@ -96,7 +96,7 @@ class Plan:
                 return
 
 
-class Part:
+class SubgraphRun:
     """A subgraph that a step has run, as a function of the values of its parameters.
 
     Its steps are those of the run that is under way: they find in its frame what was computed
@@ -110,7 +110,7 @@ class Part:
     def __call__(self, *values: Any) -> list[Any]:
         frame = thread.frames[-1]
         frame.update(zip(self.parameters, values, strict=True))
-        return frame.session.carry_out(self.plan, frame, frame.session.kept)
+        return frame.session.carry_out(self.plan, frame, frame.session.copy_if_shared)
 
 
 def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
@@ -123,15 +123,15 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     Raises:
         InvalidArgumentError: A placeholder that is needed is not fed.
     """
-    backward = [op for op in _throughout(fetches, fed) if isinstance(op.function, Backward)]
+    backward = [op for op in _all_operations(fetches, fed) if isinstance(op.function, Backward)]
     watched = {x for op in backward for x in op.function.watched}  # pyright: ignore
     reads = [x for x in fetches if isinstance(x, GraphVariable) and x not in fed]
     before = [
-        *(_read(variable) for variable in dict.fromkeys(reads) if variable.is_resource),
-        *(_watch(x) for x in watched if _needs_watching(x, fed)),
+        *(_read_var(variable) for variable in dict.fromkeys(reads) if variable.is_resource),
+        *(_watch_var(x) for x in watched if _needs_watching(x, fed)),
     ]
-    after = [_read(variable) for variable in dict.fromkeys(reads) if not variable.is_resource]
-    return _planned(fetches, fed, fed, _Derivatives(backward, watched), before, after)
+    after = [_read_var(variable) for variable in dict.fromkeys(reads) if not variable.is_resource]
+    return _plan_block(fetches, fed, fed, _Derivatives(backward, watched), before, after)
 
 
 @dataclass
@@ -147,7 +147,7 @@ class _Derivatives:
     watched: set[SymbolicTensor]
 
 
-def _planned(
+def _plan_block(
     fetches: Sequence[Operation | SymbolicTensor],
     fed: Fed,
     given: Iterable[SymbolicTensor],
@@ -156,10 +156,10 @@ def _planned(
     after: Sequence[Step] = (),
 ) -> Plan:
     """The plan of a run, or of one of its subgraphs, to which `given` are given."""
-    operations = _ordered(_needed(fetches, fed), fed)
+    operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
         *before,
-        *(_step(op, derivatives, fed) for op in operations if op.function is not None),
+        *(_plan_operation(op, derivatives, fed) for op in operations if op.function is not None),
         *after,
     ]
     _place_results(steps, fetches, fed, derivatives.watched)
@@ -172,7 +172,7 @@ def _planned(
     steps = _as_units(steps, fed)
     known = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
     watched = tuple(x for x in given if x in derivatives.watched)
-    return Plan(_segments(steps), known, watched, len(fetches), _overwrites(steps, fed))
+    return Plan(_split_by_lock(steps), known, watched, len(fetches), _overwrites(steps, fed))
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
@@ -200,30 +200,30 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
                 continue
             for step in steps[places[0] : places[-1] + 1]:
                 step.lock = EXCLUSIVE
-            inside = chain.from_iterable(_within(steps[place].operation, fed) for place in updates)
+            inside = chain.from_iterable(_ops_in(steps[place].operation, fed) for place in updates)
             written = tuple(dict.fromkeys(x for op in inside for x in op.written))
-            begin = partial(_begin, unit=unit, written=written)
+            begin = partial(_begin_unit, unit=unit, written=written)
             if places[0] < updates[0]:  # what fails here has written nothing yet, and says so
-                start = partial(_begin, unit=unit, written=())
-                before.setdefault(places[0], []).append(_around(steps[places[0]], start))
-            before.setdefault(updates[0], []).append(_around(steps[updates[0]], begin))
-            end = partial(_end, unit=unit)
-            after.setdefault(places[-1], []).append(_around(steps[places[-1]], end))
+                start = partial(_begin_unit, unit=unit, written=())
+                before.setdefault(places[0], []).append(_make_unit_step(steps[places[0]], start))
+            before.setdefault(updates[0], []).append(_make_unit_step(steps[updates[0]], begin))
+            end = partial(_end_unit, unit=unit)
+            after.setdefault(places[-1], []).append(_make_unit_step(steps[places[-1]], end))
     found: list[Step] = []
     for place, step in enumerate(steps):
         found += [*before.get(place, ()), step, *after.get(place, ())]
     return found
 
 
-def _around(step: Step, function: Callable[[Any], None]) -> Step:
+def _make_unit_step(step: Step, function: Callable[[Any], None]) -> Step:
     return Step(step.operation, function, lambda frame: (frame,), EXCLUSIVE)
 
 
-def _begin(frame: Any, unit: Unit, written: Sequence[SymbolicTensor]) -> None:
+def _begin_unit(frame: Any, unit: Unit, written: Sequence[SymbolicTensor]) -> None:
     frame.begin_unit(unit, written)
 
 
-def _end(frame: Any, unit: Unit) -> None:
+def _end_unit(frame: Any, unit: Unit) -> None:
     frame.end_unit(unit)
 
 
@@ -231,7 +231,7 @@ def _overwrites(steps: Iterable[Step], fed: Fed) -> bool:
     """See `Plan`."""
     written: set[SymbolicTensor] = set()
     for step in steps:
-        inside = _within(step.operation, fed)
+        inside = _ops_in(step.operation, fed)
         if step.operation.subgraphs:  # may be a loop, in which an update comes before, too
             written.update(x for op in inside for x in op.written)
         read = (op.function.read for op in inside if isinstance(op.function, Backward))
@@ -241,16 +241,16 @@ def _overwrites(steps: Iterable[Step], fed: Fed) -> bool:
     return False
 
 
-def _within(op: Operation, fed: Fed) -> list[Operation]:
+def _ops_in(op: Operation, fed: Fed) -> list[Operation]:
     """An operation, and those that its subgraphs have run."""
     found = [op]
     for each in op.subgraphs:
-        for inner in _needed(each.results, fed):
-            found += _within(inner, fed)
+        for inner in _find_needed(each.results, fed):
+            found += _ops_in(inner, fed)
     return found
 
 
-def _needed(
+def _find_needed(
     fetches: Iterable[Operation | SymbolicTensor], fed: Fed, inside: bool = False
 ) -> set[Operation]:
     """What must run for `fetches`, in their block; with `inside`, in the subgraphs as well."""
@@ -263,33 +263,33 @@ def _needed(
         if op.kind == "placeholder" and op.function is not None:
             op.function()  # raises
         needed.add(op)
-        stack += [other for other in _before(op, fed) if inside or other.block is op.block]
+        stack += [other for other in _predecessors(op, fed) if inside or other.block is op.block]
         if inside:
             stack += [x.op for subgraph in op.subgraphs for x in subgraph.results]
     return needed
 
 
-def _throughout(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Iterator[Operation]:
+def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Iterator[Operation]:
     """All operations of a run in order, those of subgraphs before the one that has them run."""
-    for op in _ordered(_needed(fetches, fed), fed):
+    for op in _sort_operations(_find_needed(fetches, fed), fed):
         for subgraph in op.subgraphs:
-            yield from _throughout(subgraph.results, fed)
+            yield from _all_operations(subgraph.results, fed)
         yield op
 
 
-def _before(op: Operation, fed: Fed) -> list[Operation]:
+def _predecessors(op: Operation, fed: Fed) -> list[Operation]:
     """What must have run when `op` runs."""
     return [*(x.op for x in op.inputs if x not in fed), *op.control_inputs]
 
 
-def _ordered(needed: set[Operation], fed: Fed) -> list[Operation]:
-    waits = {op: needed.intersection(_before(op, fed)) for op in needed}
+def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
+    waits = {op: needed.intersection(_predecessors(op, fed)) for op in needed}
     followers: dict[Operation, list[Operation]] = {op: [] for op in needed}
     for op, before in waits.items():
         for other in before:
             followers[other].append(op)
     counts = {op: len(before) for op, before in waits.items()}
-    ready = [(_turn(op), op.index, op) for op in needed if not counts[op]]
+    ready = [(_priority(op), op.index, op) for op in needed if not counts[op]]
     heapq.heapify(ready)
     ordered = []
     while ready:
@@ -298,28 +298,28 @@ def _ordered(needed: set[Operation], fed: Fed) -> list[Operation]:
         for follower in followers[op]:
             counts[follower] -= 1
             if not counts[follower]:
-                heapq.heappush(ready, (_turn(follower), follower.index, follower))
+                heapq.heappush(ready, (_priority(follower), follower.index, follower))
     return ordered
 
 
-def _turn(op: Operation) -> int:
+def _priority(op: Operation) -> int:
     return int(op.kind in ("update", "blocking"))
 
 
-def _step(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
+def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     lock = {"update": EXCLUSIVE, "blocking": None}.get(op.kind, SHARED)
     function, backward = op.function, derivatives.operations
     differentiates = isinstance(function, Backward)
     if isinstance(function, Backward):
         later = backward[backward.index(op) + 1 :]
-        is_nested = any(op in _needed([other], fed, inside=True) for other in later)
+        is_nested = any(op in _find_needed([other], fed, inside=True) for other in later)
         is_repeated = op.block is not None  # or may be
         function = partial(
             function, retain_graph=bool(later) or is_repeated, create_graph=is_nested
         )
     if op.subgraphs and function is not None:
         parts = [
-            Part(each, _planned(each.results, fed, each.parameters, derivatives))
+            SubgraphRun(each, _plan_block(each.results, fed, each.parameters, derivatives))
             for each in op.subgraphs
         ]
         differentiates = any(part.plan.differentiates for part in parts)
@@ -330,14 +330,14 @@ def _step(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     return step
 
 
-def _read(variable: GraphVariable) -> Step:
+def _read_var(variable: GraphVariable) -> Step:
     """Fetch a variable."""
     return _pseudo_step(variable, lambda leaf: leaf, kept=False)
 
 
-def _watch(variable: GraphVariable) -> Step:
+def _watch_var(variable: GraphVariable) -> Step:
     """Let a run differentiate by a variable that is not trained."""
-    return _pseudo_step(variable, differentiable, kept=True)
+    return _pseudo_step(variable, as_differentiable, kept=True)
 
 
 def _pseudo_step(variable: GraphVariable, function: Callable[..., Any], kept: bool) -> Step:
@@ -382,7 +382,7 @@ def _place_results(
         step.results = [x for x in step.results if x.kept or x.fetched]
 
 
-def _segments(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
+def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
     """The steps by the lock they run under.
 
     Where a gradient cannot follow its forward pass under one shared lock, all up to the gradient

@@ -45,15 +45,15 @@ def record(
         InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.
         InvalidTypeError: The result is no tensor and only a run knows it.
     """
-    arguments, keywords = prepared(graph, tuple(args)), prepared(graph, dict(kwargs))
+    arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
     looked_up = _looked_up(function, arguments, keywords)
     if keywords and inputs_of(keywords, graph):
-        call, arguments = functools.partial(_spread, function), (arguments, keywords)
+        call, arguments = functools.partial(_call_with, function), (arguments, keywords)
     else:
         call = functools.partial(function, **keywords) if keywords else function
     arguments = mapped(whole, arguments)
     inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
-    known = inferred(call, mapped(bare, arguments), name)
+    known = inferred(call, mapped(symbol_in, arguments), name)
     outputs = [leaf for leaf in leaves_of(known) if isinstance(leaf, Output)]
     if not outputs:
         return known
@@ -79,12 +79,12 @@ def _looked_up(
     return frozenset({table} if isinstance(table, SymbolicTensor) else ())
 
 
-def prepared(graph: Nodes, nest: Any) -> Any:
+def prepare_nest(graph: Nodes, nest: Any) -> Any:
     """The nest as a node keeps it: slices and parameters are symbols, arrays are copies."""
-    return mapped(functools.partial(_prepared, graph), nest)
+    return mapped(functools.partial(_prepare_leaf, graph), nest)
 
 
-def _prepared(graph: Nodes, leaf: Any) -> Any:
+def _prepare_leaf(graph: Nodes, leaf: Any) -> Any:
     if isinstance(leaf, SymbolicSlices):
         leaf = leaf.source
     if isinstance(leaf, torch.nn.Parameter):
@@ -94,10 +94,10 @@ def _prepared(graph: Nodes, leaf: Any) -> Any:
     return graph.symbol_of(leaf)
 
 
-def bare(leaf: Any) -> Any:
+def symbol_in(leaf: Any) -> Any:
     """The symbol, as shapes are found by it."""
     return leaf.symbol if isinstance(leaf, Dense) else leaf
 
 
-def _spread(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _call_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return function(*args, **kwargs)

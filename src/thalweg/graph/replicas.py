@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from thalweg.distribute.context import Replicas
-from thalweg.distribute.message import Doing, tell
-from thalweg.distribute.nested import reduced_now
+from thalweg.distribute.message import Doing, raise_on_all
+from thalweg.distribute.nested import reduce_leaves
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.variable import in_replicas, of_all
 from thalweg.graph.arguments import by_reference, whole
@@ -28,17 +28,17 @@ def all_reduce(
 ) -> list[Any]:
     """See `GraphMode`."""
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
-    given = [_symbol(leaves[place]) for place in present]
+    given = [_as_value(leaves[place]) for place in present]
     made = operation(
-        lambda values: reduced_now(strategy, op, values, axis),
+        lambda values: reduce_leaves(strategy, op, values, axis),
         [given],
         "all_reduce",
         kind="pure",
-        outputs=[_known(leaf, op, axis) for leaf in given],
+        outputs=[_output_of(leaf, op, axis) for leaf in given],
     )
     ranks = strategy.ranks
     for output in made[:1]:  # what fails before it in a run is told to the ranks that wait there
-        output.op.abandoned = partial(tell, ranks, Doing.VALUES)
+        output.op.abandoned = partial(raise_on_all, ranks, Doing.VALUES)
     found: list[Any] = [None] * len(leaves)
     for place, output in zip(present, made, strict=True):
         is_sparse = isinstance(leaves[place], SymbolicSlices | IndexedSlices)
@@ -47,12 +47,12 @@ def all_reduce(
     return found
 
 
-def _symbol(leaf: Any) -> Any:
+def _as_value(leaf: Any) -> Any:
     is_one = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
     return leaf if is_one else to_tensor(leaf)
 
 
-def _known(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
+def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
     """What is known of a result before a run: only means and sums along an axis change dtypes."""
     shape = getattr(leaf, "shape", None) if axis is None else None
     if leaf.dtype is None:
@@ -81,7 +81,7 @@ class AggregatedGraphVariable(GraphVariable):
             kind="pure",
             outputs=Output(self.dtype, self.shape, ()),
         )
-        made.op.abandoned = partial(tell, strategy.ranks, Doing.VALUES)
+        made.op.abandoned = partial(raise_on_all, strategy.ranks, Doing.VALUES)
         return made
 
 

@@ -21,12 +21,12 @@ def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
     """
     slices = IndexedSlices(values, indices)
     if not isinstance(slices, SymbolicSlices):
-        return _summed(slices)
+        return _sum_rows(slices)
     rows = None if values.shape is None else (None, *values.shape[1:])
     known = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
-    return tuple(operation(_summed, [slices], "deduplicate", kind="pure", outputs=known))
+    return tuple(operation(_sum_rows, [slices], "deduplicate", kind="pure", outputs=known))
 
 
-def _summed(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _sum_rows(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
     found = slices.deduplicated()
     return found.values, found.indices

@@ -14,9 +14,9 @@ from thalweg.core import section
 from thalweg.core.nest import leaves_of, packed
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.default import get_default_graph
-from thalweg.graph.exchange import converted_feeds, copied, exported, fetched_element
+from thalweg.graph.exchange import convert_feeds, copy_to_cpu, exported, fetched_element
 from thalweg.graph.frame import Frame
-from thalweg.graph.gradients import differentiable
+from thalweg.graph.gradients import as_differentiable
 from thalweg.graph.leaves import Leaves
 from thalweg.graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
 from thalweg.graph.nodes import Nodes, SymbolicTensor
@@ -57,11 +57,11 @@ class Session:
         self._opening = Lock()  # no resource is made while the session is closed
         self._closed = False
         self._context: contextlib.ExitStack | None = None
-        on_fork(self, Session._renew)
+        on_fork(self, Session._forget_after_fork)
 
-    def _renew(self) -> None:
+    def _forget_after_fork(self) -> None:
         """In a forked child: what another thread was writing at the fork is no value any more."""
-        lost = self._lock.renew(self._held())
+        lost = self._lock.renew(self._held_lock())
         if lost:
             excuse(lost)  # optimizers in its run: all that they wrote is forgotten
             self._leaves.clear(
@@ -70,7 +70,7 @@ class Session:
                 " variables."
             )
 
-    def _held(self) -> str | None:
+    def _held_lock(self) -> str | None:
         """Which lock this thread holds."""
         return next((x.lock for x in reversed(thread.frames) if x.session is self and x.lock), None)
 
@@ -98,10 +98,10 @@ class Session:
         self._check_open()
         wanted = tuple(leaves_of(fetches))
         try:
-            feeds = converted_feeds(self.graph, feed_dict) if feed_dict else {}
-            plan = self._plan(wanted, frozenset(feeds))
+            feeds = convert_feeds(self.graph, feed_dict) if feed_dict else {}
+            plan = self._plan_for(wanted, frozenset(feeds))
         except Exception as error:
-            self._abandon(wanted, error)
+            self._tell_abandoned(wanted, error)
             raise
         results = self._execute(plan, feeds)
         return packed(fetches, iter(results))
@@ -110,7 +110,7 @@ class Session:
         """A function that runs `fetches`, given the values of `feed_list` in order."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
-    def _abandon(self, wanted: tuple[Any, ...], error: BaseException) -> None:
+    def _tell_abandoned(self, wanted: tuple[Any, ...], error: BaseException) -> None:
         """Tell of a run that cannot begin those who wait for a part of it."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):
@@ -118,12 +118,13 @@ class Session:
             fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
             make_plan(fetches, fed).abandon(None, error)
 
-    def _plan(self, wanted: tuple[Any, ...], fed: frozenset[SymbolicTensor]) -> Plan:
+    def _plan_for(self, wanted: tuple[Any, ...], fed: frozenset[SymbolicTensor]) -> Plan:
         key = (wanted, fed)
         try:
             return self._plans[key]
         except TypeError:  # of what cannot be a key the symbol can, or it is no fetch
-            return self._plan(tuple(fetched_element(self.graph, fetch) for fetch in wanted), fed)
+            elements = tuple(fetched_element(self.graph, fetch) for fetch in wanted)
+            return self._plan_for(elements, fed)
         except KeyError:
             fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
         self.plans_made += 1
@@ -150,12 +151,12 @@ class Session:
             return self._carry_out(plan, frame, export)
         # What autograd saves of a variable is copied, or the update would change it.
         save = torch.autograd.graph.saved_tensors_hooks
-        with save(lambda value: self._leaves.kept(value.detach()), lambda value: value):
+        with save(lambda value: self._leaves.copy_if_shared(value.detach()), lambda value: value):
             return self._carry_out(plan, frame, export)
 
     def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
         for tensor in plan.watched_feeds:
-            frame[tensor] = differentiable(frame[tensor])
+            frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
         for place, tensor in plan.given:
             results[place] = export(frame[tensor])
@@ -165,12 +166,12 @@ class Session:
                 if lock is None or is_nested:
                     frame.run(steps, results, export)
                     continue
-                self._under(lock, frame, partial(frame.run, steps, results, export))
+                self._run_locked(lock, frame, partial(frame.run, steps, results, export))
         return results
 
     def _joins_outer_run(self, plan: Plan) -> bool:
         """Whether a node that runs in this thread started this run, under a lock it holds."""
-        held = self._held()
+        held = self._held_lock()
         if held == SHARED and plan.writes:
             raise FailedPreconditionError(
                 "An operation that is declared as pure started a run that updates variables."
@@ -179,7 +180,7 @@ class Session:
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """The value of a tensor that the run of `frame` has not computed or has let go."""
-        plan = self._plan((tensor,), frozenset(frame.feeds))
+        plan = self._plan_for((tensor,), frozenset(frame.feeds))
         return self._execute(plan, frame.feeds, lambda value: value)[0]
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
@@ -206,9 +207,9 @@ class Session:
         """Give the variable its first value; called by the operation `variable.initializer`."""
         self._leaves.put(variable, value)
 
-    def kept(self, value: Any) -> Any:
+    def copy_if_shared(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
-        return self._leaves.kept(value)
+        return self._leaves.copy_if_shared(value)
 
     def generator(self, key: object, seed: int) -> torch.Generator:
         """The random numbers of one operation in this session."""
@@ -218,7 +219,7 @@ class Session:
 
     def load(self, variable: GraphVariable, value: Any) -> None:
         """Give the variable a value outside of a run."""
-        self._exclusively(lambda: self._leaves.put(variable, value))
+        self._run_exclusively(lambda: self._leaves.put(variable, value))
 
     @untraced
     def snapshot(self, variables: Sequence[GraphVariable]) -> list[torch.Tensor]:
@@ -231,8 +232,8 @@ class Session:
             InvalidArgumentError: A variable is of another graph.
         """
         self._check_open()
-        plan = self._plan(tuple(variables), frozenset())
-        return self._execute(plan, {}, copied)
+        plan = self._plan_for(tuple(variables), frozenset())
+        return self._execute(plan, {}, copy_to_cpu)
 
     @untraced
     def load_all(self, values: Mapping[GraphVariable, torch.Tensor]) -> None:
@@ -252,9 +253,9 @@ class Session:
         def load() -> None:
             with writable():
                 self._check_open()
-                section.run(self._leaves.loading(values))
+                section.run(self._leaves.calls_to_load(values))
 
-        self._exclusively(load)
+        self._run_exclusively(load)
 
     def resource(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make()` returned when this session was first asked for `key`.
@@ -276,9 +277,9 @@ class Session:
         if self._closed:
             raise FailedPreconditionError("Attempted to use a closed Session.")
 
-    def _exclusively(self, write: Callable[[], None]) -> None:
+    def _run_exclusively(self, write: Callable[[], None]) -> None:
         """Call a function while nobody else reads or writes values."""
-        held = self._held()
+        held = self._held_lock()
         if held == SHARED:
             raise FailedPreconditionError(
                 "An operation that is declared as pure gives a variable a value."
@@ -286,9 +287,9 @@ class Session:
         if held is not None:
             write()
             return
-        self._under(EXCLUSIVE, Frame(self, {}), write)
+        self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
-    def _under(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
+    def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
         """Call a function under the lock; an interruption of giving it back is raised after it."""
         interruption: BaseException | None = None
         try:

@@ -62,24 +62,36 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
     if any(tensor.shape is None for tensor in inputs):
         return _without_ranks(function, arguments, inputs) or unknown
     is_known = all(None not in (tensor.shape or ()) for tensor in inputs)
-    results = []
-    for size in _SIZES[:1] if is_known else _SIZES:
-        try:
-            results.append(_run(function, arguments, inputs, size))
-        except Exception as error:
-            if "meta" in str(error) or isinstance(error, NotImplementedError):
-                return unknown
-            if isinstance(error, TypeError):
-                raise
-            if not isinstance(error, (RuntimeError, IndexError, ValueError)):
-                return unknown
-            reason = str(error) if is_known else _misfit(function, arguments, inputs)
-            if not reason:
-                return _fitted(function, arguments, inputs, name) or unknown
-            raise InvalidArgumentError(f"{name}: {reason} {_listed(arguments)}") from error
+    try:
+        sizes = _SIZES[:1] if is_known else _SIZES
+        results = [_run(function, arguments, inputs, size) for size in sizes]
+    except Exception as error:
+        if _asks_for_data(error):
+            return unknown
+        if isinstance(error, TypeError):
+            raise
+        reason = str(error) if is_known else _misfit(function, arguments, inputs)
+        if not reason:
+            return _fitted(function, arguments, inputs, name) or unknown
+        raise InvalidArgumentError(f"{name}: {reason} {_listed(arguments)}") from error
     merged = _merged(results, name)
-    if is_known:
-        return merged
+    return merged if is_known else _with_small(merged, function, arguments, inputs)
+
+
+def _asks_for_data(error: Exception) -> bool:
+    """Whether a function failed because it was given no data, as far as one can tell."""
+    if "meta" in str(error) or isinstance(error, NotImplementedError):
+        return True
+    return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))
+
+
+def _with_small(
+    merged: Any,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    inputs: Sequence[SymbolicTensor],
+) -> Any:
+    """The outputs, after a trial with small inputs."""
     try:
         small = _run(function, arguments, inputs, _SMALL)
     except Exception:  # not every function takes so little

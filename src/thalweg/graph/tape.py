@@ -8,7 +8,7 @@ from thalweg import autodiff
 from thalweg.autodiff import UnconnectedGradients
 from thalweg.core.nest import leaves_of, packed
 from thalweg.graph.gradients import gradients
-from thalweg.ground.running import Symbolic, executing_eagerly
+from thalweg.ground.running import executing_eagerly, is_symbolic
 
 
 class GradientTape(autodiff.GradientTape):
@@ -24,7 +24,7 @@ class GradientTape(autodiff.GradientTape):
     def watch(self, tensor: Any) -> None:
         """As in eager mode; tensors of a graph are passed over while it is built."""
         if not executing_eagerly():
-            tensor = [leaf for leaf in leaves_of(tensor) if not isinstance(leaf, Symbolic)]
+            tensor = [leaf for leaf in leaves_of(tensor) if not is_symbolic(leaf)]
         super().watch(tensor)
 
     def gradient(
@@ -36,7 +36,7 @@ class GradientTape(autodiff.GradientTape):
     ) -> Any:
         """As in eager mode, but for symbolic targets as `gradients`."""
         targets = list(leaves_of(target))
-        is_of_graph = not executing_eagerly() and any(isinstance(x, Symbolic) for x in targets)
+        is_of_graph = not executing_eagerly() and any(map(is_symbolic, targets))
         if not is_of_graph or self._used:
             return super().gradient(target, sources, output_gradients, unconnected_gradients)
         self._used = not self._persistent

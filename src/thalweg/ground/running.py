@@ -9,8 +9,9 @@ those here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -131,14 +132,14 @@ class _Process:
         settled: Whether the mode was asked for, or somebody was told that it is eager.
         resource_variables: Whether variables of graphs are resource variables unless they are made
             otherwise.
-        default_graph: Gives the graph that calls add to; None as long as there are no graphs.
+        default_graph: Gives the graph that calls add to, or None as long as there are no graphs.
     """
 
     def __init__(self) -> None:
         self.eager = True
         self.settled = False
         self.resource_variables = True
-        self.default_graph: Callable[[], Any] | None = None
+        self.default_graph: Callable[[], Any] = lambda: None
 
 
 process = _Process()
@@ -187,10 +188,21 @@ def get_default_session() -> Any:
 
 
 def is_deferred(*parts: Any) -> bool:
-    """Whether a call with these arguments belongs in a graph."""
-    if thread.frames:
-        return False
-    return not executing_eagerly() or any(map(is_symbolic, parts))
+    """Whether a call with these arguments belongs in a graph; none inside a running node does."""
+    if not executing_eagerly():
+        return True
+    return not thread.frames and any(map(issubclass, set(map(type, parts)), repeat(Symbolic)))
+
+
+def first_graph(parts: Iterable[Any]) -> Any:
+    """The graph of the first of these that is symbolic, or the default graph."""
+    found = next(filter(is_symbolic, parts), None)
+    return process.default_graph() if found is None else found.graph
+
+
+def graph_of(*parts: Any) -> Any:
+    """The graph that a call with these arguments belongs in; None if it computes at once."""
+    return first_graph(parts) if is_deferred(*parts) else None
 
 
 def resolve(x: Any) -> Any:

@@ -138,7 +138,8 @@ def unique_id(var: torch.Tensor) -> str:
 
 def _graph_key(var: torch.Tensor) -> str:
     """That of the graph that would be built, were it not for eager mode."""
-    return "" if process.default_graph is None else process.default_graph()._graph_key
+    graph = process.default_graph()
+    return "" if graph is None else graph._graph_key
 
 
 def _sparse_read(var: torch.Tensor, indices: Any, name: str | None = None) -> torch.Tensor:

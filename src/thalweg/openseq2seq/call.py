@@ -40,21 +40,24 @@ def check_call(
     try:
         signature.bind(**{supplied: None}, **given)
     except TypeError as error:
-        parameters = signature.parameters
-        known = [name for name, each in parameters.items() if each.kind in _NAMED]
-        if supplied not in known and not _takes_any(signature):
-            raise InvalidTypeError(f"{title} takes no {supplied!r}.") from error
-        known = [name for name in known if name != supplied]
-        unknown = [] if _takes_any(signature) else [name for name in given if name not in known]
-        missing = [
-            name
-            for name in known
-            if parameters[name].default is inspect.Parameter.empty and name not in given
-        ]
-        said = [f"{title} takes no {name!r}. {did_you_mean(name, known)}" for name in unknown]
-        said += [f"{title} needs {name!r}." for name in missing]
-        said = [each.strip() for each in said] or [f"{title}: {error}."]
-        raise InvalidTypeError(f"{' '.join(said)} It takes: {', '.join(known)}.") from error
+        raise InvalidTypeError(_reason(signature, given, supplied, title, error)) from error
+
+
+def _reason(
+    signature: inspect.Signature, given: Mapping[str, Any], supplied: str, title: str, error: object
+) -> str:
+    """Why a call does not bind, by the names of arguments."""
+    parameters = signature.parameters
+    known = [name for name, each in parameters.items() if each.kind in _NAMED]
+    if supplied not in known and not _takes_any(signature):
+        return f"{title} takes no {supplied!r}."
+    known = [name for name in known if name != supplied]
+    unknown = [] if _takes_any(signature) else [name for name in given if name not in known]
+    required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
+    said = [f"{title} takes no {name!r}. {did_you_mean(name, known)}".strip() for name in unknown]
+    said += [f"{title} needs {name!r}." for name in required if name not in given]
+    said = said or [f"{title}: {error}."]
+    return f"{' '.join(said)} It takes: {', '.join(known)}."
 
 
 def _takes_any(signature: inspect.Signature) -> bool:

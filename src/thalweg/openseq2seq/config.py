@@ -12,7 +12,8 @@ from typing import Any
 from torch import distributed
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, graph_variable_of, is_symbolic
+from thalweg.graph import graph_variable_of, is_symbolic
+from thalweg.ground.running import is_deferred
 from thalweg.openseq2seq.checks import check_gradients, check_optimizer, check_policy, of_key
 from thalweg.openseq2seq.chosen import Chooses, Variables, listed, regularized, trained
 from thalweg.openseq2seq.keys import training_params
@@ -96,7 +97,7 @@ class TrainingConfig:
                 `freeze_variables_regex` needs one, or `optimize_loss` refuses a type.
         """
         params = self.params
-        in_graph = is_symbolic(loss) or not executing_eagerly()
+        in_graph = is_deferred(loss)
         if not is_symbolic(loss) and (in_graph or not callable(loss)):
             kind = "a tensor of the graph" if in_graph else "a callable that returns the loss"
             raise InvalidTypeError(f"loss must be {kind}, not {loss!r}.")

@@ -38,7 +38,7 @@ def placed(pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
     """The pairs with gradients cut as their parameters are; all ranks call this."""
     from thalweg.distribute.sharding import meshes
 
-    return meshes.placed(pairs)
+    return meshes.place_on_mesh(pairs)
 
 
 def entry_of(name: str, own: Tensor) -> Entry:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.running import executing_eagerly, is_symbolic, process
+from thalweg.ground.running import graph_of
 from thalweg.ground.scalars import (
     Number,
     Scalar,
@@ -124,11 +124,7 @@ class FormulaSchedule(LearningRateSchedule):
         While a graph is built, or of a tensor of one, it is a tensor of the graph.
         """
         own = self._own()
-        graph = next(
-            (leaf.graph for leaf in _leaves([step, *own.values()]) if is_symbolic(leaf)), None
-        )
-        if graph is None and process.default_graph is not None and not executing_eagerly():
-            graph = process.default_graph()
+        graph = graph_of(*_leaves([step, own]))
         if graph is not None:
             return self._recorded(graph, step, own)
         with np.errstate(all="ignore"):

@@ -2,6 +2,9 @@
 
 LLVM needs a few hundredths of a second to make the function; it lets other threads of Python run
 meanwhile.
+
+By hand, as google-crc32c, which is as fast and lets them run, too, would be one more package that
+every save needs, where LLVM is at hand for the kernels.
 """
 
 # llvmlite has no types.

@@ -1,10 +1,13 @@
-"""`tf.nest`: lists, tuples, named tuples and dicts of anything; dicts count in the order of their
-sorted keys.
+"""`tf.nest`: sequences and mappings of anything; mappings count in the order of their sorted keys.
+
+By hand, as optree takes an `OrderedDict` in the order of its items, and subclasses of list and
+dict and mappings of other kinds, which TensorFlow takes apart, for leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from typing import Any
 
 from thalweg.tf.missing import attribute_of
@@ -13,8 +16,9 @@ __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pa
 
 
 def is_nested(structure: Any) -> bool:
-    """Whether it is a list, a tuple or a dict."""
-    return isinstance(structure, list | tuple | Mapping)
+    """Whether it is a sequence other than text, a mapping, or the keys, values or items of one."""
+    kinds = Sequence, Mapping, MappingView
+    return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 
 
 def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
@@ -65,13 +69,14 @@ def assert_same_structure(
     nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False
 ) -> None:
     """Raise ValueError unless both have as many elements in the same places, of the same keys;
-    TypeError unless their nests are of the same types, if those are checked.
+    TypeError unless their nests are of the same types, if those are checked. All lists are of one
+    type, and so are all mappings, and named tuples of one name with the same fields.
     """
     if is_nested(nest1) != is_nested(nest2):
         raise _differs(nest1, nest2)
     if not is_nested(nest1):
         return
-    if check_types and type(nest1) is not type(nest2):
+    if check_types and _kind(nest1) != _kind(nest2):
         raise TypeError(f"One is a {type(nest1).__name__}, the other a {type(nest2).__name__}.")
     keys = [set(each) if isinstance(each, Mapping) else len(each) for each in (nest1, nest2)]
     if keys[0] != keys[1]:
@@ -82,6 +87,14 @@ def assert_same_structure(
 
 def _differs(nest1: Any, nest2: Any) -> ValueError:
     return ValueError(f"These do not have the same nested structure: {nest1} and {nest2}.")
+
+
+def _kind(nest: Any) -> Any:
+    for kind in (list, Mapping):
+        if isinstance(nest, kind):
+            return kind
+    fields = getattr(nest, "_fields", None)
+    return type(nest) if fields is None else (type(nest).__name__, fields)
 
 
 def _items(nest: Any) -> Iterator[Any]:
@@ -96,7 +109,13 @@ def _packed(nest: Any, leaves: Iterator[Any]) -> Any:
         found = dict(zip(sorted(nest), items, strict=True))
         ordered = {key: found[key] for key in nest}
         kind: Any = type(nest)
-        return kind(ordered)
+        if not isinstance(nest, dict):
+            return kind(ordered)
+        copied = copy.copy(nest)  # keeps what a subclass has besides, as what a missing key is
+        copied.update(ordered)
+        return copied
+    if isinstance(nest, MappingView | range):  # which cannot be made of other things
+        return items
     return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
 
 

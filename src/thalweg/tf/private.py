@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from thalweg import graph as graphs
-from thalweg.ground.running import eagerly
+from thalweg.ground.running import eagerly, first_graph
 from thalweg.ground.scattering import UPDATES
 from thalweg.tf.control import function
 from thalweg.tf.variables import Variable
@@ -141,8 +141,7 @@ def _nowhere(op: Any, ignore_existing: bool = False) -> contextlib.AbstractConte
 
 
 def _graph_of(op_input_list: Iterable[Any], graph: Any = None) -> Any:
-    symbols = (each for each in op_input_list if isinstance(each, graphs.SymbolicTensor))
-    return graph or next((each.graph for each in symbols), None) or graphs.get_default_graph()
+    return graph or first_graph(op_input_list)
 
 
 def _initialized(resource_list: Iterable[Any], name: str = "init") -> Any:

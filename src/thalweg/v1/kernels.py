@@ -29,13 +29,12 @@ from thalweg.graph import (
     GraphVariable,
     Output,
     by_reference,
-    executing_eagerly,
     graph_variable_of,
-    is_symbolic,
     operation,
     resolve,
 )
 from thalweg.ground.locks import Lock
+from thalweg.ground.running import is_deferred
 from thalweg.ground.scalars import as_operand
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
@@ -104,7 +103,7 @@ def _function(kernel: Kernel, name: str) -> Callable[..., Any]:
             raise TypeError(f"{name}(): {error}") from None
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        if not executing_eagerly() or any(is_symbolic(value) for value in arguments.values()):
+        if is_deferred(*arguments.values()):
             return _add(kernel, name, arguments, written, sparse, resource)
         arguments = {each: resolve(value) for each, value in arguments.items()}
         with _LOCK if arguments["use_locking"] else contextlib.nullcontext():

@@ -5,5 +5,5 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 
 __all__ = ["Variable", "VariableAggregation", "VariableSynchronization", "get_variable"]
 
-Variable = distribute.aggregating(graph.Variable)
-get_variable = distribute.aggregating(graph.get_variable)
+Variable = distribute.with_aggregation(graph.Variable)
+get_variable = distribute.with_aggregation(graph.get_variable)

@@ -173,26 +173,11 @@ def _group(
     """A group with all that this version of torch has in one."""
     is_decayed = counterpart.family == "Adam" and bool(hypers.get("weight_decay"))
     cls = torch.optim.AdamW if is_decayed else getattr(torch.optim, counterpart.family)
-    group = {
-        name: each.default
-        for name, each in inspect.signature(cls.__init__).parameters.items()
-        if name not in ("self", "params")
-    }
-    known = inspect.signature(torch.optim.Adam.__init__).parameters
-    if is_decayed and "decoupled_weight_decay" in known:
+    group = _defaults(cls)
+    if is_decayed and "decoupled_weight_decay" in _defaults(torch.optim.Adam):
         group["decoupled_weight_decay"] = True
-    for name, value in counterpart.options.items():
-        group[name] = value
-    for name, key in counterpart.hypers.items():
-        key, _, index = key.partition(".")
-        if index:
-            pair = list(group[key])
-            pair[int(index)] = hypers[name]
-            group[key] = tuple(pair)
-        else:
-            group[key] = hypers[name]
-    if "epsilon" not in hypers and "eps" in group:
-        group["eps"] = 0.0
+    group |= counterpart.options
+    _set_hypers(group, counterpart, hypers)
     if "weight_decay" in group:
         rate = hypers["learning_rate"]
         group["weight_decay"] = hypers["weight_decay"] / rate if is_decayed and rate else 0.0
@@ -205,6 +190,28 @@ def _group(
     if "Variable" not in names and len({*names}) == len(names):
         group["param_names"] = names
     return group
+
+
+def _defaults(cls: type[torch.optim.Optimizer]) -> dict[str, Any]:
+    """What a constructor of this version of torch takes, and its defaults."""
+    known = inspect.signature(cls.__init__).parameters.items()
+    return {name: each.default for name, each in known if name not in ("self", "params")}
+
+
+def _set_hypers(
+    group: dict[str, Any], counterpart: Counterpart, hypers: Mapping[str, float]
+) -> None:
+    """Set hyperparameters by torch's names; of "betas.0" the first of a pair."""
+    for name, key in counterpart.hypers.items():
+        key, _, index = key.partition(".")
+        if index:
+            pair = list(group[key])
+            pair[int(index)] = hypers[name]
+            group[key] = tuple(pair)
+        else:
+            group[key] = hypers[name]
+    if "epsilon" not in hypers and "eps" in group:
+        group["eps"] = 0.0
 
 
 def _left_behind(optimizer: Any, hypers: dict[str, float], group: dict[str, Any]) -> list[str]:

@@ -85,13 +85,7 @@ def from_torch(
     steps = _steps(saved.family, kept, keys, title) if step is None else _checked(step)
     products = _products(kept, keys, title) if saved.family == "NAdam" else []
     slots = {id(var): _slots(counterpart, own, var) for own, var in kept}
-    surplus = [
-        f"'{keys[id(var)]}/{key}' belongs to nothing here"
-        for own, var in kept
-        for key in _surplus(counterpart, own)
-    ]
-    if surplus:
-        raise state.mismatch(surplus, title)
+    _refuse_surplus(counterpart, kept, keys, title)
     said = _notes(counterpart, saved, into)
     late = [keys[id(var)] for own, var in pairs if not _has_state(own)]
     if late and kept and counterpart.powers:
@@ -122,9 +116,19 @@ def _has_state(parameter: Parameter) -> bool:
     return any(value is not None for key, value in parameter.state.items() if key not in _COUNTS)
 
 
-def _surplus(counterpart: Counterpart, parameter: Parameter) -> list[str]:
-    known = {*_COUNTS, *(kept.key for kept in counterpart.slots.values())}
-    return [key for key, value in parameter.state.items() if key not in known and value is not None]
+def _refuse_surplus(
+    counterpart: Counterpart, kept: Matched, keys: Mapping[int, str], title: str
+) -> None:
+    """Refuse what torch has kept and nothing here goes on with."""
+    known = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
+    surplus = [
+        f"'{keys[id(var)]}/{key}' belongs to nothing here"
+        for own, var in kept
+        for key, value in own.state.items()
+        if key not in known and value is not None
+    ]
+    if surplus:
+        raise state.mismatch(surplus, title)
 
 
 def _steps(family: str, kept: Matched, keys: Mapping[int, str], title: str) -> int | None:

@@ -140,33 +140,55 @@ def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, T
         InvalidArgumentError: There is nothing that says which variables there are.
         CheckpointMismatchError: Names or numbers differ.
     """
-    if variables is None:
-        if not isinstance(given, torch.optim.Optimizer):
-            raise InvalidArgumentError(
-                "Give the variables, in the order of torch's parameters or by their names."
-            )
-        variables = [param for group in given.param_groups for param in group["params"]]
-    names: list[str] | None = None
+    names, found = _named(_own(given) if variables is None else variables)
     own = _parameters(given)
+    if names is None and any(id(var) in own for var in found):
+        return _identified(saved, own, found)
+    names = _names_of(found) if names is None else names
+    if names is None or any(parameter.name is None for parameter in saved.parameters):
+        return _in_order(saved, found)
+    return _by_name(saved, names, found)
+
+
+def _own(given: Any) -> list[Tensor]:
+    """The parameters of the optimizer that was given."""
+    if not isinstance(given, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            "Give the variables, in the order of torch's parameters or by their names."
+        )
+    return [param for group in given.param_groups for param in group["params"]]
+
+
+def _named(variables: Any) -> tuple[list[str] | None, list[Tensor]]:
+    """Variables and, of a dict, their names in it."""
+    names: list[str] | None = None
     if isinstance(variables, Mapping):
         named = cast("Mapping[Any, Any]", variables)
         names, variables = list(named.keys()), list(named.values())
     found = distinct(flatten(variables))
     check_variables(found)
-    if names is None and any(id(var) in own for var in found):
-        return _identified(saved, own, found)
-    if names is None:
-        names = [name_of(var, "").split(":")[0] for var in found]
-        has_names = all(name not in ("", "Variable") for name in names)
-        names = names if has_names and len({*names}) == len(names) else None
+    return names, found
+
+
+def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
+    """The names that variables have of their own, if these tell them apart."""
+    names = [name_of(var, "").split(":")[0] for var in variables]
+    has_names = all(name not in ("", "Variable") for name in names)
+    return names if has_names and len({*names}) == len(names) else None
+
+
+def _in_order(saved: Saved, found: Sequence[Tensor]) -> list[tuple[Parameter, Tensor]]:
+    count = len(saved.parameters)
+    if len(found) != count:
+        wrong = f"there are {count} parameters, and {len(found)} variables"
+        raise mismatch([wrong], _what(saved.family))
+    return list(zip(saved.parameters, found, strict=True))
+
+
+def _by_name(
+    saved: Saved, names: Sequence[str], found: Sequence[Tensor]
+) -> list[tuple[Parameter, Tensor]]:
     torches = [parameter.name for parameter in saved.parameters]
-    if names is None or None in torches:
-        if len(found) != len(torches):
-            raise mismatch(
-                [f"there are {len(torches)} parameters, and {len(found)} variables"],
-                _what(saved.family),
-            )
-        return list(zip(saved.parameters, found, strict=True))
     known = dict(zip(torches, saved.parameters, strict=True))
     problems = [f"'{name}' is none of its parameters" for name in names if name not in known]
     problems += [f"'{name}' belongs to nothing here" for name in torches if name not in names]

@@ -24,6 +24,7 @@ from thalweg.errors import (
     LayoutError,
     listed,
 )
+from thalweg.ground.running import is_symbolic
 from thalweg.ground.switches import writable
 
 # Entries, what they are given, and whether all of them have to be in it.
@@ -32,16 +33,13 @@ Given = tuple[Sequence[Item], Mapping[str, Any], bool]
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
 
 
-def of_a_graph(what: str) -> FailedPreconditionError:
-    """The error that says who saves the state of a graph.
-
-    Args:
-        what: Whose state it is: "The state of Adam".
-    """
-    return FailedPreconditionError(
-        f"{what} is variables of a graph, whose values a session has: save and restore them by"
-        " thalweg.v1.train.Saver."
-    )
+def check_eager(what: str, own: Iterable[Any] = (), is_eager: object = True) -> None:
+    """Refuse a state that is not eager, or has symbols among its `own`; say who saves it."""
+    if not is_eager or any(map(is_symbolic, own)):
+        raise FailedPreconditionError(
+            f"{what} is variables of a graph, whose values a session has: save and restore them by"
+            " thalweg.v1.train.Saver."
+        )
 
 
 def snapshot(entries: Iterable[Item]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices
 
 
-def arrange(
+def arrange_slots(
     owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], kinds: Sequence[Slot]
 ) -> None:
     """Share out the slots of an optimizer, if they are not; all ranks call this.
@@ -32,7 +32,7 @@ def arrange(
     variables = store.owners() if store.parts is None else cut
     if store.parts is not None and not cut:
         return
-    shards.learn(variables)
+    shards.cut_new(variables)
 
     def keep_whole() -> None:
         for var in cut:

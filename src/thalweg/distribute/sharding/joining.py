@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.distribute.buckets import copied_to, planned
+from thalweg.distribute.buckets import copy_all, plan_buckets
 from thalweg.distribute.ranks import Pending, Ranks
-from thalweg.distribute.sharding.shards import Shards, flat
+from thalweg.distribute.sharding.shards import Shards, flatten_like
 from thalweg.engines import layout
 from thalweg.indexed_slices import IndexedSlices
 
 _LARGE = 2**18  # bytes of a part that is sent from where it lies: to copy it would take longer
 
 
-def join(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, Any]], size: int) -> None:
+def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, Any]], size: int) -> None:
     """Set tensors to what the ranks have made of their parts.
 
     Args:
@@ -38,7 +38,7 @@ def join(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, Any]], size: in
 
     large = {place for place, each in dense if each.nbytes >= _LARGE * shards.ranks.size}
     parcels = [made([place], [each]) for place, each in dense if place in large]
-    parcels += planned([each for each in dense if each[0] not in large], size, made)
+    parcels += plan_buckets([each for each in dense if each[0] not in large], size, made)
     waiting: list[_Parcel] = []
     for parcel in parcels:
         parcel.send(shards.ranks)
@@ -54,7 +54,7 @@ class _Parcel:
 
     def __init__(self, shards: Shards, owners: Sequence[Tensor], updated: Sequence[Tensor]) -> None:
         self._updated = updated
-        self._flat = [flat(each, each) for each in updated]
+        self._flat = [flatten_like(each, each) for each in updated]
         self._views: list[list[Tensor]] = [[] for _ in range(shards.ranks.size)]
         for var, elements in zip(owners, self._flat, strict=True):
             for rank, start, stop in shards.pieces(var):
@@ -79,7 +79,7 @@ class _Parcel:
             self._under_way.wait()
         for rank, (views, buffer) in enumerate(zip(self._views, self._buffers, strict=True)):
             if rank != self._rank and not _is_sent_as_it_is(views):
-                copied_to(views, buffer.split([each.numel() for each in views]))
+                copy_all(views, buffer.split([each.numel() for each in views]))
         for each, elements in zip(self._updated, self._flat, strict=True):
             if not layout.dense(each):
                 each.copy_(elements.view(each.shape))

@@ -51,10 +51,10 @@ class Measured:
             found[place] = np.concatenate(tensors.sums(formulas, stages, columns.only([place])))
         if dense:
             mine = np.concatenate([own[place] for place in dense])
-            found[dense] = self._combined(dense, np.ascontiguousarray(mine))
+            found[dense] = self._combine_leaves(dense, np.ascontiguousarray(mine))
         return list(found.T)
 
-    def _combined(self, places: Sequence[int], own: Float64) -> Float64:
+    def _combine_leaves(self, places: Sequence[int], own: Float64) -> Float64:
         """The sums of variables, of the leaves that this rank has of each."""
         ranks = self._shards.ranks
         variables = [self._asked.variables[place] for place in places]
@@ -86,7 +86,7 @@ class Measured:
         bits = np.abs(self._ready.max_abs()).view(np.int64)
         found = torch.from_numpy(bits).to(self._shards.ranks.device)  # pyright: ignore[reportUnknownMemberType]
         self._meet()
-        self._shards.ranks.maximum(found)
+        self._shards.ranks.take_maximum(found)
         return found.cpu().numpy().view(np.float64)
 
     def max_abs_on_device(self, wanted: torch.Tensor) -> None:

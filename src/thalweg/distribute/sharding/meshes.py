@@ -31,7 +31,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of, variable_constraint
 
 
-def note(store: SlotStore, variables: Sequence[Any]) -> None:
+def keep_local_slots(store: SlotStore, variables: Sequence[Any]) -> None:
     """Have a store keep slots of local parts, if there are DTensors among the variables."""
     if store.parts is None and any(map(is_on_mesh, variables)):
         store.parts = Locals()
@@ -50,7 +50,7 @@ class Locals:
         """The local tensor: the same view of it as long as it does not move."""
         if not is_on_mesh(var):
             return var
-        now = local(var)
+        now = to_local(var)
         kept = self._parts.get(id(var))
         if kept is None or kept[0] is not var or not _is_same(kept[1], now):
             now._thalweg_name = name_of(var)  # pyright: ignore[reportAttributeAccessIssue]
@@ -60,14 +60,16 @@ class Locals:
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
         """The local part of a value, without a message."""
         if not is_on_mesh(var):
-            return local(value)
+            return to_local(value)
         mesh: Any = var
         if is_on_mesh(value):
-            return local(_as_placed(value, mesh))
+            return to_local(_as_placed(value, mesh))
         from torch.distributed.tensor import distribute_tensor
 
         own = value.detach().to(var.device)
-        return local(distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None))
+        return to_local(
+            distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None)
+        )
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
         """The value, on each rank of the mesh; all of them call this.
@@ -96,7 +98,7 @@ class Locals:
         return nullcontext()
 
 
-def local(tensor: Any) -> Tensor:
+def to_local(tensor: Any) -> Tensor:
     """What lies in this process of a DTensor; any other tensor as it is."""
     if not is_on_mesh(tensor):
         return tensor
@@ -182,7 +184,7 @@ class _Measured:
             own = torch.from_numpy(found[places])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
                 ranks = Ranks(mesh.get_group(dim))
-                own = in_pairs(ranks.gathered(own.to(ranks.device)))
+                own = in_pairs(ranks.all_gather(own.to(ranks.device)))
             found[places] = own.cpu().numpy()
         return list(found.T)
 
@@ -198,7 +200,7 @@ class _Measured:
             for dim in dims:
                 ranks = Ranks(mesh.get_group(dim))
                 bits = bits.to(ranks.device)
-                ranks.maximum(bits)
+                ranks.take_maximum(bits)
             found[places] = bits.cpu().numpy().view(np.float64)
         return found
 
@@ -206,7 +208,7 @@ class _Measured:
         """See `Ready`."""
 
 
-def placed(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def place_on_mesh(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """The pairs with gradients cut as their variables are; all ranks call this.
 
     Raises:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from thalweg.distribute.buckets import copied_to, holders_of
+from thalweg.distribute.buckets import copy_all, holders_of
 from thalweg.distribute.ranks import Pending, Ranks
-from thalweg.distribute.sharding.shards import Shards, flat
+from thalweg.distribute.sharding.shards import Shards, flatten_like
 from thalweg.distribute.tree import in_pairs
 from thalweg.ground.switches import outside_inference
 
@@ -64,11 +64,11 @@ class Scatter:
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for place, tensor in zip(places, tensors, strict=True):
-            elements = flat(tensor, self._variables[place])
+            elements = flatten_like(tensor, self._variables[place])
             for piece, target in self._targets[place]:
                 targets.append(target)
                 sources.append(elements[piece])
-        copied_to(targets, sources)
+        copy_all(targets, sources)
 
     def clear(self, place: int) -> None:
         """See `Sent`."""
@@ -94,9 +94,9 @@ class Scatter:
         found: dict[int, Tensor] = {}
         begin = 0
         for place, var in self._variables.items():
-            piece = self._shards.own(var)
+            piece = self._shards.own_slice(var)
             size = piece.stop - piece.start
-            found[place] = self._shards.shaped(total[begin : begin + size], var)
+            found[place] = self._shards.as_part(total[begin : begin + size], var)
             begin += size
         return found
 

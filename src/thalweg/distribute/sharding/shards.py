@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
-from thalweg.distribute.message import Doing, Message, telling
+from thalweg.distribute.message import Doing, Message, report_error
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.sharding.pieces import Piece, pieces_of
 from thalweg.engines import layout
@@ -69,13 +69,13 @@ class Shards:
             self._digest = int.from_bytes(half, "little")
         return self._digest
 
-    def learn(self, variables: Sequence[Tensor]) -> None:
+    def cut_new(self, variables: Sequence[Tensor]) -> None:
         """Cut the variables that are not cut yet; all ranks do so with the same ones."""
         for var in variables:
             if id(var) not in self._known:
-                self._cut(var, not layout.dense(var))
+                self._cut_variable(var, not layout.dense(var))
 
-    def check(self, variables: Iterable[Tensor]) -> None:
+    def check_sizes(self, variables: Iterable[Tensor]) -> None:
         """Look whether variables that are cut are as they were then.
 
         Raises:
@@ -83,17 +83,17 @@ class Shards:
         """
         for var in variables:
             if id(var) in self._known:
-                self._of(var)
+                self._known_of(var)
 
     def fits(self, variables: Iterable[Tensor]) -> bool:
         """Whether `check` finds nothing."""
         try:
-            self.check(variables)
+            self.check_sizes(variables)
         except InvalidArgumentError:
             return False
         return True
 
-    def _cut(self, var: Tensor, is_whole: bool) -> None:
+    def _cut_variable(self, var: Tensor, is_whole: bool) -> None:
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_whole else LEAF)
         number = self._known[id(var)].number if id(var) in self._known else len(self._known)
@@ -105,7 +105,7 @@ class Shards:
 
     def has_rows(self, var: Tensor) -> bool:
         """Whether the parts of a variable are rows of it, so that a sparse gradient fits."""
-        row, known = var.shape[1:].numel(), self._of(var)
+        row, known = var.shape[1:].numel(), self._known_of(var)
         whole = all(piece.stop % row == 0 for piece in known.pieces) if row else True
         return known.is_whole or (var.is_contiguous() and whole)
 
@@ -113,17 +113,17 @@ class Shards:
         """Give a variable that is cut to one rank."""
         for rank, start, stop in self.pieces(var):
             self._loads[rank] -= (stop - start) * var.element_size()
-        self._cut(var, True)
+        self._cut_variable(var, True)
 
-    def order(self, variables: Sequence[Tensor]) -> int:
+    def hash_order(self, variables: Sequence[Tensor]) -> int:
         """A number that tells which variables these are, and in which order."""
-        return hash(tuple(self._of(var).number for var in variables)) >> 1
+        return hash(tuple(self._known_of(var).number for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
         """Its pieces in the order of their elements: at most one for each rank."""
-        return self._of(var).pieces
+        return self._known_of(var).pieces
 
-    def own(self, var: Tensor) -> slice:
+    def own_slice(self, var: Tensor) -> slice:
         """The elements of this rank."""
         for rank, start, stop in self.pieces(var):
             if rank == self.ranks.rank:
@@ -136,7 +136,7 @@ class Shards:
         Raises:
             InvalidArgumentError: The variable has another size than when it was cut.
         """
-        known = self._of(var)
+        known = self._known_of(var)
         if known.part is None or known.address != var.data_ptr() or known.part.dtype != var.dtype:
             known.part, known.address = self.cut(var, var), var.data_ptr()
             self._views.clear()
@@ -144,13 +144,13 @@ class Shards:
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
         """This rank's part of a value for each element of a variable; it may be a view."""
-        own = self.own(var)
-        if not self._of(var).is_whole:
-            return flat(value, var)[own]
+        own = self.own_slice(var)
+        if not self._known_of(var).is_whole:
+            return flatten_like(value, var)[own]
         plain = value.detach()
         return plain if own.stop or not self.pieces(var) else plain.new_empty(0)
 
-    def rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
+    def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
         """Those of a sparse gradient that this rank has, in their order.
 
         Raises:
@@ -161,7 +161,7 @@ class Shards:
                 f"The gradient of '{name_of(var)}' has become sparse, but the variable is cut"
                 " within its rows."
             )
-        first, last = self._rows(var)
+        first, last = self._row_range(var)
         mine = (grad.indices >= first) & (grad.indices < last)
         shape = (last - first, *var.shape[1:])
         return IndexedSlices(grad.values[mine], grad.indices[mine] - first, shape)
@@ -172,23 +172,23 @@ class Shards:
             return own
         kept = self._views.get(id(own))
         if kept is None or kept[0] is not own or kept[1].data_ptr() != own.data_ptr():
-            first, last = self._rows(var)
+            first, last = self._row_range(var)
             kept = self._views[id(own)] = own, own.detach().view(last - first, *var.shape[1:])
         return kept[1]
 
-    def _rows(self, var: Tensor) -> tuple[int, int]:
-        own, row = self.own(var), var.shape[1:].numel()
+    def _row_range(self, var: Tensor) -> tuple[int, int]:
+        own, row = self.own_slice(var), var.shape[1:].numel()
         return (own.start // row, own.stop // row) if row else (0, 0)
 
-    def shaped(self, elements: Tensor, var: Tensor) -> Tensor:
+    def as_part(self, elements: Tensor, var: Tensor) -> Tensor:
         """This rank's elements, one after the other, as its part."""
-        if not (self._of(var).is_whole and elements.numel()):
+        if not (self._known_of(var).is_whole and elements.numel()):
             return elements
         found = torch.empty_like(var, dtype=elements.dtype).detach()
-        flat(found, var).copy_(elements)
+        flatten_like(found, var).copy_(elements)
         return found
 
-    def view(self, tensor: Tensor, var: Tensor) -> Tensor:
+    def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
         """As `cut`, of a tensor that is written to.
 
         Raises:
@@ -219,23 +219,23 @@ class Shards:
             ReplicaMismatchError: Other ranks do something else, or have none.
             ReplicaLostError: A rank did not answer.
         """
-        with self.reading():
-            with telling(self.ranks, Doing.STATE):
+        with self.between_steps():
+            with report_error(self.ranks, Doing.STATE):
                 layout.check_memory(own, f"'{name_of(own)}'")
-            Message(self.ranks, Doing.STATE).heard()
+            Message(self.ranks, Doing.STATE).receive()
         if self._collects and self.ranks.rank:
-            with self.reading():
+            with self.between_steps():
                 self.ranks.collect([own.detach()] * self.ranks.size)
             return own.new_empty(0)
         found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
-        elements = flat(found.detach(), var)
+        elements = flatten_like(found.detach(), var)
         parts = [elements[:0]] * self.ranks.size
         for rank, start, stop in self.pieces(var):
             parts[rank] = elements[start:stop]
-        mine = found if self._of(var).is_whole else parts[self.ranks.rank]
+        mine = found if self._known_of(var).is_whole else parts[self.ranks.rank]
         if own.numel():
             mine.copy_(own.detach())
-        with self.reading():
+        with self.between_steps():
             if self._collects:
                 self.ranks.collect(parts)
             else:
@@ -252,14 +252,14 @@ class Shards:
             self._collects = False
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def between_steps(self) -> Iterator[None]:
         """A block between two steps in which ranks wait for each other."""
         try:
             yield
         except ReplicaLostError as error:
-            raise self.lost(error, "Variables are as after the last step.") from error
+            raise self.lost_error(error, "Variables are as after the last step.") from error
 
-    def lost(self, error: BaseException, fate: str) -> ReplicaLostError:
+    def lost_error(self, error: BaseException, fate: str) -> ReplicaLostError:
         """The error of a rank that is lost, with what follows from it: no rank can go on.
 
         Args:
@@ -276,7 +276,7 @@ class Shards:
         )
 
     @contextlib.contextmanager
-    def tearing(self, number: int) -> Iterator[None]:
+    def mark_torn(self, number: int) -> Iterator[None]:
         """A block in which variables are of two steps; if it fails they stay so.
 
         Args:
@@ -290,22 +290,22 @@ class Shards:
                 f" step {number - 1}."
             )
             self.ranks.give_up(f"rank {self.ranks.rank} has failed in the middle of a step.")
-            found = self.lost(error, fate)
+            found = self.lost_error(error, fate)
             if isinstance(error, Exception):
                 raise found from error
             error.add_note(str(found))
             raise
 
-    def _of(self, var: Tensor) -> _Known:
+    def _known_of(self, var: Tensor) -> _Known:
         if id(var) not in self._known:
-            self.learn([var])
+            self.cut_new([var])
         known = self._known[id(var)]
         if known.size != var.numel():
             raise InvalidArgumentError(
                 f"'{name_of(var)}' has {var.numel()} elements now, but its slots were shared out"
                 f" over the ranks for {known.size}. Make a new optimizer for it."
             )
-        if not known.is_whole and known.strides != var.stride() and _moves(known, var):
+        if not known.is_whole and known.strides != var.stride() and _has_moved(known, var):
             raise InvalidArgumentError(
                 f"'{name_of(var)}' has strides {var.stride()} now, but its slots were shared out"
                 f" over the ranks for {known.strides}. Load the state from before into a new"
@@ -314,13 +314,13 @@ class Shards:
         return known
 
 
-def _moves(known: _Known, var: Tensor) -> bool:
+def _has_moved(known: _Known, var: Tensor) -> bool:
     """Whether elements lie in another order than when a variable was cut."""
     pairs = zip(known.strides, var.stride(), var.shape, strict=True)
     return known.size > 0 and any(one != two and size > 1 for one, two, size in pairs)
 
 
-def flat(value: Tensor, var: Tensor) -> Tensor:
+def flatten_like(value: Tensor, var: Tensor) -> Tensor:
     """The elements of a tensor in the order of a variable's memory; a view where there can be one.
 
     Args:

@@ -12,7 +12,7 @@ from thalweg.core.gradient_transforms import Measures
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.distribute.message import Doing, Message
-from thalweg.distribute.sharding.joining import join
+from thalweg.distribute.sharding.joining import join_parts
 from thalweg.distribute.sharding.measuring import Measured
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.engines.engine import Ready, Request
@@ -51,31 +51,31 @@ class SharedStep:
                 f" {', '.join(asked.titles)}."
             )
         shards, variables = self.shards, asked.variables
-        self._order = shards.order(variables)
+        self._order = shards.hash_order(variables)
         parts: list[Any] = list(map(shards.part, variables))
         gradients: list[Any] = []
         slots = list(asked.slots)
         for place, (grad, var) in enumerate(zip(asked.gradients, variables, strict=True)):
             if isinstance(grad, IndexedSlices):
-                gradients.append(shards.rows(grad, var))
+                gradients.append(shards.own_rows(grad, var))
                 parts[place] = shards.as_rows(parts[place], var)
                 slots[place] = [shards.as_rows(slot, var) for slot in slots[place]]
             else:
                 own = self._sums.get(id(var))
                 gradients.append(shards.cut(grad, var) if own is None else own)
         copies = asked.copies and [
-            None if copy is None else shards.view(copy, var)
+            None if copy is None else shards.writable_part(copy, var)
             for copy, var in zip(asked.copies, variables, strict=True)
         ]
         return asked._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
     def measures(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
-        return Measured(self.shards, ready, asked, self._meet)
+        return Measured(self.shards, ready, asked, self._wait_for_ranks)
 
     def begin(self) -> None:
         """See `Sharing`; raises ReplicaMismatchError if another rank is in trouble."""
-        self._meet()
+        self._wait_for_ranks()
         self._has_met = True
 
     def joining(self, asked: Request) -> After:
@@ -88,34 +88,34 @@ class SharedStep:
             tensors += [(var, each, grad if rows_alone else None) for each in updated]
 
         def joined() -> None:
-            with self.shards.tearing(self._number), no_grad():
-                join(self.shards, tensors, self._size)
+            with self.shards.mark_torn(self._number), no_grad():
+                join_parts(self.shards, tensors, self._size)
             self._is_joined = True
 
         return After(joined, "without the parts of other ranks")
 
     @contextlib.contextmanager
-    def guarding(self) -> Iterator[None]:
+    def report_errors(self) -> Iterator[None]:
         """The block in which the step is taken: if it fails, the other ranks are told."""
         try:
             yield
         except ReplicaLostError as error:
             if self._has_met:  # it says what has become of the step
                 raise
-            raise self.shards.lost(error, before(self._number)) from error
+            raise self.shards.lost_error(error, fate_before_write(self._number)) from error
         except ReplicaMismatchError:
             raise
         except BaseException as error:
             if not self._has_met:
-                self._meet(error)
+                self._wait_for_ranks(error)
             elif not self._is_joined:  # others write, and wait for what this rank has not
-                with self.shards.tearing(self._number):
+                with self.shards.mark_torn(self._number):
                     raise
             raise
 
-    def _meet(self, trouble: BaseException | None = None) -> None:
+    def _wait_for_ranks(self, trouble: BaseException | None = None) -> None:
         """Wait for all ranks, and go on if none is in trouble."""
-        heard = Message(self.shards.ranks, Doing.SHARED, (self._order,), trouble=trouble).heard()
+        heard = Message(self.shards.ranks, Doing.SHARED, (self._order,), trouble=trouble).receive()
         if not heard.alike[0]:
             raise ReplicaMismatchError(
                 "The ranks have gradients of different variables, or in another order. Nothing has"
@@ -123,7 +123,7 @@ class SharedStep:
             )
 
 
-def before(number: int) -> str:
+def fate_before_write(number: int) -> str:
     """What becomes of variables if a rank is lost in a step, before it is written."""
     return (
         f"In step {number} of this optimizer under this strategy; variables are as after step"

@@ -6,27 +6,11 @@ import ast
 import re
 from typing import cast
 
-from thalweg.engines.cpu import store
-from thalweg.engines.cpu.codegen import (
-    HEADER,
-    STORAGE,
-    Kernel,
-    indented,
-    of_copies,
-    stage_definition,
-    versions,
-)
+from thalweg.engines.codegen import FormulaWriter, Kernel, indented
+from thalweg.engines.codegen_measure import Sweep
+from thalweg.engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
 from thalweg.engines.measuring import LANES
-from thalweg.engines.transcribe import (
-    FUNCTION_PREFIX,
-    LITERAL,
-    LOCAL_PREFIX,
-    Transcript,
-    counted,
-    place,
-    transcribe,
-)
-from thalweg.errors import RuleError
+from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, Transcript
 from thalweg.formula import Formula
 
 _STAGE_LITERAL = "_stage_literal"  # formulas are float64, stages of the type of the update
@@ -39,7 +23,7 @@ def measured({parameters}):
 {element}
 
 
-def {name}(argument):
+def KERNEL_NAME(argument):
     work = int64_pointer(address_of(argument))
     slices, flush = work[1], work[2]
     bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
@@ -81,7 +65,7 @@ _FOLD = ("for lane in range(width):", "    lanes{0}[lane] += lanes{0}[lane + wid
 
 # Magnitudes are compared as integers, which order them as numbers do and put NaN above infinity.
 _PEAK = """
-def {name}(argument):
+def KERNEL_NAME(argument):
     work = int64_pointer(address_of(argument))
     slices = work[1]
     bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
@@ -101,93 +85,55 @@ def {name}(argument):
 """
 
 
-def _for_stages(text: str) -> str:
-    return re.sub(rf"\b{LITERAL}\b", _STAGE_LITERAL, text)
-
-
-def used(transcript: Transcript) -> list[int]:
-    """Which of its positional parameters a formula reads."""
-    trees = (*transcript.body, *transcript.results)
-    names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return [k for k, name in enumerate(transcript.positional) if LOCAL_PREFIX + name in names]
-
-
-def check_measure(formula: Formula, transcript: Transcript, streams: int) -> None:
-    if len(transcript.results) == 1 and len(transcript.positional) <= streams:
-        return
-    raise RuleError(
-        f"{place(formula)} takes {counted(len(transcript.positional), 'value')} and returns"
-        f" {len(transcript.results)}; a measure of {counted(streams, 'tensor')} takes up to"
-        f" {streams} (var, grad, *slots) and returns 1."
-    )
-
-
-class _Sweep:
-    """The parts of a measuring kernel's text; arguments as those of `generate_measure`."""
-
-    def __init__(
-        self,
-        formulas: tuple[Formula, ...],
-        stages: tuple[Formula, ...],
-        storage: tuple[str, ...],
-        from_copy: bool,
-    ) -> None:
-        self._measures = [transcribe(formula) for formula in formulas]
-        for formula, transcript in zip(formulas, self._measures, strict=True):
-            check_measure(formula, transcript, len(storage) - from_copy)
-        self._used = sorted({stream for each in self._measures for stream in used(each)})
-        self._copy = len(storage) - 1 if from_copy and 0 in self._used else None
-        self._stages = [transcribe(stage) for stage in stages] if 1 in self._used else []
-        self._storage = storage
-        every = (*self._stages, *self._measures)
-        self.scalars = tuple(dict.fromkeys(name for each in every for name in each.scalars))
-        self._scalar = {name: f"s{index}" for index, name in enumerate(self.scalars)}
-        self._read = self._used if self._copy is None else [*self._used, self._copy]
-        self.arguments = [*(f"p{stream}" for stream in self._read), *self._scalar.values()]
+class _Elements(Sweep):
+    """The parts of a measuring kernel's text."""
 
     def pointers(self) -> list[str]:
         """Point at what is read of a leaf."""
         lines: list[str] = []
-        for stream in self._read:
-            pointer, size, _, _ = STORAGE[self._storage[stream]]
-            address = f"base[tensor * streams + {stream}] + offset * {size}"
-            lines.append(f"p{stream} = {pointer}({address})")
+        for stream in self.read:
+            stored = STORAGE[self.storage[stream]]
+            address = f"base[tensor * streams + {stream}] + offset * {stored.size}"
+            lines.append(f"p{stream} = {stored.pointer}({address})")
         return lines
 
     def element(self) -> list[str]:
         """Return every measure of element i."""
         lines: list[str] = []
-        for stream in self._used:
-            load = STORAGE[self._storage[stream]][2]
+        for stream in self.used:
+            load = STORAGE[self.storage[stream]].load
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
-        if self._copy is not None:
-            lines.append(f"e0 = resumed(e0, p{self._copy}[i], {self._storage[0]}(1))")
-        for index, stage in enumerate(self._stages):
-            given = [f"{_STAGE_LITERAL}({self._scalar[name]})" for name in stage.scalars]
+        if self.copy is not None:
+            lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
+        for index, stage in enumerate(self.stages):
+            given = [f"{_STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
-        lines += [f"w{stream} = float64(e{stream})" for stream in self._used]
-        # Not as functions of their own: each costs as much time to compile as all the rest.
-        for index, measure in enumerate(self._measures):
-            values = {name: f"w{k}" for k, name in enumerate(measure.positional) if k in self._used}
-            values |= {name: self._scalar[name] for name in measure.scalars}
-            lines += [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
-            *body, result = _function(measure, index).body
-            lines += map(ast.unparse, body)
-            value = cast(ast.expr, cast(ast.Return, result).value)
-            lines.append(f"v{index} = {ast.unparse(value)}")
+        lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
+        for index, measure in enumerate(self.measures):
+            lines += self._measure(measure, index)
         return [*lines, f"return {self._listed('v')}"]
+
+    def _measure(self, measure: Transcript, index: int) -> list[str]:
+        # Not as a function of its own: each costs as much time to compile as all the rest.
+        values = {name: f"w{k}" for k, name in enumerate(measure.positional) if k in self.used}
+        values |= {name: self.scalar[name] for name in measure.scalars}
+        lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
+        *body, result = _function(measure, index).body
+        value = cast(ast.expr, cast(ast.Return, result).value)
+        return [*lines, *map(ast.unparse, body), f"v{index} = {ast.unparse(value)}"]
 
     def definitions(self, compute: str) -> list[str]:
         """The functions that `element` calls."""
         found = [HEADER.format(literal=LITERAL, compute="float64")]
-        if self._stages:
+        if self.stages:
             found.append(HEADER.format(literal=_STAGE_LITERAL, compute=compute))
-        for index, stage in enumerate(self._stages):
-            found += map(_for_stages, stage_definition(f"stage{index}", stage).values())
-        for index, measure in enumerate(self._measures):
-            found += list(stage_definition(f"measure{index}", measure).values())[:-1]
-        if self._copy is not None:
-            found += of_copies(self._storage[-1], self._storage[0]).values()
+        for index, stage in enumerate(self.stages):
+            texts = FormulaWriter().definition(f"stage{index}", stage).values()
+            found += [re.sub(rf"\b{LITERAL}\b", _STAGE_LITERAL, text) for text in texts]
+        for index, measure in enumerate(self.measures):
+            found += list(FormulaWriter().definition(f"measure{index}", measure).values())[:-1]
+        if self.copy is not None:
+            found += of_copies(self.storage[-1], self.storage[0]).values()
         return found
 
     def adding(self, rows: int) -> list[str]:
@@ -201,14 +147,15 @@ class _Sweep:
 
     def each(self, *lines: str) -> list[str]:
         """Lines for every measure, with its number."""
-        return [line.format(index) for index in range(len(self._measures)) for line in lines]
+        return [line.format(index) for index in range(len(self.measures)) for line in lines]
 
     def _listed(self, name: str) -> str:
         return ", ".join(self.each(name + "{0}"))
 
 
 def _function(measure: Transcript, index: int) -> ast.FunctionDef:
-    text = stage_definition(f"measure{index}", measure)[f"measure{index}"]
+    name = f"measure{index}"
+    text = FormulaWriter().definition(name, measure)[name]
     return cast(ast.FunctionDef, ast.parse(text).body[0])
 
 
@@ -222,21 +169,15 @@ def generate_measure(
     """The kernel that sums formulas over each leaf, all of them in one sweep.
 
     Args:
-        formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64.
-        stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first, as the update
-            does it.
-        storage: Storage types of variable, gradient, slots and copy (if any); what no formula reads
-            is not read.
+        formulas, stages, storage, from_copy: As for `Sweep`.
         compute: In what stages are evaluated, "float32" or "float64".
-        from_copy: Whether the last of `storage` is a copy, at which an update may begin; see
-            `generate` of `codegen`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep, count = _Sweep(formulas, stages, storage, from_copy), len(formulas)
+    sweep = _Elements(formulas, stages, storage, len(storage) - from_copy, from_copy)
+    count = len(formulas)
     text = _MEASURE.format(
-        name="KERNEL_NAME",
         parameters=", ".join(["i", *sweep.arguments]),
         element=indented(sweep.element(), 1),
         lanes=indented(sweep.each("lanes{0} = lanes()"), 1),
@@ -251,7 +192,7 @@ def generate_measure(
         keep=indented(sweep.each(f"leaves[leaf * {count} + {{0}}] = lanes{{0}}[0]"), 3),
     )
     definitions = "\n\n".join(sweep.definitions(compute))
-    return _named("m", definitions, text, sweep.scalars, count)
+    return name_kernel("m", definitions, text, sweep.scalars, count)
 
 
 def generate_peak(size: int) -> Kernel:
@@ -259,12 +200,5 @@ def generate_peak(size: int) -> Kernel:
     header = HEADER.format(literal=LITERAL, compute="float64")
     magnitude = hex(2 ** (8 * size - 1) - 1)
     integer = {2: "uint16", 4: "int32", 8: "int64"}[size]
-    text = _PEAK.format(name="KERNEL_NAME", integer=integer, size=size, magnitude=magnitude)
-    return _named("p", header, text)
-
-
-def _named(
-    kind: str, definitions: str, text: str, scalars: tuple[str, ...] = (), measures: int = 0
-) -> Kernel:
-    name = f"{kind}_{store.digest(definitions, text, versions())}"
-    return Kernel(name, definitions + text.replace("KERNEL_NAME", name), scalars, measures)
+    text = _PEAK.format(integer=integer, size=size, magnitude=magnitude)
+    return name_kernel("p", header, text, ())

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from thalweg.engines.arrays import Array
+from thalweg.engines.codegen import Kernel, Update
 from thalweg.engines.cpu import store, team
-from thalweg.engines.cpu.codegen import Kernel, generate
+from thalweg.engines.cpu.codegen import generate
 from thalweg.engines.cpu.work import SERIAL, Table
 from thalweg.formula import Formula
 from thalweg.ground.locks import importing
@@ -74,10 +75,12 @@ def compiled(
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or LLVM."""
     name = np.dtype(compute).name
-    kernel = generate(
-        formula, stages, storage, name, grad, duplicates, copy, entries, before, from_copy
-    )
-    return Compiled(kernel, compute)
+    update = Update(formula, storage, stages, grad, entries, before, copy, from_copy)
+    if duplicates is None:
+        return Compiled(generate(update, name), compute)
+    with importing:
+        from thalweg.engines.cpu.codegen_rows import generate_rows
+    return Compiled(generate_rows(update, name, duplicates), compute)
 
 
 @cache

@@ -5,13 +5,17 @@ A program makes one leaf, in the order of `thalweg.engines.measuring`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from thalweg.engines.cpu.codegen import indented
-from thalweg.engines.cpu.codegen_measure import check_measure, used
+from thalweg.engines.codegen import indented
+from thalweg.engines.codegen_measure import Sweep
 from thalweg.engines.cuda.codegen import FUNCTIONS, Kernel, Writer, header, made
 from thalweg.engines.measuring import LANES, LEAF
-from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, transcribe
+from thalweg.engines.transcribe import (
+    FUNCTION_PREFIX,
+    HELPER_PREFIX,
+    LITERAL,
+    LOCAL_PREFIX,
+    Transcript,
+)
 from thalweg.formula import Formula
 
 # Formulas are float64, stages of the type of the update: the latter get names of their own.
@@ -70,6 +74,126 @@ _MAGNITUDES = {
 }
 
 
+class _Program:
+    """The parts of a measuring kernel's text.
+
+    Args:
+        sweep: What it reads and computes.
+        compute: "float32" or "float64": the type of the update, in which stages are.
+        flush: Whether denormals are treated as zero.
+    """
+
+    def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
+        self.sweep = sweep
+        self._double, self._single = Writer("float64", flush), Writer(compute, flush)
+
+    def definitions(self) -> str:
+        """The function that returns every measure of a block, after those that it calls."""
+        found: dict[str, str] = {}
+        for index, stage in enumerate(self.sweep.stages):
+            for name, text in self._single.definition(f"stage{index}", stage).items():
+                found[name] = _for_stages(text)
+        for index, measure in enumerate(self.sweep.measures):
+            for name, text in self._double.helpers(measure).items():
+                found[name] = _own_helpers(text, index)
+        parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
+        element = f"@triton.jit\ndef element({parameters}):\n{indented(self._element(), 1)}"
+        return "\n\n\n".join([*found.values(), element]) + "\n"
+
+    def _element(self) -> list[str]:
+        lines = [line for stream in self.sweep.used for line in self._read(stream)]
+        for index, stage in enumerate(self.sweep.stages):
+            given = [
+                f"{self.sweep.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
+            ]
+            lines.append(f"e1 = {_STAGE_FUNCTION}stage{index}({', '.join(['e1', *given])})")
+        if self.sweep.stages:
+            lines.append("e1 = e1.to(tl.float64)")
+        for index, measure in enumerate(self.sweep.measures):
+            lines += self._measure(measure, index)
+        names = ", ".join(f"m{index}" for index in range(len(self.sweep.measures)))
+        return [*lines, f"return {names}"]
+
+    def _read(self, stream: int) -> list[str]:
+        writer = self._single if stream == 1 and self.sweep.stages else self._double
+        value = writer.read(f"load(p{stream}, at, length, MASKED)", self.sweep.storage[stream])
+        lines = [f"e{stream} = {value}"]
+        if self.sweep.copy is not None and stream == 0:
+            lines += self._double.resumed("e0", self.sweep.storage, "at", "length", "MASKED")
+        return lines
+
+    def _measure(self, measure: Transcript, index: int) -> list[str]:
+        names = [(k, name) for k, name in enumerate(measure.positional) if k in self.sweep.used]
+        result = f"m{index} = {self._double.result(measure, 0)}"
+        formula = [*self._double.lines(measure), result]
+        return [
+            *(f"{LOCAL_PREFIX}{name} = e{k}" for k, name in names),
+            *(f"{LOCAL_PREFIX}{name} = {self.sweep.scalar[name]}" for name in measure.scalars),
+            *(_own_helpers(line, index) for line in formula),
+            # Where elements are missing +0 is added; a formula of zeros need not be zero.
+            f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))",
+        ]
+
+    def load_scalars(self) -> list[str]:
+        """Load the scalars of a tensor."""
+        values = [f"tl.load(scalars + row + {k})" for k in range(len(self.sweep.scalars))]
+        return [f"s{k} = {self._double.flushed(value)}" for k, value in enumerate(values)]
+
+    def pointers(self) -> list[str]:
+        """Point at what is read of a leaf."""
+        lines: list[str] = []
+        for stream in self.sweep.read:
+            place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
+            kind = f"tl.{self.sweep.storage[stream]}"
+            lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
+        return lines
+
+    def zero(self) -> list[str]:
+        """Begin the sums of all lanes."""
+        names = [
+            f"sum{k}_{part}" for k in range(len(self.sweep.measures)) for part in range(_PARTS)
+        ]
+        return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
+
+    def add(self, start: str, masked: bool) -> list[str]:
+        """Add the next element of each lane to it."""
+        values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
+        lines: list[str] = []
+        for part in range(_PARTS):
+            at = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
+            given = ", ".join([*self.sweep.arguments, at, "length", str(masked)])
+            lines.append(f"{values} = element({given})")
+            for index in range(len(self.sweep.measures)):
+                total = self._double.flushed(f"sum{index}_{part} + value{index}")
+                lines.append(f"sum{index}_{part} = {total}")
+        return lines
+
+    def fold(self) -> list[str]:
+        """Add the upper half of the lanes to the lower half until one is left."""
+        return [line for index in range(len(self.sweep.measures)) for line in self._fold(index)]
+
+    def _fold(self, index: int) -> list[str]:
+        lines: list[str] = []
+        parts = _PARTS
+        while parts > 1:
+            parts //= 2
+            for part in range(parts):
+                total = self._double.flushed(f"sum{index}_{part} + sum{index}_{part + parts}")
+                lines.append(f"sum{index}_{part} = {total}")
+        lines.append(f"sum{index} = sum{index}_0")
+        half = _PART // 2
+        while half:
+            lines.append(f"sum{index} = {self._double.flushed(f'fold(sum{index}, {half})')}")
+            half //= 2
+        return lines
+
+    def keep(self) -> list[str]:
+        """Store the sums of a leaf."""
+        count = len(self.sweep.measures)
+        places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
+        return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
+
+
 def generate_measure(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
@@ -82,108 +206,29 @@ def generate_measure(
     """The kernel that sums formulas over the leaves of tensors of the given storage types.
 
     Args:
-        formulas: Functions of (var, grad, *slots) of one result, in float64.
-        stages: Formulas applied to the gradient first, in `compute`.
-        storage: Storage types of variable, gradient, slots and copy (if any).
-        measured: How many of them formulas may read.
-        compute: "float32" or "float64": the type of the update.
-        flush: Whether denormals are treated as zero.
-        from_copy: As for `generate` of `codegen`.
+        formulas, stages, storage, from_copy: As for `Sweep`.
+        measured: How many of the tensors formulas may read.
+        compute, flush: As for `generate` of `codegen`.
+
+    Raises:
+        RuleError: A formula takes more values than there are, or returns several.
     """
-    measures = [transcribe(formula) for formula in formulas]
-    for formula, transcript in zip(formulas, measures, strict=True):
-        check_measure(formula, transcript, measured)
-    streams = sorted({stream for each in measures for stream in used(each)})
-    has_copy = from_copy and 0 in streams
-    read = [*streams, len(storage) - 1] if has_copy else streams
-    staged = [transcribe(stage) for stage in stages] if 1 in streams else []
-    every = (*staged, *measures)
-    scalars = tuple(dict.fromkeys(name for each in every for name in each.scalars))
-    scalar = {name: f"s{index}" for index, name in enumerate(scalars)}
-    double, single = Writer("float64", flush), Writer(compute, flush)
-
-    definitions: dict[str, str] = {}
-    body: list[str] = []
-    for stream in streams:
-        value = f"load(p{stream}, at, length, MASKED)"
-        kind = storage[stream]
-        own = single if stream == 1 and staged else double
-        body.append(f"e{stream} = {own.read(value, kind)}")
-        if has_copy and stream == 0:
-            body += double.resumed("e0", storage, "at", "length", "MASKED")
-    for index, stage in enumerate(staged):
-        definitions |= {
-            name: _for_stages(text)
-            for name, text in single.definition(f"stage{index}", stage).items()
-        }
-        given = [f"{scalar[name]}.to(tl.{compute})" for name in stage.scalars]
-        body.append(f"e1 = {_STAGE_FUNCTION}stage{index}({', '.join(['e1', *given])})")
-    if staged:
-        body.append("e1 = e1.to(tl.float64)")
-    for index, transcript in enumerate(measures):
-        definitions |= {
-            name: text.replace(f"{FUNCTION_PREFIX}helper", f"{FUNCTION_PREFIX}m{index}_helper")
-            for name, text in double.helpers(transcript).items()
-        }
-        names = {k: name for k, name in enumerate(transcript.positional) if k in streams}
-        body += [f"{LOCAL_PREFIX}{name} = e{k}" for k, name in names.items()]
-        body += [f"{LOCAL_PREFIX}{name} = {scalar[name]}" for name in transcript.scalars]
-        lines = [*double.lines(transcript), f"m{index} = {double.result(transcript, 0)}"]
-        body += [
-            line.replace(f"{FUNCTION_PREFIX}helper", f"{FUNCTION_PREFIX}m{index}_helper")
-            for line in lines
-        ]
-        # Where elements are missing +0 is added; a formula of zeros need not be zero.
-        body.append(f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))")
-    count = len(measures)
-    body.append(f"return {', '.join(f'm{index}' for index in range(count))}")
-
-    arguments = [*(f"p{stream}" for stream in read), *scalar.values()]
-    parameters = ", ".join([*arguments, "at", "length", "MASKED: tl.constexpr"])
-    texts = [*definitions.values()]
-    texts.append(f"@triton.jit\ndef element({parameters}):\n{indented(body, 1)}")
-    folds = [line for index in range(count) for line in _folded(double, index)]
+    sweep = Sweep(formulas, stages, storage, measured, from_copy)
+    program = _Program(sweep, compute, flush)
     kernel = _MEASURE.format(
         leaf=LEAF,
         lanes=LANES,
-        n_scalars=len(scalars),
-        arguments=", ".join(arguments),
-        whole=indented(_added(double, arguments, count, "start", False), 3),
-        rest=indented(_added(double, arguments, count, "begin", True), 3),
-        scalars=indented(
-            [
-                f"s{k} = {double.flushed(f'tl.load(scalars + row + {k})')}"
-                for k in range(len(scalars))
-            ],
-            1,
-        ),
-        pointers=indented(
-            [
-                f"p{k} = pointer(base + tensor * {len(storage)} + {k}, tl.{storage[k]}, ALIGNED)"
-                " + offset"
-                for k in read
-            ],
-            1,
-        ),
-        begin=indented(
-            [
-                f"sum{index}_{part} = tl.zeros(({_PART},), tl.float64)"
-                for index in range(count)
-                for part in range(_PARTS)
-            ],
-            1,
-        ),
-        fold=indented(folds, 1),
-        keep=indented(
-            [
-                f"tl.store(leaves + leaf * {count} + {index} + tl.arange(0, 1), sum{index})"
-                for index in range(count)
-            ],
-            1,
-        ),
+        n_scalars=len(sweep.scalars),
+        scalars=indented(program.load_scalars(), 1),
+        pointers=indented(program.pointers(), 1),
+        begin=indented(program.zero(), 1),
+        whole=indented(program.add("start", False), 3),
+        rest=indented(program.add("begin", True), 3),
+        fold=indented(program.fold(), 1),
+        keep=indented(program.keep(), 1),
     )
-    text = header("float64") + _stage_header(compute) + "\n\n" + "\n\n\n".join(texts) + "\n"
-    return made(text + kernel, scalars, integers=("whole",), measures=count)
+    text = header("float64") + _stage_header(compute) + "\n\n" + program.definitions() + kernel
+    return made(text, sweep.scalars, integers=("whole",), measures=len(formulas))
 
 
 def generate_peak(kind: str) -> Kernel:
@@ -193,36 +238,10 @@ def generate_peak(kind: str) -> Kernel:
     return made(header("float64") + "\n\n" + kernel, (), integers=("streams",))
 
 
-def _added(
-    writer: Writer, arguments: Sequence[str], count: int, start: str, masked: bool
-) -> list[str]:
-    """Add the next element of each lane to it."""
-    values = ", ".join(f"value{index}" for index in range(count))
-    lines: list[str] = []
-    for part in range(_PARTS):
-        at = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
-        lines.append(f"{values} = element({', '.join([*arguments, at, 'length', str(masked)])})")
-        for index in range(count):
-            total = writer.flushed(f"sum{index}_{part} + value{index}")
-            lines.append(f"sum{index}_{part} = {total}")
-    return lines
-
-
-def _folded(writer: Writer, index: int) -> list[str]:
-    """Add the upper half of the lanes to the lower half until one is left."""
-    lines: list[str] = []
-    parts = _PARTS
-    while parts > 1:
-        parts //= 2
-        for part in range(parts):
-            total = writer.flushed(f"sum{index}_{part} + sum{index}_{part + parts}")
-            lines.append(f"sum{index}_{part} = {total}")
-    lines.append(f"sum{index} = sum{index}_0")
-    half = _PART // 2
-    while half:
-        lines.append(f"sum{index} = {writer.flushed(f'fold(sum{index}, {half})')}")
-        half //= 2
-    return lines
+def _own_helpers(text: str, index: int) -> str:
+    """Give the helpers of a measure names of their own."""
+    own = f"{FUNCTION_PREFIX}{HELPER_PREFIX}"
+    return text.replace(own, f"{FUNCTION_PREFIX}m{index}_{HELPER_PREFIX}")
 
 
 def _for_stages(text: str) -> str:

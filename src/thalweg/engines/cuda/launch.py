@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.engines.codegen import Update
 from thalweg.engines.cuda import driver
 from thalweg.engines.cuda.available import interprets
 from thalweg.engines.cuda.codegen import THREADS, Kernel, generate
 from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
+from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.formula import Formula
 from thalweg.ground.locks import Awaited
 
@@ -183,12 +185,15 @@ def compiled(
     fast: bool = False,
     from_copy: bool = False,
 ) -> Compiled:
-    """The kernel of a formula for these storage types; arguments as those of `generate`."""
+    """The kernel of a formula for these storage types; arguments as those of `Update`."""
     name = np.dtype(compute).name
-    kernel = generate(
-        formula, stages, storage, name, flush, grad, duplicates, copy, entries, before, fast,
-        from_copy,
-    )  # fmt: skip
+    update = Update(formula, storage, stages, grad, entries, before, copy, from_copy, "before")
+    if not grad:
+        kernel = generate_untouched(update, name, flush, fast)
+    elif duplicates is None:
+        kernel = generate(update, name, flush, fast)
+    else:
+        kernel = generate_rows(update, name, flush, duplicates, fast)
     return Compiled(kernel, compute)
 
 

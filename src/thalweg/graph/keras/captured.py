@@ -35,15 +35,15 @@ class Captured:
     Attributes:
         fixed: Those that are of no graph, by name.
         numbers: The names of those that arrive as numbers.
-        inputs: What the operation takes, which arrives as the arguments of `known`: the numbers,
-            and tensors by name, or by name and dtype where they are of a schedule.
+        inputs: What the operation takes, what `values_in_run` is then given: the numbers, and
+            tensors by name, or by name and dtype where they are of a schedule.
     """
 
     fixed: dict[Any, Any]
     numbers: list[str]
     inputs: list[Any]
 
-    def known(self, numbers: Sequence[Any], tensors: dict[Any, Any]) -> dict[Any, Any]:
+    def values_in_run(self, numbers: Sequence[Any], tensors: dict[Any, Any]) -> dict[Any, Any]:
         """All values of a run, as `Hyperparameters.knowing` takes them."""
         found = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
         for key, value in tensors.items():
@@ -52,21 +52,21 @@ class Captured:
         return found
 
 
-def captured(optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]) -> Captured:
+def capture(optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]) -> Captured:
     """What an operation that an optimizer takes part in has of hyperparameters."""
     fixed = optimizer._hyper.all_of(called)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}
     numbers = [name for name, value in symbols.items() if _is_number(value)]
     tensors: dict[Any, Any] = {name: symbols[name] for name in symbols if name not in numbers}
     for name, value in fixed.items():
-        if isinstance(value, LearningRateSchedule) and any(map(is_symbolic, _parts(value))):
+        if isinstance(value, LearningRateSchedule) and any(map(is_symbolic, _parts_of(value))):
             for kind in {compute_dtype(dtype) for dtype in dtypes}:
                 tensors[name, kind] = value(optimizer.iterations.to(as_dtype(kind)))
     # One operation, which reads all of them before anything is written in the run.
     variables, output = [symbols[name] for name in numbers], Output(None, None, ())
     read: Any = ()
     if variables:
-        read = operation(_read, variables, "ReadVariableOp", kind="pure", outputs=output)
+        read = operation(_read_numbers, variables, "ReadVariableOp", kind="pure", outputs=output)
     return Captured(fixed, numbers, [read, tensors])
 
 
@@ -74,11 +74,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, GraphVariable) and value.shape == () and value.dtype in _NUMBERS
 
 
-def _read(*leaves: Tensor) -> list[Any]:
+def _read_numbers(*leaves: Tensor) -> list[Any]:
     return [_NUMBERS[leaf.dtype](leaf.item()) for leaf in leaves]
 
 
-def _parts(schedule: LearningRateSchedule) -> Iterator[Any]:
+def _parts_of(schedule: LearningRateSchedule) -> Iterator[Any]:
     """What a schedule, and schedules in it, are made of."""
     for part in leaves_of(list(vars(schedule).values())):
-        yield from _parts(part) if isinstance(part, LearningRateSchedule) else (part,)
+        yield from _parts_of(part) if isinstance(part, LearningRateSchedule) else (part,)

@@ -14,22 +14,22 @@ from thalweg.core.checks import counting
 from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.core.pairs import Pair, as_pairs, distinct
 from thalweg.core.section import run
-from thalweg.distribute.context import updating
+from thalweg.distribute.context import enter_update
 from thalweg.engines import compute_dtype
 from thalweg.graph.arguments import by_reference
-from thalweg.graph.called_once import explained, gradient_symbol, update_of
-from thalweg.graph.default import get_default_graph, graph_variable_of
+from thalweg.graph.called_once import explain_errors, gradient_symbol, update_of
+from thalweg.graph.default import graph_variable_of
 from thalweg.graph.either import IndexedSlices
-from thalweg.graph.keras.captured import Captured, captured
+from thalweg.graph.keras.captured import Captured, capture
 from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.operation import operation
 from thalweg.graph.variables import GraphVariable, check_updates
-from thalweg.ground.running import is_ours, is_symbolic
+from thalweg.ground.running import first_graph, is_ours, is_symbolic
 from thalweg.keras.optimizers.hooks import ApplyState, call
 
 
-def recorded(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:
+def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:
     """Call an optimizer's hooks as Keras' `apply_gradients` does while a graph is built.
 
     Args:
@@ -44,36 +44,36 @@ def recorded(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
     Raises:
         InvalidTypeError: A hook needs values that only a run has.
     """
-    graph = next((var.graph for _, var in given if is_symbolic(var)), get_default_graph())
+    graph = first_graph(var for _, var in given)
     with graph.as_default(), graph.as_one(), graph.name_scope(optimizer._name):
         pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]
         check_updates(pairs)
         called = optimizer._hyper.called()
         variables: Any = distinct([var for _, var in pairs])
-        with graph.control_dependencies(None), explained(optimizer, "_create_slots"):
+        with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
             optimizer._create_all_weights(variables)
-        read = captured(optimizer, called, [var.dtype for var in variables])
+        read = capture(optimizer, called, [var.dtype for var in variables])
         optimizer._read = read
         try:
-            with explained(optimizer, "_prepare"):
+            with explain_errors(optimizer, "_prepare"):
                 state = optimizer._prepare(variables)
-            pairs = _transformed(optimizer, pairs, aggregates)
+            pairs = _transform_pairs(optimizer, pairs, aggregates)
             with graph.name_scope(name):
                 updates = [
-                    update_of(optimizer, var, partial(_called, optimizer, grad, var, state))
+                    update_of(optimizer, var, partial(_call_hook, optimizer, grad, var, state))
                     for grad, var in pairs
                 ]
-                return _count(optimizer, variables, read, updates)
+                return _add_count(optimizer, variables, read, updates)
         finally:
             optimizer._read = None
 
 
-def _transformed(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
+def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
     """What an optimizer's hooks make of the gradients, checked."""
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     known = {id(var) for var in optimizer._slots.owners()}
     for hook in (*before, "_transform_gradients"):
-        with explained(optimizer, hook):
+        with explain_errors(optimizer, hook):
             pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
     found: list[Any] = [(gradient_symbol(grad), var) for grad, var in pairs if grad is not None]
     if not found:
@@ -85,22 +85,22 @@ def _transformed(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any
     return found
 
 
-def _called(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
+def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
     """What the hook for one pair returns."""
-    with updating():
+    with enter_update():
         if isinstance(grad, IndexedSlices):
             hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
             return call(hook, (rows.values, var, rows.indices), state)
         return call(optimizer._resource_apply_dense, (grad, var), state)
 
 
-def _count(
+def _add_count(
     optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[Any]
 ) -> Any:
     """The operation that counts a step after its updates."""
 
     def count(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
-        with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
+        with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
             run([counting(step if own is None else own), *optimizer._counted({}, leaves)])
 
     step = optimizer.iterations  # of eager mode, if a step was taken before there was a graph
@@ -120,7 +120,7 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
     if read is None:  # an optimizer around it calls its hooks
         with var.graph.control_dependencies(None):
             optimizer._create_all_weights([var])
-        read = captured(optimizer, optimizer._hyper.called(), [dtype])
+        read = capture(optimizer, optimizer._hyper.called(), [dtype])
     own = ApplyState(state or optimizer._prepare([var])).get((var.device, dtype), {})
     usual: Any = None
     if not is_ours(optimizer._decayed_lr):
@@ -130,8 +130,8 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
     def run_rule(grad: Any, leaf: Tensor, rate: Any, usual: Any, *values: Any) -> None:
         if grad is None:
             return
-        with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
-            rates = _rates(optimizer, leaf.dtype, rate, usual)
+        with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
+            rates = _changed_rates(optimizer, leaf.dtype, rate, usual)
             optimizer._update_one(grad, leaf, None, rates)
 
     inputs = [grad, by_reference(var), own.get("lr_t"), usual, *read.inputs]
@@ -140,7 +140,7 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
     return op
 
 
-def _rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[Any, float]:
+def _changed_rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[Any, float]:
     """The learning rate that hooks gave a step, where it is not the usual one.
 
     Args:

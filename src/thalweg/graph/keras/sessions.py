@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.errors import FailedPreconditionError
-from thalweg.graph.default import get_default_graph
 from thalweg.graph.keras.variables import OWN
 from thalweg.graph.session import Session
 from thalweg.graph.variables import GraphVariable
-from thalweg.ground.running import current_session, get_default_session, is_symbolic
+from thalweg.ground.running import current_session, first_graph, get_default_session
 
 
 class _Thread(threading.local):
@@ -28,11 +27,11 @@ _thread = _Thread()
 
 def session(op_input_list: Sequence[Any] = ()) -> Session:
     """See `thalweg.keras.backend.get_session`."""
-    graph = next((each.graph for each in op_input_list if is_symbolic(each)), get_default_graph())
-    found = _known(graph)
+    graph = first_graph(op_input_list)
+    found = _find_session(graph)
     if found is None:
         found = _thread.session = Session(graph=graph)
-    return _initialized(found)
+    return _initialize_new(found)
 
 
 def use_session(session: Any) -> None:
@@ -52,7 +51,7 @@ def assign(values: Mapping[Any, Tensor]) -> None:
 
 def config_value(symbol: Any) -> Any:
     """See `GraphMode`."""
-    if isinstance(symbol, GraphVariable) and _known(symbol.graph) is None:
+    if isinstance(symbol, GraphVariable) and _find_session(symbol.graph) is None:
         return Session(graph=symbol.graph).run(symbol.initial_value)
     return values([symbol])[0]
 
@@ -63,22 +62,22 @@ def _session_of(x: Any, purpose: str) -> Session:
     Raises:
         FailedPreconditionError: None is known.
     """
-    found = _known(x.graph)
+    found = _find_session(x.graph)
     if found is None:
         raise FailedPreconditionError(
             f"Cannot {purpose} '{x.name}', of which each session has a value: no session is the"
             " default. Do it inside `with session:`, or give the session to"
             " tf.compat.v1.keras.backend.set_session."
         )
-    return _initialized(found)
+    return _initialize_new(found)
 
 
-def _known(graph: Any) -> Any:
+def _find_session(graph: Any) -> Any:
     known = (current_session(), get_default_session(), _thread.session)
     return next((s for s in known if s is not None and s.graph is graph and not s.closed), None)
 
 
-def _initialized(session: Session) -> Session:
+def _initialize_new(session: Session) -> Session:
     if current_session() is not session:
         own = session.graph.get_collection(OWN)
         new = [each.initializer for each in own if not session.is_initialized(each)]

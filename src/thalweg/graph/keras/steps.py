@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.pairs import as_pairs, distinct
-from thalweg.distribute.context import within
+from thalweg.distribute.context import enter_replica
 from thalweg.distribute.strategy import current_replica
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidTypeError
@@ -22,8 +22,8 @@ from thalweg.graph.arguments import by_reference
 from thalweg.graph.control import no_op
 from thalweg.graph.default import get_default_graph, graph_variable_of
 from thalweg.graph.gradients import gradients as gradients_of
-from thalweg.graph.keras.captured import captured
-from thalweg.graph.keras.recorded import recorded
+from thalweg.graph.keras.captured import capture
+from thalweg.graph.keras.recorded import add_step
 from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.operation import operation
@@ -56,24 +56,24 @@ def apply_gradients(
 ) -> Any:
     """See `GraphMode`."""
     if not given:
-        return _nothing(optimizer)
+        return _add_empty_step(optimizer)
     pairs = as_pairs(given)
     pairs = with_gradients(pairs, titles_of([var for _, var in pairs]))
     title = name or optimizer._name
     if optimizer._is_recorded():
-        return recorded(optimizer, pairs, title, aggregates)
+        return add_step(optimizer, pairs, title, aggregates)
     replica = current_replica()
 
     def step(grads: list[Any], leaves: list[Tensor]) -> None:
-        with within(replica):
+        with enter_replica(replica):
             # Not a subclass's own, which was called when the graph was built.
             own = list(zip(grads, leaves, strict=True))
             Optimizer.apply_gradients(optimizer, own, None, aggregates)
 
-    return _applied(optimizer, step, pairs, title)
+    return _add_step(optimizer, step, pairs, title)
 
 
-def _applied(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Operation:
+def _add_step(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Operation:
     """The operation that takes a step.
 
     Args:
@@ -90,10 +90,10 @@ def _applied(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Oper
         called = optimizer._hyper.called()
         variables = distinct([var for _, var in pairs])
         optimizer._create_all_weights(variables)
-        read = captured(optimizer, called, [var.dtype for var in variables])
+        read = capture(optimizer, called, [var.dtype for var in variables])
 
         def run(grads: list[Any], leaves: list[Tensor], *values: Any) -> None:
-            with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
+            with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
                 step(grads, leaves)
 
         grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
@@ -103,7 +103,7 @@ def _applied(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Oper
         return op
 
 
-def _nothing(optimizer: Any) -> Operation:
+def _add_empty_step(optimizer: Any) -> Operation:
     """The operation of a step over no variables, which does not count."""
     with get_default_graph().name_scope(optimizer._name):
         _ = optimizer.iterations
@@ -115,10 +115,10 @@ def learning_rate(optimizer: Any, dtype: torch.dtype) -> Any:
     """See `GraphMode`."""
     optimizer._create_hypers()
     step = optimizer.iterations
-    read = captured(optimizer, optimizer._hyper.called(), [dtype])
+    read = capture(optimizer, optimizer._hyper.called(), [dtype])
 
     def run(_: Any, *values: Any) -> Tensor:
-        with optimizer._lock, optimizer._hyper.knowing(read.known(*values)):
+        with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
             return torch.tensor(optimizer._learning_rate(compute_dtype(dtype)), dtype=dtype)
 
     output = Output(dtype, (), ())

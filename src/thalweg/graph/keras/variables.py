@@ -9,7 +9,7 @@ from thalweg.errors import FailedPreconditionError
 from thalweg.graph.creation import make_variable
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.variables import GraphVariable
-from thalweg.ground.running import current_session, executing_eagerly, is_symbolic
+from thalweg.ground.running import current_session, graph_of, is_symbolic
 
 OWN = "keras_variables"  # a collection: what a session initializes by itself
 
@@ -35,8 +35,7 @@ def slot(var: GraphVariable, value: Any, name: str) -> GraphVariable:
 def check_graph(variables: Iterable[Any], name: str) -> None:
     """See `GraphMode`."""
     session = current_session()
-    own: Any = None if executing_eagerly() else get_default_graph()
-    own = own if session is None else session.graph
+    own = graph_of() if session is None else session.graph
     for var in variables:
         if is_symbolic(var) and var.graph is not own:
             raise FailedPreconditionError(

@@ -14,7 +14,7 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
 from thalweg.core.section import Call
 from thalweg.core.state import making
-from thalweg.distribute.context import updating
+from thalweg.distribute.context import enter_update
 from thalweg.engines import compute_dtype
 from thalweg.errors import warn
 from thalweg.formula import Rule
@@ -136,7 +136,7 @@ class KerasHooks(Hooks):
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
         optimizer = self._optimizer
-        with updating():
+        with enter_update():
             if isinstance(grad, IndexedSlices):
                 optimizer._resource_apply_sparse_duplicate_indices(
                     grad.values, var, grad.indices, apply_state=self._state

@@ -17,6 +17,7 @@ from thalweg.ground import scalars
 from thalweg.ground.running import current_session, executing_eagerly, is_deferred, is_symbolic
 from thalweg.keras import backend
 from thalweg.schedules import LearningRateSchedule
+from thalweg.schedules.formulas import inverse_time
 from thalweg.schedules.serialization import serialize
 from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
 
@@ -139,7 +140,8 @@ class Hypers(TrackableSlots):
         rate = self._scalar("learning_rate", dtype)
         if self._initial_decay > 0:
             decay = as_hyper(self._initial_decay, dtype)  # pyright: ignore
-            rate = as_hyper(rate / (1 + decay * dtype(self.iterations.item())), dtype)
+            step = dtype(self.iterations.item())
+            rate = as_hyper(inverse_time(rate, step, 1, decay, staircase=False), dtype)
         return rate
 
     def _decayed_lr(self, var_dtype: Any) -> Tensor:

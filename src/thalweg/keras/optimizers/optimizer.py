@@ -25,17 +25,17 @@ from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.meshes import is_imported, is_on_mesh
-from thalweg.core.one_update import apply_as_one_update
 from thalweg.core.outcome import Outcome, raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.plan_cache import Plans
 from thalweg.core.section import Call
+from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key
 from thalweg.core.step import repeat, take
-from thalweg.distribute.last_sums import taken
+from thalweg.distribute.last_sums import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
-from thalweg.ground.locks import Guard, importing
+from thalweg.ground.locks import importing
 from thalweg.ground.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
 from thalweg.ground.scattering import scatter
 from thalweg.ground.tracing import untraced
@@ -67,7 +67,7 @@ def _in_replicas() -> Any:
         return import_module("thalweg.keras.optimizers.replicas")
 
 
-class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described):
+class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimizer, Described):
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -110,34 +110,16 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
 
-    _NOT_COPIED: tuple[str, ...] = ("_lock", "_plans", "_read")
+    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*SlotOptimizer._NOT_COPIED, "_read")
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _HAS_AGGREGATE_GRAD = True  # `apply_gradients` takes experimental_aggregate_gradients
     _read: Any = None  # what an operation has of hyperparameters, while hooks are recorded
     _use_locking = True  # what subclasses hand on to assignments and kernels
     _BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks as they are without a subclass
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        self = super().__new__(cls)
-        # Steps of several threads, and looks at the state, come one after the other.
-        object.__setattr__(self, "_lock", Guard(self, Optimizer._forget_step))
-        object.__setattr__(self, "_plans", Plans())
-        return self
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        apply_as_one_update(cls, Optimizer)
-
     def _forget_step(self) -> None:
         if "_hyper" in vars(self):
             self._hyper.__exit__(None, None, None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._maybe_initialize_trackable()
 
     def __init__(
         self,
@@ -222,7 +204,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
             return self._step_over_nothing()
         hooks = self._hooks(aggregates)
         if self._slots.parts is not None or (is_imported() and _has_dtensors(given)):
-            given, hooks.sharing = distribute.sharing_here(self, given, hooks)
+            given, hooks.sharing = distribute.share_summed_step(self, given, hooks)
         return self._end_step(self._take_step(hooks, given), given, name, aggregates)
 
     def _step_over_nothing(self) -> Any:
@@ -246,7 +228,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
         """What `apply_gradients` returns after a step."""
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(given), name, aggregates)
-        taken(self, bool(outcome.errors))
+        commit_sums(self, bool(outcome.errors))
         raise_first(outcome.errors)
         return self.iterations
 
@@ -278,10 +260,6 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, Described)
         return frozenset(
             name for name, hook in cls._BUILT_IN.items() if getattr(cls, name) is not hook
         )
-
-    def _scatters(self) -> bool:
-        """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
-        return True
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         """Create `iterations`, hyperparameter variables and slots."""

@@ -1,4 +1,4 @@
-"""The options of an optimizer that are not hyperparameters: clipping, functions, engine."""
+"""The options of an optimizer that are not hyperparameters: clipping and functions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.pairs import Pair
-from thalweg.engines import Selection, check_name, current
-from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
 
 CLIPPING = ("clipvalue", "clipnorm", "global_clipnorm")
@@ -53,7 +51,7 @@ def _checked_transformers(functions: Any) -> list[Transformer]:
 
 
 class Options:
-    """The part of `Optimizer` that keeps clipping, aggregator, transformers and engine."""
+    """The part of `Optimizer` that keeps clipping, aggregator and transformers."""
 
     def __init__(
         self,
@@ -61,7 +59,6 @@ class Options:
         gradient_transformers: Sequence[Transformer] | None,
         clipping: dict[str, Any],
     ) -> None:
-        self._engine: EngineName | None = None
         self._aggregator = _checked_aggregator(gradient_aggregator)
         self._transformers = _checked_transformers(gradient_transformers)
         self._clipping = GradientTransforms()
@@ -128,16 +125,3 @@ class Options:
         except ValueError:
             self._transformers = before
             raise
-
-    @property
-    def engine(self) -> EngineName | None:
-        """The engine of this optimizer; None follows `thalweg.engine(...)`."""
-        return self._engine
-
-    @engine.setter
-    def engine(self, name: EngineName | None) -> None:
-        self._engine = None if name is None else check_name(name)
-
-    def _selection(self) -> Selection:
-        selection = current()
-        return selection if self._engine is None else selection._replace(name=self._engine)

@@ -18,13 +18,13 @@ _BEFORE = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
 def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: bool) -> Any:
     """`Optimizer.apply_gradients` in the scope of a strategy, or in one of its replicas."""
     waits = aggregates and _is_summed(optimizer)
-    told = distribute.awaited(optimizer) if waits else contextlib.nullcontext()
+    told = distribute.report_errors(optimizer) if waits else contextlib.nullcontext()
     with optimizer._lock, optimizer._hyper, told:
         given = given if type(given) is list else as_pairs(given)
         if not given:
             if waits and executing_eagerly():
                 strategy = distribute.get_strategy()
-                distribute.summed(optimizer, strategy, [], _said(optimizer))
+                distribute.sum_gradients(optimizer, strategy, [], _said(optimizer))
             return optimizer._step_over_nothing()
         if distribute.in_cross_replica_context() and current_session() is None:
             raise RuntimeError(
@@ -35,13 +35,13 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
         hooks = optimizer._hooks(aggregates and not sums_first)
         if not sums_first:
             if waits and executing_eagerly():
-                given = distribute.completed_here(as_pairs(given))
-            given, hooks.sharing = distribute.sharing_here(optimizer, given, hooks)
+                given = distribute.fill_missing_gradients(as_pairs(given))
+            given, hooks.sharing = distribute.share_summed_step(optimizer, given, hooks)
         elif distribute.shards_of(optimizer) is not None:
             given, hooks.sharing = _summed_in_parts(optimizer, as_pairs(given), hooks)
         else:
             given = summed(optimizer, as_pairs(given))
-        with distribute.taking(hooks.sharing):
+        with distribute.enter_shared_step(hooks.sharing):
             outcome = optimizer._take_step(hooks, given)
         return optimizer._end_step(outcome, given, name, aggregates and not sums_first)
 
@@ -49,14 +49,16 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
 def waited_for(optimizer: Any) -> AbstractContextManager[None]:
     """The block in which gradients are computed, for which other replicas wait."""
     if _sums_first(optimizer):
-        return distribute.guarding(optimizer)
-    return distribute.awaited(optimizer) if _is_summed(optimizer) else contextlib.nullcontext()
+        return distribute.guard_backward(optimizer)
+    return (
+        distribute.report_errors(optimizer) if _is_summed(optimizer) else contextlib.nullcontext()
+    )
 
 
 def summed(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """The pairs with the sums over all replicas."""
     strategy = distribute.get_strategy()
-    return _all_of(pairs, distribute.summed(optimizer, strategy, pairs, _said(optimizer)))
+    return _all_of(pairs, distribute.sum_gradients(optimizer, strategy, pairs, _said(optimizer)))
 
 
 def _sums_first(optimizer: Any) -> bool:
@@ -80,13 +82,13 @@ def _summed_in_parts(
     rule = hooks.rule()
     whole = sees or rule is None or (rule.whole and bool(optimizer._clipping))
     strategy, said = distribute.get_strategy(), _said(optimizer)
-    found, step = distribute.summed_in_parts(
+    found, step = distribute.sum_for_shards(
         optimizer, strategy, pairs, said, hooks, scatters=not whole
     )
     return _all_of(pairs, found), step
 
 
-def _said(optimizer: Any) -> distribute.Said:
+def _said(optimizer: Any) -> distribute.StepFingerprint:
     """What must be the same on all replicas."""
 
     def words() -> list[str]:
@@ -97,7 +99,7 @@ def _said(optimizer: Any) -> distribute.Said:
     def numbers() -> tuple[int, list[float]]:
         return int(optimizer.iterations), list(optimizer._hyper.numbers().values())
 
-    return distribute.Said(words, numbers)
+    return distribute.StepFingerprint(words, numbers)
 
 
 def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:

@@ -15,8 +15,7 @@ from thalweg.core.pairs import distinct, flatten
 from thalweg.core.state import Entry, Names, Number
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
-from thalweg.ground.locks import Guard
-from thalweg.ground.running import executing_eagerly, is_symbolic
+from thalweg.ground.running import executing_eagerly
 from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.variable import name_of
@@ -37,7 +36,6 @@ class StateDict(TrackableSlots, state.StateDict):
     EXTRA: tuple[str, ...] = ()
 
     _name: str
-    _lock: Guard
     _hyper: Hyperparameters
     _weights: list[Tensor]
     _counts_for: Tensor | None
@@ -46,9 +44,6 @@ class StateDict(TrackableSlots, state.StateDict):
     def __init__(self) -> None:
         self._pending: dict[str, dict[str, Tensor]] = {}
         self._awaits = False  # whether no variable has come for what was loaded
-
-    def _locked(self) -> Guard:
-        return self._lock
 
     def _foreign(self) -> list[Any]:
         own = {id(weight) for weight in self._weights if weight is not self._counts_for}
@@ -135,10 +130,8 @@ class StateDict(TrackableSlots, state.StateDict):
         return state_dict, var_list
 
     def _check_eager(self, variables: Sequence[Any] = ()) -> None:
-        own = [*self._weights, *self._own_children().values()]
-        is_deferred = any(map(is_symbolic, [*own, *variables]))
-        if is_deferred or not (self._weights or executing_eagerly()):
-            raise state.of_a_graph(f"The state of {self._name}")
+        own = [*self._weights, *self._own_children().values(), *variables]
+        state.check_eager(f"The state of {self._name}", own, self._weights or executing_eagerly())
 
     def _state_parts(
         self, given: dict[str, Any], variables: Sequence[Tensor] | None, names: Names

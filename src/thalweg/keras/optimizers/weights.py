@@ -19,7 +19,6 @@ from thalweg.core.state import Entry, Loading, of_slots, readable, restore
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
-from thalweg.ground.locks import Guard
 from thalweg.ground.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve, thread
 from thalweg.ground.tracing import untraced
 from thalweg.keras import backend
@@ -68,7 +67,6 @@ class Weights(TrackableSlots):
     """The part of `Optimizer` that keeps `iterations`, slots and other weights."""
 
     _name: str
-    _lock: Guard
     _hyper: Hyperparameters
     _made: Callable[[str, Any], Any]
 
@@ -166,7 +164,7 @@ class Weights(TrackableSlots):
         if not missing:
             return []
         if any(map(is_on_mesh, missing)):
-            distribute.note(self._slots, missing)
+            distribute.keep_local_slots(self._slots, missing)
         titles = [self._slot_title(var, name) for var in missing]
         made = self._slots.make(missing, name, initial, titles, kind)
         self._take_slots(name, missing, made)
@@ -245,8 +243,8 @@ class Weights(TrackableSlots):
             ValueError: Trainable together with `VariableSynchronization.ON_READ`; or an
                 `aggregation` or `synchronization` that is none.
         """
-        synchronization = distribute.mode(VariableSynchronization, synchronization)
-        aggregation = distribute.mode(VariableAggregation, aggregation)
+        synchronization = distribute.as_mode(VariableSynchronization, synchronization)
+        aggregation = distribute.as_mode(VariableAggregation, aggregation)
         if synchronization is VariableSynchronization.ON_READ:
             if trainable:
                 raise ValueError(
@@ -260,7 +258,7 @@ class Weights(TrackableSlots):
             weight: Any = Variable(start, name, trainable=trainable is not False)
         else:
             weight = graph_mode().variable(value, name, trainable is not False)
-        weight = distribute.aggregated(weight, synchronization, aggregation)
+        weight = distribute.aggregate_assignments(weight, synchronization, aggregation)
         self._track_trackable(weight, name, overwrite=True)
         self._added.append(weight)
         return resolve(weight)

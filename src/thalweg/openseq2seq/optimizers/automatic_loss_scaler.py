@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thalweg.core.described import LOSS_SCALERS, Argument, Names
 from thalweg.errors import InvalidArgumentError, did_you_mean
-from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
+from thalweg.graph import Output, operation
+from thalweg.ground.running import is_deferred
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
 from thalweg.openseq2seq.optimizers.log_max import LogMaxScaler
@@ -118,7 +119,7 @@ class AutomaticLossScaler(Argument):
         gradients = [grad for grad, _ in grads_and_vars if grad is not None]
         if not gradients:
             raise InvalidArgumentError("No gradients provided for any variable.")
-        if executing_eagerly() and not any(map(is_symbolic, gradients)):
+        if not is_deferred(*gradients):
             return _checked(gradients)
         outputs = [Output(torch.bool, ()), Output(torch.float32, ())]
         has_nan, amax = operation(

@@ -11,7 +11,8 @@ from torch import Tensor
 from thalweg.core.gradient_transforms import GradientTransforms, materialised
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic, made_of_gradients
+from thalweg.graph import is_symbolic, made_of_gradients
+from thalweg.ground.running import is_deferred
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.variable import name_of, to_tensor
@@ -112,11 +113,6 @@ def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str)
             )
 
 
-def deferred(values: Iterable[Any]) -> bool:
-    """Whether functions of these values are to be operations of a graph."""
-    return not executing_eagerly() or any(map(is_symbolic, values))
-
-
 def each(
     function: Function,
     gradients: Sequence[Any],
@@ -137,7 +133,7 @@ def each(
         dtypes: The dtypes of the results.
         dense: Whether the results are whole tensors even if the gradients are slices.
     """
-    if not deferred([*gradients, *variables, *others]):
+    if not is_deferred(*gradients, *variables, *others):
         with no_grad():
             return list(function(concretes(gradients), variables, *others))
 

@@ -13,13 +13,12 @@ from torch import Tensor
 from thalweg.core import vectors
 from thalweg.core.hyperparameters import shown
 from thalweg.core.section import Call, run
-from thalweg.core.state import Entry, fitting, of_a_graph, restore, snapshot
+from thalweg.core.state import Entry, check_eager, fitting, restore, snapshot
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     Output,
     by_reference,
     executing_eagerly,
-    is_symbolic,
     make_variable,
     operation,
     resolve,
@@ -179,8 +178,7 @@ class LossScaler:
             FailedPreconditionError: They are variables of a graph, which `Saver` saves.
         """
         own = self.variables
-        if any(map(is_symbolic, own.values())):
-            raise of_a_graph(f"The state of this {type(self).__name__}")
+        check_eager(f"The state of this {type(self).__name__}", own.values())
         return [Entry(scope + name, own[name], lowest=_LOWEST.get(name)) for name in own]
 
 

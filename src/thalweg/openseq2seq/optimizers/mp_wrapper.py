@@ -13,17 +13,17 @@ from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import check_size, hint, shown
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
-from thalweg.core.state import Loading, Names, keys_of, of_a_graph, restore
+from thalweg.core.state import Loading, Names, check_eager, keys_of, restore
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.graph import (
     GraphKeys,
     by_reference,
     executing_eagerly,
-    get_default_graph,
     group,
     is_symbolic,
     operation,
 )
+from thalweg.ground.running import graph_of
 from thalweg.ground.switches import writable
 from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -31,7 +31,6 @@ from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
 from thalweg.openseq2seq.optimizers.gradients import (
     check_given,
     concretes,
-    deferred,
     each,
     refuse_none,
 )
@@ -160,7 +159,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
     def variables(self) -> list[Any]:
         """The masters of the present graph, or of eager mode, and the optimizer's variables."""
-        graph = get_default_graph() if deferred(()) else None
+        graph = graph_of()
         masters = [master for _, master in self._masters.pairs()]
         own = [master for master in masters if getattr(master, "graph", None) is graph]
         return [*own, *self._opt.variables()]
@@ -304,14 +303,14 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                 outcome = update(self._opt, backward, how, step, captured)
             raise_first(outcome.errors)
 
-        if not deferred([*given, *targets]):
+        graph = graph_of(*targets, *given)
+        if graph is None:
             with writable():
                 run(given, originals, targets, global_step, None)
             return None
         check_inner(self._opt)
         if all(grad is None for grad in given):
             return self._opt.apply_gradients(pairs)  # raises
-        graph = next(part.graph for part in (*targets, *given) if is_symbolic(part))
         backward = Backward(given, originals, targets, [None] * len(targets))
         with graph.as_default():
             if is_called_at_the_build(self._opt):
@@ -387,8 +386,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         )
 
     def _remembering(self, variables: list[Any]) -> Training:
-        if not (variables or executing_eagerly()):
-            raise of_a_graph(f"The state of {self._name}")
+        check_eager(f"The state of {self._name}", (), variables or executing_eagerly())
         return Training(self._opt, variables, self._masters, self.loss_scaler)
 
     def _owners(self) -> list[Any]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.engines import Tensors
 from thalweg.graph import Output, operation
+from thalweg.ground.running import is_deferred
 from thalweg.indexed_slices import values_of
-from thalweg.openseq2seq.optimizers.gradients import concrete, deferred, floating, refuse_none
+from thalweg.openseq2seq.optimizers.gradients import concrete, floating, refuse_none
 
 
 def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
@@ -29,7 +30,7 @@ def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
             norm = np.float32(known.global_norm)
         return torch.tensor(norm, device=found[0].device if found else None)
 
-    if not deferred(present):
+    if not is_deferred(*present):
         return measure(present)
     output = Output(torch.float32, (), ())
     return operation(measure, [present], "global_norm", kind="pure", outputs=output)

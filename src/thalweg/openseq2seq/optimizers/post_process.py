@@ -15,6 +15,7 @@ from thalweg.core.pairs import Pair
 from thalweg.core.vectors import for_each, number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
+from thalweg.ground.running import is_deferred
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
@@ -22,7 +23,6 @@ from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
     concretes,
-    deferred,
     each,
     processed,
     refuse_none,
@@ -134,13 +134,7 @@ class PostProcessing(NamedTuple):
         known: GradientStats,
     ) -> None:
         """Note what is known of a step's gradients and variables."""
-        rows = known
-        if self.larc is not None and any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
-            # LARC adds up the rows of a sparse gradient; its norm is that of the rows as they come.
-            values = [values_of(grad) for grad, _ in pairs]
-            plain = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
-            variables = [var for _, var in pairs]
-            rows = plain.known(Tensors(values, variables), variables)
+        rows = self._of_rows(pairs, unscaling, known)
         shows_norm = "global_gradient_norm" in journal.wanted
         if shows_norm:
             journal.scalar("global_gradient_norm", _single(rows.global_norm))
@@ -148,10 +142,8 @@ class PostProcessing(NamedTuple):
         parts = [for_each(tags, part) for part in known.clip_parts]
         for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
             if "gradients" in journal.wanted:
-                factor = 1.0 if unscaling is None else _factor(unscaling[index])
-                values = values_of(grad).float() * factor
-                for part in parts:
-                    values = values * _factor(part[index])
+                factor = 1.0 if unscaling is None else unscaling[index]
+                values = _scaled(grad, [factor, *(part[index] for part in parts)])
                 journal.histogram(f"gradients/{tag}", values, masked=True)
             if "gradient_norm" in journal.wanted:
                 journal.scalar(f"gradient_norm/{tag}", _single(rows.clipped_norms[index]))
@@ -162,13 +154,28 @@ class PostProcessing(NamedTuple):
         if self.clip_gradients is not None and shows_norm:
             journal.scalar("global_clipped_gradient_norm", _single(known.clipped_global_norm))
         if self.larc is not None and "larc_summaries" in journal.wanted:
-            ratios = self._ratios(self.larc, rate, known.variable_norms, known.clipped_norms)
-            for tag, ratio, factor in zip(tags, ratios, known.trust, strict=True):
-                if self.larc.clips:
-                    journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
-                journal.scalar(f"larc_grad_update/{tag}", factor)
-                now = number(np.float32(float(rate)), place_of(factor))
-                journal.scalar(f"larc_final_lr/{tag}", now * factor)
+            self._note_larc(self.larc, journal, tags, rate, known)
+
+    def _of_rows(
+        self, pairs: Sequence[Pair], unscaling: Any, known: GradientStats
+    ) -> GradientStats:
+        """What is known of gradients whose rows are as they come; LARC adds up those of one row."""
+        if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
+            return known
+        values, variables = [values_of(grad) for grad, _ in pairs], [var for _, var in pairs]
+        plain = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
+        return plain.known(Tensors(values, variables), variables)
+
+    def _note_larc(
+        self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, known: GradientStats
+    ) -> None:
+        ratios = self._ratios(larc, rate, known.variable_norms, known.clipped_norms)
+        for tag, ratio, factor in zip(tags, ratios, known.trust, strict=True):
+            if larc.clips:
+                journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
+            journal.scalar(f"larc_grad_update/{tag}", factor)
+            now = number(np.float32(float(rate)), place_of(factor))
+            journal.scalar(f"larc_final_lr/{tag}", now * factor)
 
 
 def _single(norm: Any) -> Any:
@@ -177,8 +184,12 @@ def _single(norm: Any) -> Any:
         return norm.float() if isinstance(norm, Tensor) else np.float32(norm)
 
 
-def _factor(value: Any) -> Any:
-    return value if isinstance(value, Tensor) else float(value)
+def _scaled(grad: Any, factors: Sequence[Any]) -> Tensor:
+    """A gradient's values by factors, in float32; a new tensor, which a journal may keep."""
+    values = values_of(grad).float()
+    for factor in factors:
+        values = values * (factor if isinstance(factor, Tensor) else float(factor))
+    return values
 
 
 def post_process_gradients(
@@ -243,7 +254,7 @@ def post_process_gradients(
             noted(concretes(gradients), variables, rate, journal)
         return journal.sent(0).write
 
-    wanted = OF_GRADIENTS.intersection(how.summaries) and deferred([*gradients, *variables, lr])
+    wanted = OF_GRADIENTS.intersection(how.summaries) and is_deferred(*gradients, *variables, lr)
     if wanted and can_be_collected(summaries, summary_writer):
         collect(tell, [gradients, variables, lr])
     made = each(

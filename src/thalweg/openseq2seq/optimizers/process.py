@@ -180,7 +180,7 @@ def apply_processed(
         if isinstance(taken, Tensor):
             return Outcome(taken, errors + told(how, ready, LEFT.rstrip(".")))
         if taken:
-            distribute.taken(optimizer, bool(errors))
+            distribute.commit_sums(optimizer, bool(errors))
         return Outcome(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
 
-from thalweg.distribute import filled, has_strategy, here, sums_of
-from thalweg.distribute.reducing import summed
+from thalweg.distribute import current_strategy, fill_missing, has_strategy, sum_concrete_gradients
+from thalweg.distribute.reducing import sum_pairs
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import SymbolicSlices
+from thalweg.ground.running import is_deferred
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, deferred, each
+from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, each
 
 AllReduce = Callable[[Any], Any]
 
@@ -42,7 +44,7 @@ def reduced(
         as_shipped: Whether sparse gradients need a model.
         owner: Optional. The optimizer whose step it is, which the workers compare first.
     """
-    strategy = here()
+    strategy = current_strategy()
     if all_reduce is None and strategy.ranks.is_alone:
         return list(gradients)
     is_shared = shares_embedding(model, gradients, as_shipped)
@@ -53,9 +55,9 @@ def reduced(
     if all_reduce is not None:
         return [None if grad is None else all_reduce(grad) for grad, _ in pairs]
     if owner is None:
-        sums = summed(pairs, strategy.ranks, strategy.sending)
+        sums = sum_pairs(pairs, strategy.ranks, strategy.sending)
     else:
-        sums = sums_of(owner, strategy, lambda: pairs, variables, owner._said())
+        sums = sum_concrete_gradients(owner, strategy, lambda: pairs, variables, owner._said())
     count = strategy.num_replicas_in_sync
     return [None if total is None else total / count for total, _ in sums]
 
@@ -67,9 +69,9 @@ def check_replicas(reduces: bool, iter_size: int) -> None:
         InvalidArgumentError: There are several replicas and no means of their gradients, or means
             in the order of micro-batches, and several runs make an update.
     """
-    if not reduces and not (has_strategy() and not here().ranks.is_alone):
+    if not reduces and not (has_strategy() and not current_strategy().ranks.is_alone):
         return
-    strategy = here()
+    strategy = current_strategy()
     if not reduces:
         raise InvalidArgumentError(
             f"optimize_loss needs on_horovod=True in a strategy of {strategy.ranks.size} replicas:"
@@ -84,10 +86,10 @@ def check_replicas(reduces: bool, iter_size: int) -> None:
 
 def waited_for(owner: Any, reduces: bool) -> AbstractContextManager[None]:
     """A block with the means of a step, whose errors before these are told to other workers."""
-    strategy = here() if reduces else None
+    strategy = current_strategy() if reduces else None
     if strategy is None or strategy.ranks.is_alone:
         return contextlib.nullcontext()
-    return strategy.reducer_of(owner).telling()
+    return strategy.reducer_of(owner).report_errors()
 
 
 def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = False) -> bool:
@@ -141,9 +143,10 @@ def reduce_gradients(
     """
     if not on_horovod:
         raise NotImplementedError("Reduce in tower-mode is not implemented: on_horovod is false.")
-    is_alone = all_reduce is None and here().ranks.is_alone
-    if all_reduce is None and deferred(part for pair in grads_and_vars for part in pair):
-        grads_and_vars = filled(grads_and_vars, here().ranks)  # those that build the same graph
+    is_alone = all_reduce is None and current_strategy().ranks.is_alone
+    if all_reduce is None and is_deferred(*chain.from_iterable(grads_and_vars)):
+        # Its ranks are those that build the same graph.
+        grads_and_vars = fill_missing(grads_and_vars, current_strategy().ranks)
     gradients = [grad for grad, _ in check_given(grads_and_vars)]
     variables = [var for _, var in grads_and_vars]
     is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)

@@ -12,7 +12,6 @@ from torch import Tensor
 from thalweg.core import state
 from thalweg.core.state import Entry, Names
 from thalweg.engines import saturated
-from thalweg.graph import is_symbolic
 from thalweg.ground.locks import Guard
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -121,5 +120,4 @@ class Training(StateDict):
         return [] if self.scaler is None else self.scaler.scaler.entries("loss_scale/")
 
     def _check_has_state(self) -> None:
-        if any(map(is_symbolic, self.variables)):
-            raise state.of_a_graph(f"The state of {self._name}")
+        state.check_eager(f"The state of {self._name}", self.variables)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.outcome import not_taken, raise_first
-from thalweg.distribute import filled, here
+from thalweg.distribute import current_strategy, fill_missing
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -90,92 +90,136 @@ def step_in_graph(
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
     with variable_scope(SCOPE.rstrip("/")):
         mixed = optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
-        if mixed is None:
-            backward = Backward.plain(optimizer.compute_gradients(loss, var_list))
-        else:
-            backward = mixed.differentiate(loss, var_list)
-        backward = _connected(backward, how)
+        backward = _connected(_differentiated(optimizer, mixed, loss, var_list), how)
         inner = optimizer if mixed is None else mixed.optimizer
         check_inner(inner)
-        accumulators = Accumulators()
-        if how.iter_size > 1:
-            accumulators.make(backward.targets)
-        watcher = None if mixed is None else mixed.loss_scaler
-        check_mixed = MixedCheck()
+        sums = _accumulators(backward) if how.iter_size > 1 else []
         shown = None if scaler is None else scaler.loss_scale
         if "loss" in collected:
             collect_scalar("loss", loss)
         if "loss_scale" in collected and shown is not None:
             collect_scalar("loss_scale", shown)
         averaged = None
-        if collected and how.reduces and not (how.all_reduce is None and here().ranks.is_alone):
+        if collected and how.reduces and (how.all_reduce or not current_strategy().ranks.is_alone):
             averaged = OfThisRun()
-
-        def begun(
-            value: Tensor,
-            parts: dict[str, Any],
-            sums: list[Tensor],
-            rate: Any,
-            skip: Any,
-            captured: Any = None,
-        ) -> tuple[Treatment, Given]:
-            check_scalar(value)
-            if mixed is not None:
-                check_mixed(value)
-            given = Given(Backward(**parts), sums, rate, as_skip(skip), captured)
-            if averaged is None:
-                return how, given
-            writer = None if how.outbox is None else how.outbox.writer
-            told = Collected(("learning_rate", f"{SCOPE}loss_scale"), writer)
-            averaged.keep(told)
-            return how._replace(outbox=Outbox(told, waits=True)), given
-
-        def run(value: Tensor, *given: Any) -> Tensor:
-            *parts, scale, step, captured = given
-            taken, own = begun(value, *parts, captured=captured)
-            before = value.detach().clone()
-            outcome = apply_processed(inner, taken, own, watcher, scale, step, [])
-            raise_first(outcome.errors)
-            return before
-
-        variables, targets = referred(backward)
-        parts = {
-            "gradients": backward.gradients,
-            "variables": variables,
-            "targets": targets,
-            "penalties": backward.penalties,
-            "scale": backward.scale,
-        }
-        sums = accumulators.of(backward.targets) if how.iter_size > 1 else []
-        sums = [by_reference(each) for each in sums]
+        parts = _parts(backward)
         skip = skip_update if how.iter_size > 1 else False
         inputs = [loss, parts, sums, rate, skip, shown, by_reference(global_step)]
+        taking = _Taking(inner, mixed, how, averaged)
         if is_called_at_the_build(inner):
             made = _called_now(
-                inner, backward, begun, inputs, global_step, watcher, how, update_ops
+                inner, backward, taking.begin, inputs, global_step, taking.watcher, how, update_ops
             )
         else:
-            made = operation(
-                run,
-                [*inputs, captured_by(inner, backward.targets)],
-                "train",
-                kind="update",
-                outputs=Output(loss.dtype, loss.shape, ()),
-                control_inputs=update_ops,
-            )
-            made.op.written += written_beside(inner, backward.targets, watcher)
+            made = _called_in_runs(taking, backward, inputs, update_ops)
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, made.op)
         if averaged is not None:
             averaged.collect()
         elif OF_GRADIENTS.intersection(collected):
+            collect(taking.tell, [parts, sums, rate, skip])
+    return made
 
-            def tell(
-                parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
-            ) -> Callable[[Any], None]:
-                given = Given(Backward(**parts), sums, rate, as_skip(skip))
-                return told_of(how, given, scope).write
 
-            collect(tell, [parts, sums, rate, skip])
+def _differentiated(
+    optimizer: Optimizer, mixed: MixedPrecisionOptimizerWrapper | None, loss: Any, var_list: Any
+) -> Backward:
+    if mixed is None:
+        return Backward.plain(optimizer.compute_gradients(loss, var_list))
+    return mixed.differentiate(loss, var_list)
+
+
+def _accumulators(backward: Backward) -> list[Any]:
+    """The sums of the targets, as an operation takes them that writes to them."""
+    accumulators = Accumulators()
+    accumulators.make(backward.targets)
+    return [by_reference(each) for each in accumulators.of(backward.targets)]
+
+
+def _parts(backward: Backward) -> dict[str, Any]:
+    """A backward pass, as an operation takes it that writes to variables and targets."""
+    variables, targets = referred(backward)
+    return {
+        "gradients": backward.gradients,
+        "variables": variables,
+        "targets": targets,
+        "penalties": backward.penalties,
+        "scale": backward.scale,
+    }
+
+
+class _Taking:
+    """What a run does with the values of the inputs.
+
+    Args:
+        inner: The optimizer, which no other wraps.
+        mixed: What wrapped it, or None.
+        how: What the step does to its gradients.
+        averaged: Is told the summaries of the run, if workers average its gradients, or None.
+    """
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        mixed: MixedPrecisionOptimizerWrapper | None,
+        how: Treatment,
+        averaged: OfThisRun | None,
+    ) -> None:
+        self.inner, self._how, self._averaged = inner, how, averaged
+        self.watcher = None if mixed is None else mixed.loss_scaler
+        self._check_mixed = None if mixed is None else MixedCheck()
+
+    def begin(
+        self,
+        value: Tensor,
+        parts: dict[str, Any],
+        sums: list[Tensor],
+        rate: Any,
+        skip: Any,
+        captured: Any = None,
+    ) -> tuple[Treatment, Given]:
+        """What the values mean."""
+        check_scalar(value)
+        if self._check_mixed is not None:
+            self._check_mixed(value)
+        given = Given(Backward(**parts), sums, rate, as_skip(skip), captured)
+        if self._averaged is None:
+            return self._how, given
+        writer = None if self._how.outbox is None else self._how.outbox.writer
+        told = Collected(("learning_rate", f"{SCOPE}loss_scale"), writer)
+        self._averaged.keep(told)
+        return self._how._replace(outbox=Outbox(told, waits=True)), given
+
+    def run(self, value: Tensor, *given: Any) -> Tensor:
+        """Take a step; the loss before it."""
+        *parts, scale, step, captured = given
+        how, own = self.begin(value, *parts, captured=captured)
+        before = value.detach().clone()
+        outcome = apply_processed(self.inner, how, own, self.watcher, scale, step, [])
+        raise_first(outcome.errors)
+        return before
+
+    def tell(
+        self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
+    ) -> Callable[[Any], None]:
+        """The summaries of gradients, as what writes them."""
+        given = Given(Backward(**parts), sums, rate, as_skip(skip))
+        return told_of(self._how, given, scope).write
+
+
+def _called_in_runs(
+    taking: _Taking, backward: Backward, inputs: Sequence[Any], update_ops: Sequence[Any]
+) -> Any:
+    """The tensor that takes a step of an optimizer whose hooks are called in each run."""
+    loss, inner = inputs[0], taking.inner
+    made = operation(
+        taking.run,
+        [*inputs, captured_by(inner, backward.targets)],
+        "train",
+        kind="update",
+        outputs=Output(loss.dtype, loss.shape, ()),
+        control_inputs=update_ops,
+    )
+    made.op.written += written_beside(inner, backward.targets, taking.watcher)
     return made
 
 
@@ -214,7 +258,7 @@ def _called_now(
     def tell(loss: Tensor, taken: Tensor) -> Tensor:
         own, ready = thread.frames[-1].pop(key)
         if taken:
-            distribute.taken(inner)
+            distribute.commit_sums(inner)
         what = TAKEN if taken else ADDED_UP if ready.gradient_transforms is None else SKIPPED
         raise_first(told(own, ready, what))
         return loss.detach().clone()
@@ -251,7 +295,7 @@ def _connected(backward: Backward, how: Treatment) -> Backward:
             raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
     pairs = list(zip(backward.gradients, backward.variables, strict=True))
     if how.reduces and how.all_reduce is None:
-        pairs = filled(pairs, here().ranks)
+        pairs = fill_missing(pairs, current_strategy().ranks)
     how.post.check([grad for grad, _ in pairs], backward.variables)
     check_any(pairs)
     return backward.only([i for i, (grad, _) in enumerate(pairs) if grad is not None])

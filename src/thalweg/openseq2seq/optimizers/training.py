@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.graph import is_symbolic
+from thalweg.ground.running import is_deferred
 from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import check_count
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -147,14 +148,8 @@ def optimize_loss(
         raise InvalidTypeError(
             f"learning_rate_decay_fn must be callable, not {learning_rate_decay_fn!r}."
         )
-    if iter_size > 1 and as_shipped and not on_horovod:
-        iter_size = 1
-    if iter_size > 1 and skip_update_ph is None:
-        raise InvalidArgumentError(
-            "iter_size above 1 needs skip_update_ph: it says which runs only add gradients up."
-        )
-    check_replicas(bool(on_horovod), iter_size)
-    in_graph = is_symbolic(loss) or not executing_eagerly()
+    iter_size = _runs_of_an_update(iter_size, skip_update_ph, bool(on_horovod), as_shipped)
+    in_graph = is_deferred(loss)
     if not in_graph and not (callable(loss) and not isinstance(loss, Tensor)):
         raise InvalidTypeError(
             f"loss must be a callable that returns the loss in eager mode, not {loss!r}."
@@ -162,28 +157,17 @@ def optimize_loss(
     collected: tuple[str, ...] = ()
     if in_graph and can_be_collected(summaries, summary_writer):
         collected = ("loss", *post.summaries) if summaries is None else post.summaries
-    how = Treatment(
-        post,
-        iter_size,
-        bool(on_horovod),
-        all_reduce,
-        model,
-        None if summary_writer is None else Outbox(summary_writer, waits=in_graph),
-    )
+    outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
+    how = Treatment(post, iter_size, bool(on_horovod), all_reduce, model, outbox)
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
         live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)
         rate = learning_rate_decay_fn(counter) if live is None else live.value
-        params: Mapping[str, Any] = {} if optimizer_params is None else optimizer_params
-        if isinstance(optimizer, str) and optimizer == "AdamW":
-            product = live.times if live is not None else lambda decay: called(decay) * called(rate)
-            params = scaled_decay(params, product, in_place=as_shipped)
+        params = _arguments(optimizer, optimizer_params, rate, live, as_shipped)
         inner = _made(optimizer, rate, params, as_shipped)
-        scaler = (
-            AutomaticLossScaler(loss_scaling, loss_scaling_params, as_shipped=as_shipped)
-            if isinstance(loss_scaling, str)
-            else None
-        )
+        scaler: AutomaticLossScaler | None = None
+        if isinstance(loss_scaling, str):
+            scaler = AutomaticLossScaler(loss_scaling, loss_scaling_params, as_shipped=as_shipped)
         if mixed:
             scale = loss_scaling if scaler is None else scaler
             scope = "" if in_graph else SCOPE
@@ -193,6 +177,33 @@ def optimize_loss(
             own = (loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
             return step_in_graph(*own, collected)
         return TrainingStep(loss, inner, var_list, live, counter, scaler, how, skip_update_ph)
+
+
+def _runs_of_an_update(iter_size: int, skip: Any, on_horovod: bool, as_shipped: bool) -> int:
+    """How many runs make an update, which OpenSeq2Seq ignores unless `on_horovod`."""
+    if as_shipped and not on_horovod:
+        iter_size = 1
+    if iter_size > 1 and skip is None:
+        raise InvalidArgumentError(
+            "iter_size above 1 needs skip_update_ph: it says which runs only add gradients up."
+        )
+    check_replicas(on_horovod, iter_size)
+    return iter_size
+
+
+def _arguments(
+    optimizer: Any,
+    params: Mapping[str, Any] | None,
+    rate: Any,
+    live: LiveRate | None,
+    as_shipped: bool,
+) -> Mapping[str, Any]:
+    """What the optimizer is made with beside the learning rate."""
+    params = {} if params is None else params
+    if not isinstance(optimizer, str) or optimizer != "AdamW":
+        return params
+    product = live.times if live is not None else lambda decay: called(decay) * called(rate)
+    return scaled_decay(params, product, in_place=as_shipped)
 
 
 def _global_step(given: Any, in_graph: bool) -> Any:

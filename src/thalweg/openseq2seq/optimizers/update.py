@@ -115,7 +115,7 @@ def _by_override(
     step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
     before = step.detach().clone()
     try:
-        with distribute.alone():  # they are means over the replicas
+        with distribute.enter_single_replica():  # they are means over the replicas
             optimizer.apply_gradients(backward.pairs, step)
         run([*copying(backward), *map(unless_resized, calls)])
     except BaseException as error:

@@ -106,7 +106,7 @@ def updated(
             return [torch.tensor(True), *map(_as_known, found, slices, leaves)]
 
     def apply() -> Any:
-        with distribute.alone():  # they are means over the replicas
+        with distribute.enter_single_replica():  # they are means over the replicas
             applied = group(optimizer.apply_gradients(pairs, global_step, **named))
         if all(copy is None for copy in backward.copies):
             return applied

@@ -2,6 +2,9 @@
 
 A message is a row of fields. Each begins with a number, which tells the field and its kind; numbers
 have seven bits a byte, the lowest first. Groups, which proto3 does not have, are refused.
+
+By hand, as protobuf would have to be installed wherever a checkpoint is read, and tensorboard has
+none of the messages of `messages.py` but those of shapes and versions.
 """
 
 from __future__ import annotations

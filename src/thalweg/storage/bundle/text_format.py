@@ -1,6 +1,8 @@
 """Protocol buffers as text: https://protobuf.dev/reference/protobuf/textformat-spec.
 
-As much of it as messages need that hold strings and numbers alone.
+As much of it as messages need that hold strings and numbers alone. By hand, as protobuf would have
+to be installed wherever a checkpoint is saved, and tensorboard, which needs it, has no message for
+the file `checkpoint`.
 """
 
 from __future__ import annotations

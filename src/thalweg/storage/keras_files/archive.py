@@ -3,6 +3,8 @@
 What Keras writes is the plainest kind of one. Every size and every name is looked at before
 anything is read, nothing is written anywhere, and members that are not asked for stay closed.
 
+By hand, as `zipfile` makes a list of all members before it can be asked how many there are.
+
 Reference: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.formula import Rule
-from thalweg.graph import executing_eagerly, get_default_graph
 from thalweg.ground.counters import Move, number_of
+from thalweg.ground.running import graph_of
 from thalweg.ground.scalars import scalar_type
 from thalweg.rules import ADAM_V1
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
@@ -89,7 +89,7 @@ class AdamOptimizer(RuleOptimizer):
 
     def _get_beta_accumulators(self) -> tuple[Any, Any]:
         """beta1_power and beta2_power: those of the default graph where one is being built."""
-        graph = None if executing_eagerly() else get_default_graph()
+        graph = graph_of()
         return (
             self._get_non_slot_variable("beta1_power", graph=graph),
             self._get_non_slot_variable("beta2_power", graph=graph),

@@ -24,7 +24,7 @@ from thalweg.graph import (
     variable_scope,
     zeros_initializer,
 )
-from thalweg.ground.running import Symbolic
+from thalweg.ground.running import is_symbolic
 from thalweg.ground.scalars import as_scalar, power, scalar_type
 from thalweg.ground.switches import no_grad
 from thalweg.v1.train.gradients import title_of
@@ -74,7 +74,7 @@ def assign_moving_average(
 
 def _given(value: Any, variable: Any) -> Any:
     """The value as a tensor of the variable's dtype; refused if it is one of another."""
-    if not isinstance(value, Tensor | Symbolic):
+    if not (isinstance(value, Tensor) or is_symbolic(value)):
         return to_tensor(value, variable.dtype)
     if getattr(value, "dtype", None) not in (None, variable.dtype):
         kinds = f"{dtype_name(value.dtype)}, and the variable is {dtype_name(variable.dtype)}"  # pyright: ignore

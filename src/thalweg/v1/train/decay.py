@@ -15,7 +15,8 @@ from torch import Tensor
 
 from thalweg import schedules
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import Output, executing_eagerly, is_symbolic, operation
+from thalweg.graph import Output, operation
+from thalweg.ground.running import is_deferred
 from thalweg.ground.scalars import as_scalar, scalar_type
 from thalweg.schedules.base import kind_of
 from thalweg.schedules.formulas import natural_base
@@ -282,7 +283,7 @@ def follow(
     """
     if inputs[0] is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
-    if executing_eagerly() and not any(map(is_symbolic, inputs)):
+    if not is_deferred(*inputs):
         return Followed(lambda: rate(*inputs), name)
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 

@@ -18,6 +18,7 @@ from thalweg.graph import (
     graph_variable_of,
     is_symbolic,
 )
+from thalweg.ground.running import is_deferred
 from thalweg.variable import TRAINED, dtype_name, frozen_among, is_frozen, is_variable, name_of
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
@@ -170,7 +171,7 @@ def of_loss(
         if executing_eagerly():
             return of_callable(loss, var_list, grad_loss, scale)
         loss = loss()
-    if executing_eagerly() and not is_symbolic(loss):
+    if not is_deferred(loss):
         raise RuntimeError(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."

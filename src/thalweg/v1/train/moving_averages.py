@@ -16,7 +16,6 @@ from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.outcome import raise_first
 from thalweg.core.pairs import Pair, check_variables, distinct
-from thalweg.core.plan_cache import Plans
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, making
@@ -37,7 +36,6 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
-from thalweg.ground.locks import Guard
 from thalweg.ground.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.ground.switches import outside_inference
 from thalweg.ground.tracing import untraced
@@ -115,19 +113,6 @@ class ExponentialMovingAverage(StateDict):
         self._name = name
         self._maybe_initialize_trackable()
         self._slots = SlotStore()
-        self._plans = Plans()
-        self._lock = Guard(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._maybe_initialize_trackable()
-        self._lock = Guard(self)
-
-    def _locked(self) -> Guard:
-        return self._lock
 
     @property
     def name(self) -> str:

@@ -24,15 +24,12 @@ from thalweg.core.outcome import Outcome, raise_first, say_refused, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.plan_cache import Plans
 from thalweg.core.section import run
+from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key_in_graph
 from thalweg.core.step import finish, take
-from thalweg.engines.selection import EngineName, Selection, check_name, current
 from thalweg.graph import (
     GraphKeys,
-    SymbolicSlices,
-    SymbolicTensor,
-    apply_as_one_update,
     by_reference,
     check_updates,
     current_session,
@@ -47,8 +44,8 @@ from thalweg.graph import (
 )
 from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.ground.counters import Move, number_of
-from thalweg.ground.locks import Guard, Lock
-from thalweg.ground.running import is_ours, thread
+from thalweg.ground.locks import Lock
+from thalweg.ground.running import is_deferred, is_ours, thread
 from thalweg.ground.switches import Sections, Within
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
@@ -60,13 +57,11 @@ from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
-_SYMBOLIC = (SymbolicTensor, SymbolicSlices)
 _HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
-_NOT_COPIED = ("_lock", "_under_way")
 
 
-class Optimizer(State, StateDict, Described, Argument):
+class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     """Base class of the optimizers; derive from it to write one.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
@@ -109,6 +104,7 @@ class Optimizer(State, StateDict, Described, Argument):
     GATE_GRAPH = gradients.GATE_GRAPH
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _needs_variables: ClassVar[bool] = True
+    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*SlotOptimizer._NOT_COPIED, "_under_way")
 
     def __init__(
         self, use_locking: bool, name: str, use_own_namescope_for_non_slot_vars: bool = False
@@ -118,14 +114,10 @@ class Optimizer(State, StateDict, Described, Argument):
         State.__init__(self)
         self._use_locking = use_locking
         self._name = name
-        self._engine: EngineName | None = None
-        self._plans = Plans()
-        self._under_way: V1Hooks | None = None
-        self._lock = Guard(self, Optimizer._forget_step)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        apply_as_one_update(cls, Optimizer)
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._under_way: V1Hooks | None = None
 
     def get_name(self) -> str:
         """The name given to the constructor."""
@@ -139,19 +131,6 @@ class Optimizer(State, StateDict, Described, Argument):
 
     def _made_by(self) -> tuple[Names, Any]:
         return OPTIMIZERS, type(self)
-
-    @property
-    def engine(self) -> EngineName | None:
-        """The engine of this optimizer; None follows `thalweg.engine(...)`."""
-        return self._engine
-
-    @engine.setter
-    def engine(self, name: EngineName | None) -> None:
-        self._engine = None if name is None else check_name(name)
-
-    def _selection(self) -> Selection:
-        selection = current()
-        return selection if self._engine is None else selection._replace(name=self._engine)
 
     @untraced
     def minimize(
@@ -202,7 +181,7 @@ class Optimizer(State, StateDict, Described, Argument):
             var_list = None if var_list is None else flatten(var_list)
             if gating.need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss, name)
-        with distribute.guarding(self) if thread.strategies else contextlib.nullcontext():
+        with distribute.guard_backward(self) if thread.strategies else contextlib.nullcontext():
             pairs = self.compute_gradients(
                 loss,
                 var_list=var_list,
@@ -318,8 +297,7 @@ class Optimizer(State, StateDict, Described, Argument):
         """Apply gradients that are those of all replicas."""
         if not given:
             raise ValueError("No variables provided.")
-        kinds = set(map(type, chain.from_iterable(given)))
-        if not executing_eagerly() or any(issubclass(kind, _SYMBOLIC) for kind in kinds):
+        if is_deferred(*chain.from_iterable(given)):
             return self._apply_in_graph(given, global_step, name)
         return self._apply(given, global_step, name or self._name)
 
@@ -389,10 +367,10 @@ class Optimizer(State, StateDict, Described, Argument):
             with self._taking(self._hooks(global_step, name, values)) as hooks:
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
-                    given, sharing = distribute.sharing_here(self, given, hooks)
+                    given, sharing = distribute.share_summed_step(self, given, hooks)
                 hooks.sharing = sharing
                 nothing = contextlib.nullcontext()
-                with nothing if sharing is None else distribute.taking(sharing):
+                with nothing if sharing is None else distribute.enter_shared_step(sharing):
                     outcome = take(hooks, self._plans.now(), given, how, copies)
                 if finished is not None:
                     finished.append(hooks.finished)
@@ -458,9 +436,6 @@ class Optimizer(State, StateDict, Described, Argument):
         """What steps take before `_locked`."""
         return _SHARED if self._use_locking else self._lock
 
-    def _locked(self) -> Guard:
-        return self._lock
-
     def _forget_step(self) -> None:
         self._under_way = None
 
@@ -491,11 +466,11 @@ class Optimizer(State, StateDict, Described, Argument):
             ReplicaLostError: A rank did not answer. Nothing has changed then.
         """
         strategy = distribute.strategy_of(distribution)
-        with distribute.awaited(self, strategy):
+        with distribute.report_errors(self, strategy):
             given = as_pairs(grads_and_vars)
         is_shared = given and distribute.shards_of(self, strategy) is not None
         if not is_shared and not strategy.ranks.is_alone:
-            found = distribute.summed(self, strategy, given, self._said(global_step))
+            found = distribute.sum_gradients(self, strategy, given, self._said(global_step))
             if given and not found:
                 check_any(given)
             given = found
@@ -506,9 +481,9 @@ class Optimizer(State, StateDict, Described, Argument):
                 made = self._applied(given, global_step, name)
         except BaseException as error:
             if says_taken(error):
-                distribute.taken(self, failed=True)
+                distribute.commit_sums(self, failed=True)
             raise
-        distribute.taken(self)
+        distribute.commit_sums(self)
         return made
 
     def _apply_in_parts(
@@ -517,7 +492,7 @@ class Optimizer(State, StateDict, Described, Argument):
         """Apply gradients of all replicas to slots that are shared out over them."""
         with self._turn(), self._locked():
             hooks = self._hooks(global_step, name, None)
-            found, step = distribute.summed_in_parts(
+            found, step = distribute.sum_for_shards(
                 self, strategy, given, self._said(global_step), hooks
             )
             if not found:
@@ -528,7 +503,7 @@ class Optimizer(State, StateDict, Described, Argument):
         super()._take_store(store, taken)
         self._plans = Plans()
 
-    def _said(self, global_step: Any = None) -> distribute.Said:
+    def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
         """What must be the same on all replicas."""
         known = isinstance(global_step, Tensor)
 
@@ -546,7 +521,7 @@ class Optimizer(State, StateDict, Described, Argument):
             step = int(number_of(global_step)) if known else 0
             return step, [each for each in plain if isinstance(each, int | float)]
 
-        return distribute.Said(words, numbers)
+        return distribute.StepFingerprint(words, numbers)
 
     def _counters_now(self) -> dict[str, Any]:
         """The variables that are of no other, in eager mode."""
@@ -655,10 +630,6 @@ class Optimizer(State, StateDict, Described, Argument):
         own = [resolve(var) for (_, key), var in self._non_slots.items() if key is graph]
         return [*variables, *slots, *own]
 
-    def _scatters(self) -> bool:
-        """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
-        return True
-
     def _valid_dtypes(self) -> set[torch.dtype]:
         """The dtypes of losses and variables whose gradients `compute_gradients` gives."""
         return set(gradients.VALID_DTYPES)
@@ -735,15 +706,6 @@ class Optimizer(State, StateDict, Described, Argument):
         """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
         values, unique = deduplicated(grad, indices)
         return self._resource_apply_sparse(values, handle, unique)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in _NOT_COPIED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._maybe_initialize_trackable()
-        self._under_way = None
-        self._lock = Guard(self, Optimizer._forget_step)
 
 
 def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:

@@ -14,7 +14,7 @@ import torch
 from thalweg.core.checks import sparse_and_constrained
 from thalweg.graph import (
     GraphVariable,
-    constrained,
+    apply_constraint,
     executing_eagerly,
 )
 from thalweg.graph.either import IndexedSlices
@@ -61,7 +61,7 @@ class OptimizableVariable(ABC):
             return update
         if executing_eagerly():
             return self._v.assign(constraint(self._v))
-        return constrained(self._v, update)
+        return apply_constraint(self._v, update)
 
     def _check_variable(self) -> None:
         if not _is_variable(self._v):

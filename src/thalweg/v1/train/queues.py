@@ -13,6 +13,7 @@ from thalweg.core.nest import leaves_of
 from thalweg.errors import CancelledError, InvalidArgumentError, OutOfRangeError
 from thalweg.graph import Output, current_session, executing_eagerly, no_op, operation
 from thalweg.ground.locks import Lock
+from thalweg.ground.running import is_deferred
 from thalweg.ground.static_shape import Shape
 from thalweg.variable import as_dtype, to_tensor
 
@@ -199,7 +200,7 @@ class QueueBase:
     def _run(
         self, function: Callable[..., Any], inputs: Any, title: str, outputs: Any = None
     ) -> Any:
-        if executing_eagerly() and not any(hasattr(leaf, "op") for leaf in leaves_of(inputs)):
+        if not is_deferred(*leaves_of(inputs)):
             return function(*inputs)
         title = f"{self.name.rpartition('/')[2]}_{title}"
         return operation(function, inputs, title, kind="blocking", outputs=outputs)

@@ -18,7 +18,7 @@ from thalweg.graph import (
     Operation,
     SymbolicTensor,
     after_writes,
-    explained,
+    explain_errors,
     gradient_symbol,
     graph_variable_of,
     group,
@@ -72,10 +72,10 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
     hooks.builds = True
     with graph.as_default(), optimizer._turn(), optimizer._locked(), optimizer._taking(hooks):
         given = [(gradient_symbol(grad), var) for grad, var in pairs]
-        with graph.control_dependencies(None), explained(optimizer, "_create_slots"):
+        with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
             optimizer._create_slots(variables)
         with graph.as_one(), graph.name_scope(name) as scope:
-            with explained(optimizer, "_prepare"):
+            with explain_errors(optimizer, "_prepare"):
                 hooks.prepare(variables)
             updates = [
                 update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
@@ -95,7 +95,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
 def _finished(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
     """What `_finish` returns; if that is nothing, what is done when all updates are."""
     before = len(graph.operations)
-    with explained(optimizer, "_finish"):
+    with explain_errors(optimizer, "_finish"):
         made = optimizer._finish(updates, scope)
     if made is None:
         return group(*updates, *updates_since(graph, before), name=scope)

@@ -65,9 +65,9 @@ class RuleOptimizer(Optimizer):
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         # A graph lists variables in their order of creation: TensorFlow goes variable by variable.
-        is_deferred = any(is_symbolic(var) for var in var_list)
         kinds = {slot.name: slot for slot in self._rule().slots}
-        for variables in [[var] for var in var_list] if is_deferred else [var_list]:
+        is_of_graph = any(map(is_symbolic, var_list))
+        for variables in [[var] for var in var_list] if is_of_graph else [var_list]:
             for name, value, part in self._slot_fills():
                 self._fill_slots(variables, value, name, part, kinds.get(name))
 

@@ -24,6 +24,7 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
+from thalweg.ground.running import graph_of
 from thalweg.v1.train.slot_creator import base_name, scoped
 from thalweg.variable import Variable, as_dtype, over, to_tensor
 
@@ -76,7 +77,7 @@ class State(TrackableSlots):
     def variables(self) -> list[Any]:
         """The optimizer's own variables in the present graph, or in eager mode, sorted by name."""
         self._settle()
-        graph = None if executing_eagerly() else get_default_graph()
+        graph = graph_of()
         own = [slot for _, _, slot in self._slots.triples()] + list(self._non_slots.values())
         found = [var for var in own if getattr(var, "graph", None) is graph]
         self._slots.handed_out(found)
@@ -109,7 +110,7 @@ class State(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
         if missing:
             if is_imported():
-                distribute.note(self._slots, missing)
+                distribute.keep_local_slots(self._slots, missing)
             titles = [self._slot_title(var, op_name) for var in missing]
             made = self._slots.make(missing, slot_name, value, titles, kind)
             self._take_slots(slot_name, missing, made)
@@ -210,7 +211,7 @@ class State(TrackableSlots):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """The variables of no variable, of the present graph, and whatever else is tracked."""
-        graph = None if executing_eagerly() else get_default_graph()
+        graph = graph_of()
         own = {name: var for (name, key), var in self._non_slots.items() if key is graph}
         others = super()._trackable_children(save_type, **kwargs)
         return {**dict(sorted(own.items())), **others}
@@ -220,7 +221,7 @@ class State(TrackableSlots):
         found = super()._lookup_dependency(name)
         if found is not None:
             return found
-        graph = None if executing_eagerly() else get_default_graph()
+        graph = graph_of()
         return self._get_non_slot_variable(name, graph=graph)
 
     def _own_entries(self) -> list[Entry]:

@@ -12,7 +12,7 @@ from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.core.state import Entry, Names
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic
+from thalweg.graph import executing_eagerly
 from thalweg.ground.tracing import untraced
 from thalweg.variable import name_of, to_tensor
 
@@ -107,8 +107,7 @@ class StateDict(TrackableSlots, state.StateDict):
 
     def _check_has_state(self) -> None:
         own = [*self._owners(), *(entry.own for entry in self._own_entries())]
-        if not executing_eagerly() or any(map(is_symbolic, own)):
-            raise state.of_a_graph(f"The state of {self._name}")
+        state.check_eager(f"The state of {self._name}", own, executing_eagerly())
 
     def _chosen_for_state(self, var_list: Any) -> list[Tensor]:
         """The variables of a state, in the order in which those of one name are numbered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from numbers import Integral
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from thalweg.core.checks import check_pairs
 from thalweg.core.pairs import as_gradient, as_pairs
-from thalweg.core.state import of_a_graph
+from thalweg.core.state import check_eager
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -22,16 +23,15 @@ from thalweg.graph import (
     SymbolicTensor,
     by_reference,
     current_session,
-    executing_eagerly,
     get_default_graph,
     global_variables,
     graph_variable_of,
-    is_symbolic,
     make_variable,
     no_op,
     operation,
     report_uninitialized_variables,
 )
+from thalweg.ground.running import is_deferred
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
@@ -144,7 +144,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         self._chief_queue_runner: QueueRunner | None = None
 
     def _check_has_state(self) -> None:
-        raise of_a_graph(f"The state of {self._name}")
+        check_eager(f"The state of {self._name}", is_eager=False)
 
     @untraced
     def apply_gradients(
@@ -174,7 +174,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             TypeError: `global_step` is no variable of a graph.
         """
         given = as_pairs(grads_and_vars)
-        if executing_eagerly() and not any(is_symbolic(part) for pair in given for part in pair):
+        if not is_deferred(*chain.from_iterable(given)):
             raise RuntimeError(
                 "SyncReplicasOptimizer works in graph mode only: its workers are runs of a session."
                 " Build a Graph, or call thalweg.v1.disable_eager_execution() first."

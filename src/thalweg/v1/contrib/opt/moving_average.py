@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -13,12 +14,11 @@ from thalweg.core.state import Entry, making
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import (
     control_dependencies,
-    executing_eagerly,
     graph_variable_of,
     group,
-    is_symbolic,
 )
 from thalweg.ground.locks import Guard
+from thalweg.ground.running import is_deferred
 from thalweg.ground.tracing import untraced
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.saving.saveables import all_saveable, by_name
@@ -158,7 +158,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         """As `Optimizer.apply_gradients`; the averages follow."""
         pairs = as_pairs(grads_and_vars)
         variables = distinct([var for grad, var in pairs if grad is not None])
-        if executing_eagerly() and not any(is_symbolic(part) for pair in pairs for part in pair):
+        if not is_deferred(*chain.from_iterable(pairs)):
             with self._turn(), self._locked(), making(self._ema, variables):
                 self._step(pairs, variables, global_step, name)
             return None

@@ -1,0 +1,38 @@
+"""What the optimizers of Keras and of TensorFlow 1 are alike in, but for their steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.core.one_update import apply_as_one_update
+from thalweg.core.trackable import TrackableSlots
+from thalweg.engines import Selection, check_name, current
+from thalweg.engines.selection import EngineName
+
+
+class SlotOptimizer(TrackableSlots):
+    """The part of an optimizer that chooses its engine."""
+
+    _engine: EngineName | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if SlotOptimizer not in cls.__bases__:
+            apply_as_one_update(cls, SlotOptimizer)
+
+    @property
+    def engine(self) -> EngineName | None:
+        """The engine of this optimizer; None follows `thalweg.engine(...)`."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, name: EngineName | None) -> None:
+        self._engine = None if name is None else check_name(name)
+
+    def _selection(self) -> Selection:
+        selection = current()
+        return selection if self._engine is None else selection._replace(name=self._engine)
+
+    def _scatters(self) -> bool:
+        """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""
+        return True

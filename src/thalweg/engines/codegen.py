@@ -1,0 +1,184 @@
+"""What the kernels of all engines are made of: formulas as text, their scalars, what they write."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from thalweg.engines.transcribe import (
+    FUNCTION_PREFIX,
+    HELPER_PREFIX,
+    LOCAL_PREFIX,
+    Transcript,
+    check_counts,
+    transcribe,
+)
+from thalweg.formula import Formula
+
+# The largest number of each type that a copy of a variable may have; beyond it copies saturate.
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+
+Stages = list[tuple[str, Transcript]]  # formulas of one result, with the names of their functions
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated kernel.
+
+    Attributes:
+        name: Of its function; holds the hash of all that matters to it.
+        source: Its text.
+        scalars: The scalars it takes, in the order of its scalar rows.
+        measures: How many numbers it makes of each leaf, if it measures.
+    """
+
+    name: str
+    source: str
+    scalars: tuple[str, ...]
+    measures: int = 0
+
+
+def indented(lines: list[str], depth: int) -> str:
+    """Lines of a body so many levels deep."""
+    return "\n".join("    " * depth + line for line in lines)
+
+
+def name_scalars(*formulas: Transcript) -> dict[str, str]:
+    """The scalars of formulas, each with its name in kernels."""
+    names = dict.fromkeys(name for each in formulas for name in each.scalars)
+    return {name: f"s{index}" for index, name in enumerate(names)}
+
+
+class FormulaWriter:
+    """Writes formulas as text, in the language of an engine."""
+
+    decorator = ""
+
+    def text(self, node: ast.AST) -> str:
+        """A part of a formula."""
+        return ast.unparse(node)
+
+    def lines(self, formula: Transcript) -> list[str]:
+        """The assignments of a formula."""
+        return [line for each in formula.body for line in self.text(each).splitlines()]
+
+    def result(self, formula: Transcript, index: int) -> str:
+        """A result of it."""
+        return self.text(formula.results[index])
+
+    def helpers(self, formula: Transcript) -> dict[str, str]:
+        """The helpers of it."""
+        return {each.name: self.decorator + self.text(each) for each in formula.helpers}
+
+    def definition(self, name: str, formula: Transcript) -> dict[str, str]:
+        """A formula of one result as a function of that name, after the helpers that it calls."""
+        # Its helpers are numbered like those of other formulas, so they get the function's name.
+        own, theirs = FUNCTION_PREFIX + HELPER_PREFIX, f"{FUNCTION_PREFIX}{name}_{HELPER_PREFIX}"
+        every = (*formula.positional, *formula.scalars)
+        parameters = ", ".join(LOCAL_PREFIX + each for each in every)
+        body = [*self.lines(formula), f"return {self.result(formula, 0)}"]
+        text = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{indented(body, 1)}"
+        found = {**self.helpers(formula), name: text}
+        return {key.replace(own, theirs): each.replace(own, theirs) for key, each in found.items()}
+
+
+class Update:
+    """What becomes of an element, whatever the device.
+
+    Args:
+        formula: `update`, `update_sparse` or `update_untouched` of a rule.
+        storage: Storage types of variable, gradient (if any), slots and copy (if any).
+        stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first.
+        grad: Whether the formula takes a gradient.
+        entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
+            16-bit variable they are rounded to its type then.
+        before: A formula `(var, *, scalars) -> var` applied to the variable first, once per element
+            and rounded to its type.
+        copy: Whether the last of `storage` is a copy of the variable in another type, which is
+            written and not read. A number that is too large for it becomes the largest it has.
+        from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
+            begins at the copy. One that leaves the variable alone then leaves the copy alone.
+        before_name: What the function of `before` is called.
+
+    Raises:
+        RuleError: A formula takes or returns another number of values.
+    """
+
+    def __init__(
+        self,
+        formula: Formula,
+        storage: tuple[str, ...],
+        stages: tuple[Formula, ...] = (),
+        grad: bool = True,
+        entries: tuple[Formula, ...] = (),
+        before: Formula | None = None,
+        copy: bool = False,
+        from_copy: bool = False,
+        before_name: str = "before0",
+    ) -> None:
+        self.formula, self.storage, self.grad = transcribe(formula), storage, grad
+        self.copy, self.from_copy = copy, from_copy
+        check_counts(formula, self.formula, grad, len(storage) - 1 - grad - copy)
+        self.stages = _named("stage", stages)
+        self.entries = _named("entry", entries)
+        self.before: Stages = [(before_name, transcribe(before))] if before else []
+        for _, each in self.before:
+            check_counts(before, each, False, 0)
+        self._named = [*self.entries, *self.stages, *self.before]
+        self.scalar = name_scalars(*(each for _, each in self._named), self.formula)
+        self.scalars = tuple(self.scalar)
+
+    def definitions(self, writer: FormulaWriter) -> dict[str, str]:
+        """The functions that an element's lines call."""
+        found = writer.helpers(self.formula)
+        for name, each in self._named:
+            found |= writer.definition(name, each)
+        return found
+
+    def local(self, stream: int) -> str:
+        """What a stream's number is called within the formula."""
+        return LOCAL_PREFIX + self.formula.positional[stream]
+
+    def read_streams(self) -> range:
+        """The streams that the formula takes."""
+        return range(len(self.storage) - self.copy)
+
+    def applied(self, stages: Stages, value: str) -> str:
+        """An expression for a value after stages."""
+        for name, each in stages:
+            arguments = ", ".join([value, *(self.scalar[scalar] for scalar in each.scalars)])
+            value = f"{FUNCTION_PREFIX}{name}({arguments})"
+        return value
+
+    def staged_gradient(self) -> list[str]:
+        """Apply the stages."""
+        if not self.stages:
+            return []
+        return [f"{self.local(1)} = {self.applied(self.stages, self.local(1))}"]
+
+    def local_scalars(self) -> list[str]:
+        """Give the formula its scalars, anew for each element: it may assign to them."""
+        return [f"{LOCAL_PREFIX}{name} = {self.scalar[name]}" for name in self.formula.scalars]
+
+    def results(self, writer: FormulaWriter) -> list[str]:
+        """Compute the formula."""
+        indices = range(len(self.formula.results))
+        made = [f"out{index} = {writer.result(self.formula, index)}" for index in indices]
+        return [*writer.lines(self.formula), *made]
+
+    def written(self) -> Iterator[tuple[int, int]]:
+        """The results that are written, each with its stream; the others are what was read."""
+        for result in range(len(self.formula.results)):
+            stream = result + (self.grad and result > 0)
+            if not self.formula.passes(result, stream) or (self.before and result == 0):
+                yield result, stream
+
+    def writes_copy(self) -> bool:
+        """Whether the copy is written."""
+        leaves_variable = self.formula.passes(0, 0) and not self.before
+        return self.copy and not (self.from_copy and leaves_variable)
+
+
+def _named(prefix: str, formulas: tuple[Formula, ...]) -> Stages:
+    return [(f"{prefix}{index}", transcribe(each)) for index, each in enumerate(formulas)]

@@ -1,0 +1,65 @@
+"""What the measuring kernels of all engines are made of: formulas, and what they read."""
+
+from __future__ import annotations
+
+import ast
+
+from thalweg.engines.codegen import name_scalars
+from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, counted, place, transcribe
+from thalweg.errors import RuleError
+from thalweg.formula import Formula
+
+
+class Sweep:
+    """What is read and computed of an element, whatever the device.
+
+    Args:
+        formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64.
+        stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first, as the update
+            does it.
+        storage: Storage types of variable, gradient, slots and copy (if any); what no formula reads
+            is not read.
+        readable: How many of them formulas may read.
+        from_copy: Whether the last of `storage` is a copy, at which an update may begin; see
+            `thalweg.engines.codegen.Update`.
+
+    Raises:
+        RuleError: A formula takes more values than there are, or returns several.
+    """
+
+    def __init__(
+        self,
+        formulas: tuple[Formula, ...],
+        stages: tuple[Formula, ...],
+        storage: tuple[str, ...],
+        readable: int,
+        from_copy: bool,
+    ) -> None:
+        self.measures = [transcribe(formula) for formula in formulas]
+        for formula, transcript in zip(formulas, self.measures, strict=True):
+            _check_measure(formula, transcript, readable)
+        self.storage = storage
+        self.used = sorted({stream for each in self.measures for stream in _streams_of(each)})
+        self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
+        self.read = self.used if self.copy is None else [*self.used, self.copy]
+        self.stages = [transcribe(stage) for stage in stages] if 1 in self.used else []
+        self.scalar = name_scalars(*self.stages, *self.measures)
+        self.scalars = tuple(self.scalar)
+        self.arguments = [*(f"p{stream}" for stream in self.read), *self.scalar.values()]
+
+
+def _streams_of(measure: Transcript) -> list[int]:
+    """Which of its positional parameters a formula reads."""
+    trees = (*measure.body, *measure.results)
+    names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return [k for k, name in enumerate(measure.positional) if LOCAL_PREFIX + name in names]
+
+
+def _check_measure(formula: Formula, measure: Transcript, streams: int) -> None:
+    if len(measure.results) == 1 and len(measure.positional) <= streams:
+        return
+    raise RuleError(
+        f"{place(formula)} takes {counted(len(measure.positional), 'value')} and returns"
+        f" {len(measure.results)}; a measure of {counted(streams, 'tensor')} takes up to"
+        f" {streams} (var, grad, *slots) and returns 1."
+    )

@@ -1,0 +1,163 @@
+"""Write the source of GPU kernels over rows: those that a sparse gradient names, or the others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from thalweg.engines.codegen import Update, indented
+from thalweg.engines.cuda.codegen import (
+    SIZES,
+    WIDTH,
+    Element,
+    Kernel,
+    Writer,
+    assemble,
+    block_of,
+    load_scalars,
+    point,
+)
+
+_ROWS = """
+@triton.jit
+def KERNEL_NAME(base, rows, order, count, width, scalars, ALIGNED: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + place)
+    if ALIGNED:
+        width = width // {multiple} * {multiple}  # as it is: now the compiler knows it
+    if tl.load(rows + place - 1, mask=place > 0, other=-1) != row:
+        at = tl.program_id(1).to(tl.int64) * {block} + tl.arange(0, {block})
+        offset = row * width
+{scalars}
+{pointers}
+        gradient = pointer(base + 1, {gradient}, ALIGNED)
+{update}
+"""
+
+_UNTOUCHED = """
+@triton.jit
+def KERNEL_NAME(base, named, width, scalars, ALIGNED: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    if ALIGNED:
+        width = width // {multiple} * {multiple}  # as it is: now the compiler knows it
+    if tl.load(named + row) == 0:
+        at = tl.program_id(1).to(tl.int64) * {block} + tl.arange(0, {block})
+        offset = row * width
+{scalars}
+{pointers}
+        element({arguments}, at, width, True)
+"""
+
+
+class _Summed(Element):
+    """A row is updated once, by the sum of its entries, which is rounded to the variable's type."""
+
+    def streams(self) -> list[int]:
+        return [each for each in super().streams() if each != 1]
+
+    def read(self, stream: int) -> list[str]:
+        return super().read(stream) if stream != 1 else [f"{self.update.local(1)} = sum_of_entries"]
+
+    def row(self) -> list[str]:
+        """Update the row."""
+        writer, kind = self.writer, self.update.storage[0]
+        total = writer.flushed(f"found + {self._entry()}")
+        return [
+            f"found = {self._entry()}",
+            *_while_same(f"found = {total}"),
+            f"found = {writer.read(writer.stored('found', kind), kind)}",
+            self._call(),
+        ]
+
+    def _entry(self) -> str:
+        """An entry's numbers after its stages, of which the type of the variable is left."""
+        start = "gradient + tl.load(order + place) * width"
+        value = self.writer.read(f"load({start}, at, width, True)", self.update.storage[1])
+        if not self.update.entries:
+            return value
+        value, kind = self.update.applied(self.update.entries, value), self.update.storage[0]
+        return self.writer.read(self.writer.stored(value, kind), kind)
+
+    def _call(self) -> str:
+        return f"element({', '.join([*self.arguments, 'found', 'at', 'width', 'True'])})"
+
+
+class _Successive(_Summed):
+    """A row is updated once for each of its entries."""
+
+    def begin(self) -> list[str]:
+        return []
+
+    def row(self) -> list[str]:
+        once = [f"found = {self._entry()}", self._call()]
+        return [*self._begin_row(), *once, *_while_same(*once)]
+
+    def _begin_row(self) -> list[str]:
+        """Apply `before` to the variable, before the first of the entries."""
+        if not self.update.before:
+            return []
+        writer, storage = self.writer, self.update.storage
+        lines = [f"begun = {writer.read('load(p0, at, width, True)', storage[0])}"]
+        if self.update.from_copy:
+            lines += writer.resumed("begun", storage, "at", "width", "True")
+        lines.append(f"begun = {self.changed('begun')}")
+        lines.append("store(p0, at, begun, width, True)")
+        if self.update.from_copy:  # else the first entry would begin at the copy
+            value = writer.kept(writer.read("begun", storage[0]), storage[-1])
+            lines.append(f"store(p{len(storage) - 1}, at, {value}, width, True)")
+        return lines
+
+
+def generate_rows(
+    update: Update,
+    compute: str,
+    flush: bool,
+    duplicates: Literal["sum", "successive"],
+    fast: bool = False,
+) -> Kernel:
+    """The kernel of an update of the rows that a sparse gradient names.
+
+    Args:
+        update, compute, flush, fast: As for `generate` of `codegen`.
+        duplicates: What happens to a row that the gradient names several times.
+    """
+    writer = Writer(compute, flush, fast)
+    element = (_Summed if duplicates == "sum" else _Successive)(update, writer)
+    text = _ROWS.format(
+        **_of_rows(element),
+        gradient=f"tl.{update.storage[1]}",
+        update=indented(element.row(), 2),
+    )
+    definitions = element.definitions("sum_of_entries")
+    return assemble(element, definitions + text, "count", "width")
+
+
+def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
+    """The kernel of an update of the rows that a sparse gradient does not name.
+
+    Args:
+        update: The update; it takes no gradient.
+        compute, flush, fast: As for `generate` of `codegen`.
+    """
+    element = Element(update, Writer(compute, flush, fast))
+    text = _UNTOUCHED.format(**_of_rows(element), arguments=", ".join(element.arguments))
+    return assemble(element, element.definitions() + text, "width")
+
+
+def _of_rows(element: Element) -> dict[str, object]:
+    """What both kernels say of a row."""
+    storage = element.update.storage
+    return {
+        "multiple": WIDTH // min(SIZES[kind] for kind in storage),
+        "block": block_of(storage),
+        "scalars": indented(load_scalars(element, "scalars + "), 2),
+        "pointers": indented(point(element, "base + "), 2),
+    }
+
+
+def _while_same(*body: str) -> list[str]:
+    """Do it for every further entry of the row."""
+    following = [
+        "place += 1",
+        "more = tl.load(rows + place, mask=place < count, other=-1) == row",
+    ]
+    return [*following, "while more:", *("    " + line for line in [*body, *following])]
