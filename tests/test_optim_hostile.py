@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rulebook import assert_same
 from test_optim_loading import assert_refused, of_one, step, taken_by
-from thalweg import optim
+from thalweg import checkpoint, optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
 
@@ -230,3 +233,91 @@ def test_tensors_that_torch_only_notes_as_negated_are_loaded() -> None:
         each.load_state_dict(damaged(each, state("exp_avg", value)))
     ours, torchs = (step(each).param_groups[0]["params"][0].detach() for each in both)
     torch.testing.assert_close(ours, torchs, rtol=2e-5, atol=1e-6)
+
+
+def _cut(own: dict[str, Any], _: Path) -> None:
+    own["m"].untyped_storage().resize_(0)
+
+
+def _map_for_reading(own: dict[str, Any], folder: Path) -> None:
+    np.zeros((3, 2), np.float32).tofile(folder / "m")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that the array is not writable
+        own["m"] = torch.from_numpy(np.memmap(folder / "m", np.float32, "r", shape=(3, 2)))
+
+
+def _expand(own: dict[str, Any], _: Path) -> None:
+    own["m"] = torch.zeros(()).expand(3, 2)
+
+
+def _infer(own: dict[str, Any], _: Path) -> None:
+    with torch.inference_mode():
+        own["m"] = torch.zeros(3, 2)
+
+
+def _share(own: dict[str, Any], _: Path) -> None:
+    own["m"] = own["v"]
+
+
+UNWRITABLE = {
+    _cut: "'{}/m' has no memory of its own here",
+    _map_for_reading: "cannot update '{}/m' in place: its memory may only be read",
+    _expand: "'{}/m' has no memory of its own here",
+    _infer: "'{}/m' has no memory of its own here",
+    _share: "'{}/m' and '{}/v' share memory here, and are given different values",
+}
+
+
+@pytest.mark.parametrize("way", ["load_state_dict", "restore"])
+@pytest.mark.parametrize("change", UNWRITABLE)
+def test_slots_that_cannot_be_written_are_named(change: Any, way: str, tmp_path: Path) -> None:
+    """To write to some of them would end the process, to others stop half way."""
+    saved, made = (step(of_one(tensorflow, "Adam"), count) for count in (3, 2))
+    (param,) = made.param_groups[0]["params"]
+    named = {"w": saved.param_groups[0]["params"][0]}
+    checkpoint.save(tmp_path / "run", optimizer=saved, variables=named)
+    saved.param_groups[0]["lr"] = 0.5
+    own = made.state[param]
+    change(own, tmp_path)
+    before = {name: own[name].clone() for name in ("step", "v")}
+    place = {"optimizer": made, "variables": {"w": param}}
+    title, load = {
+        "load_state_dict": ("0", lambda: made.load_state_dict(saved.state_dict())),
+        "restore": ("w", lambda: checkpoint.restore(tmp_path / "run", **place)),
+    }[way]
+    message = UNWRITABLE[change].replace("{}", title)
+    with pytest.raises(CheckpointMismatchError, match=rf"{message}.*Nothing was loaded\.$"):
+        load()
+    assert made.param_groups[0]["lr"] == 0.1
+    assert all(torch.equal(own[name], value) for name, value in before.items())
+
+
+class Unreadable(torch.Tensor):
+    """A tensor that fails whatever is done with it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise LookupError("unreadable")
+
+
+@pytest.mark.parametrize(("face", "slot"), [("torch", "exp_avg"), ("tensorflow", "m")])
+def test_a_tensor_that_cannot_be_read_is_named(face: str, slot: str) -> None:
+    made = step(of_one(FACES[face], "Adam"), 2)
+    given = damaged(made, state(slot, torch.zeros(3, 2).as_subclass(Unreadable)))
+    assert_refused(made, given, f"'0/{slot}' cannot be read: unreadable")
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32], ids=str)
+def test_slots_of_other_kinds_become_the_parameters_on_the_state_device_too(dtype: Any) -> None:
+    both = [
+        step(of_one(optim, "Adamax", **options), 2) for options in ({}, {"state_device": "cpu"})
+    ]
+    for each in both:
+        each.load_state_dict(damaged(each, state("exp_avg", torch.full((3, 2), 2, dtype=dtype))))
+    assert_same(*([step(each).param_groups[0]["params"][0].detach()] for each in both))
+
+
+def test_an_option_that_counts_steps_takes_no_none_for_their_number() -> None:
+    made = step(of_one(optim, "SGD", lookahead=1), 2)
+    assert_refused(made, damaged(made, state("step", None)), "'0/step' is None, no number")

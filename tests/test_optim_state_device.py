@@ -476,7 +476,7 @@ def test_state_is_loaded_to_its_device() -> None:
         if name == "rule":
             found: list[str] = []
             own = dict(near.state[here])
-            for call in setting(own, near.state[here], "w", found, there):
+            for call in setting(own, near.state[here], "w", found, [], there):
                 call()
             assert not found
         elif name == "torch":

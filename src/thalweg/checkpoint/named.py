@@ -14,10 +14,10 @@ from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.core.described import Described
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
-from thalweg.core.state import LISTED, Entry, Loading, Part, differences, keys_of, mismatch
+from thalweg.core.state import LISTED, Loading, differences, keys_of, mismatch
 from thalweg.core.state import distinct as distinct_names
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.optim.sharded import is_on_mesh, locals_of
+from thalweg.optim.sharded import entry_of, is_on_mesh, locals_of
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
@@ -155,13 +155,7 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    parts = locals_of(list(tensors.values()))
-    entries = [
-        Entry(name, each)
-        if parts is None or not is_on_mesh(each)
-        else Part(name, parts.part(each), var=each, parts=parts)
-        for name, each in tensors.items()
-    ]
+    entries = [entry_of(name, each) for name, each in tensors.items()]
     found = differences(entries, given)
     if found:
         raise mismatch(found, "The variables", f"Nothing was loaded.{_hint(tensors, given)}")

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -16,11 +15,11 @@ from thalweg.core import state
 from thalweg.core.groups import Group
 from thalweg.core.options.update_targets import PLAIN
 from thalweg.core.section import Call
-from thalweg.core.state import Names, keys_of
+from thalweg.core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.ground.switches import writable
 from thalweg.optim import RuleOptimizer
-from thalweg.optim.differing import is_before_steps
+from thalweg.optim.differing import is_before_steps, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
 from thalweg.optim.loading import setting, warn_of_sums, without_sums
@@ -118,37 +117,35 @@ class OfTorch:
             own, left = {"state": given["state"], "param_groups": given["groups"]}, False
             if self._is_ours:
                 own, left = without_sums(self.optimizer, own)
-            calls = self._calls(own["state"], own["param_groups"], self._titles(names), found)
+            parts = self._parts(own["state"], own["param_groups"], self._titles(names), found)
             if found:
                 raise state.mismatch(found, type(self.optimizer).__name__)
             if left:
                 warn_of_sums(self.optimizer)
-            yield state.Loading(then=calls)
+            yield state.Loading(*parts, type(self.optimizer).__name__)
 
     def _titles(self, names: Names) -> dict[Tensor, str]:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         return dict(zip(params, names(params), strict=True))
 
-    def _calls(
+    def _parts(
         self, given: Any, saved: list[Group], titles: Mapping[Tensor, str], found: list[str]
-    ) -> list[Call]:
+    ) -> tuple[list[tuple[Item, Any]], list[Call]]:
         """What sets state and groups; differences are added to those found."""
         groups: list[Group] = self.optimizer.param_groups
+        pairs: list[tuple[Item, Any]] = []
         calls: list[Call] = []
         if len(groups) != len(saved):
             found.append(f"there are {len(groups)} groups of parameters, in the file {len(saved)}")
-            return []
+            return pairs, calls
         made: dict[Tensor, Any] = defaultdict(dict)
         for index, (group, other) in enumerate(zip(groups, saved, strict=True)):
             names = [titles[param] for param in group["params"]]
-            for name in chain(names, (name for name in other["params"] if name not in names)):
-                if name not in names or name not in other["params"]:
-                    lacks = "is missing" if name in names else "belongs to nothing here"
-                    found.append(f"{name!r} of group {index} {lacks}")
+            found += unmatched(names, other["params"], f" of group {index}")
             for param, name in zip(group["params"], names, strict=True):
                 if self._has_rule:
                     own = self.optimizer.state[param]
-                    calls += setting(own, given.get(name, {}), name, found, param)
+                    calls += setting(own, given.get(name, {}), name, found, pairs, param)
                 elif name in given:
                     made[param] = self._state(param, group, given[name], name, found)
             options = self._options(group, other)
@@ -157,7 +154,7 @@ class OfTorch:
         if not self._has_rule:
             own: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(own.update, {"state": made}))
-        return calls
+        return pairs, calls
 
     def _state(
         self, param: Tensor, group: Group, given: dict[str, Any], title: str, found: list[str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,7 @@ from thalweg.core.groups import Group
 from thalweg.core.meshes import is_on_mesh
 from thalweg.core.options.accumulation import COUNT, SUM, is_count
 from thalweg.core.rows import check_inside
-from thalweg.core.state import flaw, mismatch, shown
+from thalweg.core.state import differences, flaw, mismatch, shown
 from thalweg.core.state.entries import is_cut
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.columns import STEP
@@ -34,12 +34,30 @@ class Want(NamedTuple):
         dtypes: Optional. Those that it may have.
         has_rows: Whether it may be sparse.
         is_optional: Whether it may be missing, or None.
+        is_count: Whether it is a number of steps.
+        name: What it is called, in `of_state`.
     """
 
     like: Tensor | None = None
     dtypes: Collection[torch.dtype] = ()
     has_rows: bool = False
     is_optional: bool = False
+    is_count: bool = False
+    name: str = ""
+
+    def difference(self, given: Any) -> str | None:
+        """As that of an `Entry`, in the words of this face."""
+        if given is None and self.is_optional and not self.is_count:
+            return None
+        what = f"'{self.name}'"
+        problem = _why_unlike(given, self, what)
+        if (
+            problem is None
+            and self.is_count
+            and not 0 <= (count := float(cast("Any", given))) < math.inf
+        ):
+            problem = f"{what} is {count}, and steps count from 0"
+        return problem
 
 
 def check_form(given: Mapping[str, Any], what: str) -> None:
@@ -85,12 +103,19 @@ def _is_key(value: Any) -> bool:
     return True
 
 
-def titles_of(group: Group, saved: Mapping[str, Any]) -> Sequence[Any]:
-    """What the parameters of a group are called, whose state is saved."""
-    for names in (group.get("param_names"), saved.get("param_names")):
-        if names and len(names) == len(saved["params"]):
-            return names
-    return saved["params"]
+def members_of(group: Group, saved: Mapping[str, Any]) -> list[tuple[Tensor, Any, Any]]:
+    """Parameters with the keys of their saved states, by their order, and what they are called."""
+    named = (group.get("param_names"), saved.get("param_names"))
+    titles = [names for names in named if names and len(names) == len(saved["params"])]
+    keys = saved["params"]
+    return list(zip(group["params"], keys, (*titles, keys)[0], strict=True))
+
+
+def unmatched(names: Sequence[Any], given: Sequence[Any], where: str = "") -> list[str]:
+    """Names of parameters that one side alone has."""
+    found = [f"{name!r}{where} is missing" for name in names if name not in given]
+    strange = (name for name in given if name not in names)
+    return found + [f"{name!r}{where} belongs to nothing here" for name in strange]
 
 
 def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -143,29 +168,26 @@ def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str
     return [f"'{n}' of group {place} is {_named(group[n])}, {why}" for n, why in strange.items()]
 
 
-def of_state(own: Any, wanted: Mapping[str, Want], title: Any) -> list[str]:
+def of_state(
+    own: Any, wanted: Mapping[str, Want], title: Any, others: Container[Any] | None = None
+) -> list[str]:
     """Why a step could not be taken with the state of a parameter.
 
     Args:
         own: The state.
-        wanted: What it has to hold; all else in it is somebody else's.
+        wanted: What it has to hold.
         title: What the parameter is called.
+        others: What else it may hold; anything if None.
     """
     if not isinstance(own, Mapping):
         return [f"the state of '{title}' is {_named(own)}, no dict"]
-    found: list[str] = []
-    for name, want in wanted.items():
-        what = f"'{title}/{name}'"
-        if want.is_optional and own.get(name) is None:
-            continue
-        if name not in own:
-            found.append(f"{what} is missing")
-            continue
-        problems = _of_value(own[name], want, what)
-        if name == STEP and not problems and not 0 <= (count := float(own[name])) < math.inf:
-            problems = [f"{what} is {count}, and steps count from 0"]
-        found += problems
-    return found
+    entries = [
+        want._replace(name=f"{title}/{name}", is_count=name == STEP)
+        for name, want in wanted.items()
+        if name in own or not want.is_optional
+    ]
+    asked = (n for n in own if n in wanted or (others is not None and n not in others))
+    return differences(entries, {f"{title}/{name}": own[name] for name in asked})
 
 
 def sum_of(param: Tensor) -> Want:
@@ -174,23 +196,22 @@ def sum_of(param: Tensor) -> Want:
     return Want(param, dtypes, has_rows=True, is_optional=True)
 
 
-def _of_value(value: Any, want: Want, what: str) -> list[str]:
+def _why_unlike(value: Any, want: Want, what: str) -> str | None:
     like = want.like
     if like is None:
-        return [] if is_number(value) else [f"{what} is {_named(value)}, no number"]
+        return None if is_number(value) else f"{what} is {_named(value)}, no number"
     if not isinstance(value, Tensor):
-        return [f"{what} is {_named(value)} and no tensor"]
+        return f"{what} is {_named(value)} and no tensor"
     if value.shape != like.shape or (want.dtypes and value.dtype not in want.dtypes):
         own = dtype_name(next(iter(want.dtypes)) if len(want.dtypes) == 1 else like.dtype)
-        return [f"{what} is {kind_of(value)}, here {own} {tuple(like.shape)}"]
+        return f"{what} is {kind_of(value)}, here {own} {tuple(like.shape)}"
     if want.has_rows and value.layout == torch.sparse_coo and not value.is_meta:
-        return _of_rows(value, what)
-    if not is_on_mesh(value) and (problem := flaw(value)):
-        return [f"{what} is {problem}"]
-    return []
+        return _why_rows_unfit(value, what)
+    problem = None if is_on_mesh(value) else flaw(value)
+    return problem and f"{what} is {problem}"
 
 
-def _of_rows(value: Tensor, what: str) -> list[str]:
+def _why_rows_unfit(value: Tensor, what: str) -> str | None:
     parts = {"values": value._values(), "indices": value._indices()}
     found = [
         f"the {name} of {what} are {why}" for name, each in parts.items() if (why := flaw(each))
@@ -200,7 +221,7 @@ def _of_rows(value: Tensor, what: str) -> list[str]:
             check_inside(value, what)
         except InvalidArgumentError as error:
             found.append(str(error).rstrip("."))
-    return found
+    return "; ".join(found) or None
 
 
 def is_before_steps(own: Mapping[str, Any]) -> bool:
@@ -211,7 +232,7 @@ def is_before_steps(own: Mapping[str, Any]) -> bool:
     return step is not None and is_number(step) and not step
 
 
-def begun_anew(title: str, names: Iterable[str]) -> str:
+def lacking_message(title: str, names: Iterable[str]) -> str:
     """What is said of that which a state does not have, because it is an option's.
 
     Args:

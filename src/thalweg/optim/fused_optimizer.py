@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import repeat as again
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -400,7 +400,7 @@ class FusedOptimizer(Scaled):
         if len(params) != len(places):
             return False
         gradients = [param.grad for param in params]
-        if any(map(is_, gradients, again(None))) or not self._is_of(part, gradients):
+        if any(map(is_, gradients, itertools.repeat(None))) or not self._is_of(part, gradients):
             return False
         hooks = self._hooks_for(part, params, places)
         seen, unscaling = GradientReport(), self._unscaling()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -29,7 +30,7 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.in_backward import place_of
-from thalweg.optim.loading import load_as_torch
+from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
 from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
@@ -317,8 +318,8 @@ class FusedTorchOptimizer(FusedOptimizer):
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
-            load: Any = super(FusedTorchOptimizer, type(self))
-            load_as_torch(self, state_dict, load.load_state_dict)
+            theirs: Any = super(FusedTorchOptimizer, type(self))
+            load(self, state_dict, partial(as_torch, load=theirs.load_state_dict))
 
     def _wanted_options(self) -> Sequence[str]:
         return self._wanted

@@ -10,21 +10,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.core.groups import Group, states_of
-from thalweg.core.meshes import local
 from thalweg.core.options.accumulation import COUNT, SUM
 from thalweg.core.options.update_targets import MASTER
-from thalweg.core.section import Call, run
-from thalweg.core.state import flaw, mismatch
-from thalweg.core.state.entries import has_storage
+from thalweg.core.section import Call
+from thalweg.core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
-from thalweg.ground.switches import writable
 from thalweg.optim import differing
 from thalweg.optim.differing import Want, sum_of
 from thalweg.optim.groups import hypers_of
-from thalweg.optim.sharded import cut
+from thalweg.optim.sharded import entry_of
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
@@ -34,10 +30,40 @@ _LEFT = (
 )
 
 
-def load_as_torch(
-    optimizer: Any, state_dict: Mapping[str, Any], load: Callable[[Any, Any], None]
+# What sets a state, and which slots of options it has none of.
+Plan = tuple[Loading, list[str]]
+
+
+def load(
+    optimizer: Any, state_dict: Mapping[str, Any], plan: Callable[[Any, dict[str, Any]], Plan]
 ) -> None:
-    """Set a state as torch does, in one section.
+    """Set a state in one section, and call torch's hooks before and after it.
+
+    Args:
+        optimizer: A `FusedOptimizer`.
+        state_dict: What it was given.
+        plan: `as_torch` or `in_place`.
+
+    Raises:
+        CheckpointMismatchError: A step could not be taken with it.
+    """
+    given = _after_hooks(optimizer, state_dict)
+    differing.check_form(given, type(optimizer).__name__)
+    given, left = without_sums(optimizer, given)
+    loading, lacking = plan(optimizer, given)
+    if lacking:
+        warn(differing.lacking_message(_title(optimizer), lacking), CheckpointWarning)
+    if left:
+        warn_of_sums(optimizer)
+    restore(loading)
+    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+        hook(optimizer)
+
+
+def as_torch(
+    optimizer: Any, given: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
+) -> Plan:
+    """What sets a state as torch does.
 
     Torch's loader replaces the state and the groups in several steps, in which it may fail or be
     interrupted. So it loads into a twin, over the same parameters; then the optimizer is given what
@@ -45,51 +71,40 @@ def load_as_torch(
 
     Args:
         optimizer: A `FusedTorchOptimizer`.
-        state_dict: What it was given.
+        given: The state.
         load: Torch's `load_state_dict`, of the class.
 
     Raises:
-        CheckpointMismatchError: A step could not be taken with it.
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
-    given = _after_hooks(optimizer, state_dict)
-    differing.check_form(given, type(optimizer).__name__)
-    given, left = without_sums(optimizer, given)
     found: list[str] = []
-    kinds, lacking = optimizer._around.kinds, list[tuple[Tensor, str]]()
+    kinds, lacking = optimizer._around.kinds, list[str]()
     if differing.sizes(given["param_groups"]) == differing.sizes(optimizer.param_groups):
         for group, key, param, title in _members(optimizer, given["param_groups"], found):
             own = given["state"].get(key, {})
             found += optimizer._unfit_state(group, own, param, title)
             if not found and not differing.is_before_steps(own):
-                names = optimizer._around.keys(param)
-                lacking += [(param, name) for name in names if own.get(name) is None]
+                lacking += [n for n in optimizer._around.keys(param) if own.get(n) is None]
     if found:
         raise mismatch(found, _title(optimizer))
-    staged = _twin(optimizer)
+    twin = _twin(optimizer)
     try:
-        load(staged, given if kinds.device is None else _without_slots(given))
+        load(twin, given if kinds.device is None else _without_slots(given))
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
     except Exception as error:  # of a class of the user's, or of a state's own objects
         what = f"{type(error).__name__} while it was loaded: {error}"
         raise mismatch([what], _title(optimizer)) from error
     if not optimizer._around.is_lossless:
-        _give_back_dtypes(staged, given, kinds, optimizer._around.keeps_as_torch)
-        for group in staged.param_groups:
+        _give_back_dtypes(twin, given, kinds, optimizer._around.keeps_as_torch)
+        for group in twin.param_groups:
             slots = optimizer._rule(group).slots
             for param in group["params"]:
-                kinds.widen(staged.state.get(param, {}), slots, param)
-    for _, own in states_of(staged.state):
+                kinds.widen(twin.state.get(param, {}), slots, param)
+    for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
-    staged._own.blocks.gather(staged.state, staged._single)
-    if lacking:
-        warn(differing.begun_anew(_title(optimizer), [n for _, n in lacking]), CheckpointWarning)
-    if left:
-        warn_of_sums(optimizer)
-    run(_handing_over(staged, optimizer))
-    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
-        hook(optimizer)
+    twin._own.blocks.gather(twin.state, twin._single)
+    return Loading(then=_handing_over(twin, optimizer)), lacking
 
 
 def _after_hooks(optimizer: Any, state_dict: Any) -> dict[str, Any]:
@@ -112,13 +127,13 @@ def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any],
     if optimizer._around.kinds.sums:
         return given, False
     states = dict(given["state"])
-    begun = [key for key, own in _of_params(given) if SUM in own]
-    for key in begun:
+    summed = [key for key, own in _of_params(given) if SUM in own]
+    for key in summed:
         states[key] = {name: each for name, each in states[key].items() if name != SUM}
         if not states[key]:
             del states[key]
     groups = [{n: x for n, x in group.items() if n != COUNT} for group in given["param_groups"]]
-    return {**given, "state": states, "param_groups": groups}, bool(begun)
+    return {**given, "state": states, "param_groups": groups}, bool(summed)
 
 
 def warn_of_sums(optimizer: Any) -> None:
@@ -154,7 +169,7 @@ def _twin(optimizer: Any) -> Any:
     return made
 
 
-def _handing_over(staged: Any, optimizer: Any) -> list[Call]:
+def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
     """What makes all that was loaded into a twin the optimizer's, as functions in C."""
     own = vars(optimizer)
     # `_own` has the lock that is held, and what was listened to: its plans are made anew by
@@ -162,14 +177,14 @@ def _handing_over(staged: Any, optimizer: Any) -> list[Call]:
     apart = ("_own", "_around", "defaults", *_HOOKS)
     made = {
         name: value
-        for name, value in vars(staged).items()
+        for name, value in vars(twin).items()
         if name not in apart and (name not in own or own[name] is not value)
     }
-    staged._around = optimizer._around
+    twin._around = optimizer._around
     return [
-        partial(optimizer.defaults.update, staged.defaults),
+        partial(optimizer.defaults.update, twin.defaults),
         partial(own.update, made),
-        *optimizer._own.operands.reading(staged),
+        *optimizer._own.operands.reading(twin),
     ]
 
 
@@ -190,13 +205,12 @@ def _members(
     for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
         faults = optimizer._unfit_options(group, place)
         found += faults
-        titles = differing.titles_of(group, other)
-        for param, key, title in zip(group["params"], other["params"], titles, strict=True):
+        for param, key, title in differing.members_of(group, other):
             yield None if faults else group, key, param, title
 
 
 def _give_back_dtypes(
-    staged: Any, given: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
+    twin: Any, given: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
 ) -> None:
     """Have tensors of a state be what they were before torch made them the parameter's dtype.
 
@@ -207,22 +221,23 @@ def _give_back_dtypes(
         keeps_as_torch: Whether sums alone are other than torch has them.
     """
     keys = [key for group in given["param_groups"] for key in group["params"]]
-    members = [(group, param) for group in staged.param_groups for param in group["params"]]
+    members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in staged._rule(group).scalar_slots}
+        numbers = {slot.name for slot in twin._rule(group).scalar_slots}
         for name, value in given["state"].get(key, {}).items():
-            own = staged.state[param].get(name)
+            own = twin.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
             if (keeps_as_torch and name != SUM) or not both:
                 continue
-            there = kinds.home(name, param)
-            is_moved = kinds.device is not None and own.device != there
+            home = kinds.home(name, param)
+            is_moved = kinds.device is not None and own.device != home
             is_other = is_moved or own.shape != value.shape  # what torch was not given, say
             is_torchs = name in numbers and not kinds.has_master(param)
             if is_torchs and own.shape == value.shape:
-                staged.state[param][name] = own.to(there)
+                twin.state[param][name] = own.to(home)
             elif is_other or (value.is_floating_point() and own.dtype != value.dtype):
-                staged.state[param][name] = value.detach().to(there, copy=True)
+                dtype = value.dtype if value.is_floating_point() else own.dtype
+                twin.state[param][name] = value.detach().to(home, dtype, copy=True)
 
 
 def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -244,77 +259,48 @@ def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "state": {**given["state"], **states}}
 
 
-def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
-    """As `RuleOptimizer.load_state_dict`."""
-    given = _after_hooks(optimizer, state_dict)
+def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
+    """What writes a state to the tensors of a `RuleOptimizer`."""
     what = type(optimizer).__name__
-    differing.check_form(given, what)
-    given, left = without_sums(optimizer, _apart(optimizer, given))
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
     if ours != theirs:
         raise mismatch([f"groups have {theirs} parameters, those here {ours}"], what)
     found: list[str] = []
+    pairs: list[tuple[Item, Any]] = []
     calls: list[Call] = []
-    names, gained = optimizer._state_names(), list[tuple[Tensor, str]]()
-    begins = optimizer._around.begins
+    names, begins = optimizer._state_names(), optimizer._around.begins
+    given_of: dict[Tensor, Any] = {}
     for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
         found += optimizer._unfit_options(other, place)
         for param, key, title in _matched(group, other, found):
-            own, theirs, before = optimizer.state[param], given["state"].get(key, {}), len(found)
-            calls += setting(own, theirs, title, found, param, names, begins)
-            if len(found) == before:
-                lacks = [name for name in begins if name in own and theirs.get(name) is None]
-                gained += [(param, name) for name in lacks]
+            own, theirs = optimizer.state[param], given["state"].get(key, {})
+            calls += setting(own, theirs, title, found, pairs, param, names, begins)
+            given_of[param] = theirs
         kept = {key: group[key] for key in ("params", "param_names") if key in group}
         calls.append(partial(group.update, {**other, **kept}))
-    keys = _keys(given)
-    users = {key: each for key, each in given["state"].items() if key not in keys}
-    calls.append(partial(optimizer.state.update, users))
     if found:
         raise mismatch(found, what)
     for other in saved:
         hypers_of(other, optimizer.rule)
-    for param, name in gained:
-        calls.append(partial(optimizer.state[param].pop, name))
-    if gained and not all(differing.is_before_steps(own) for _, own in _of_params(given)):
-        warn(differing.begun_anew(_title(optimizer), [n for _, n in gained]), CheckpointWarning)
-    if left:
-        warn_of_sums(optimizer)
-    members = {param for group in groups for param in group["params"]}
-    for param, _ in states_of(optimizer.state):
-        if param not in members:  # any more
-            calls.append(partial(optimizer.state.pop, param))
-    gone = {id(optimizer.state[param][name]) for param, name in gained}
+    keys = _keys(given)
+    users = {key: each for key, each in given["state"].items() if key not in keys}
+    calls.append(partial(optimizer.state.update, users))
+    states = states_of(optimizer.state)
+    # Of parameters that are in no group any more.
+    calls += [partial(optimizer.state.pop, param) for param, _ in states if param not in given_of]
+    lacks = [
+        (name, own)
+        for param, own in states
+        if param in given_of
+        for name in begins
+        if name in own and given_of[param].get(name) is None
+    ]
+    calls += [partial(own.pop, name) for name, own in lacks]
+    gone = {id(own[name]) for name, own in lacks}
     calls += optimizer._own.operands.reading(optimizer, gone)
-    with writable():
-        run(calls)
-    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
-        hook(optimizer)
-
-
-def _apart(optimizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """A state that has copies of the optimizer's own tensors, as `state_dict` gives them.
-
-    They are written one after the other: what one is set to may have been written by then.
-    """
-    kept = (each for _, own in states_of(optimizer.state) for each in own.values())
-    memory = set(map(_memory, kept)) - {None}
-    states = {
-        key: {n: x.detach().clone() if _memory(x) in memory else x for n, x in own.items()}
-        for key, own in _of_params(given)
-    }
-    return {**given, "state": {**given["state"], **states}}
-
-
-def _memory(value: Any) -> int | None:
-    """Where the storage of a tensor begins, if it has one."""
-    if not isinstance(value, Tensor):
-        return None
-    with DisableTorchFunctionSubclass():
-        found = local(value)
-        is_there = flaw(found) is None and has_storage(found)
-        return found.untyped_storage().data_ptr() or None if is_there else None
+    is_new = all(differing.is_before_steps(own) for _, own in _of_params(given))
+    return Loading(pairs, calls, what), [] if is_new else [name for name, _ in lacks]
 
 
 def _matched(
@@ -323,11 +309,9 @@ def _matched(
     """Parameters with the keys of their saved states: by name where both have names."""
     own, theirs = group.get("param_names"), saved.get("param_names")
     if not own or not theirs or len(theirs) != len(saved["params"]):
-        titles = differing.titles_of(group, saved)
-        return list(zip(group["params"], saved["params"], titles, strict=True))
+        return differing.members_of(group, saved)
     keys = dict(zip(theirs, saved["params"], strict=True))
-    found += [f"{name!r} is missing" for name in own if name not in keys]
-    found += [f"{name!r} belongs to nothing here" for name in theirs if name not in own]
+    found += differing.unmatched(own, theirs)
     pairs = zip(group["params"], own, strict=True)
     return [(param, keys[name], name) for param, name in pairs if name in keys]
 
@@ -337,11 +321,12 @@ def setting(
     given: Mapping[str, Any],
     title: Any,
     found: list[str],
+    pairs: list[tuple[Item, Any]],
     param: Tensor,
     names: Collection[str] | None = None,
     begins: Collection[str] = (),
 ) -> list[Call]:
-    """What sets the state of one parameter; differences are added to those found.
+    """What sets the state of one parameter, beside pairs; these, and differences, are added.
 
     Sums of gradients are there, where the next gradients are added to them.
 
@@ -350,19 +335,14 @@ def setting(
         given: The state.
         title: What the parameter is called.
         found: The differences.
+        pairs: Tensors that are written where they lie, and what they are set to.
         param: The parameter.
         names: Optional. What the optimizer keeps; all else in `own` is the user's, and is replaced
             where the state has it.
         begins: What is none of the differences where it is missing: it begins at the parameter.
     """
     wanted = _wanted(own, given, param, names, begins)
-    problems = differing.of_state(given, wanted, title)
-    if isinstance(given, Mapping):
-        problems += [
-            f"'{title}/{name}' belongs to nothing here"
-            for name in given
-            if name not in wanted and (names is None or name not in own)
-        ]
+    problems = differing.of_state(given, wanted, title, () if names is None else own)
     found += problems
     if problems:
         return []
@@ -376,7 +356,7 @@ def setting(
         elif value is not None and name not in own:
             calls.append(partial(own.__setitem__, name, value.detach().clone()))
         elif value is not None:
-            calls.append(partial(local(own[name]).copy_, cut(value.detach(), own[name])))
+            pairs.append((entry_of(f"{title}/{name}", own[name]), value))
     return calls
 
 

@@ -26,7 +26,7 @@ from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import PAIRS, as_options, hypers_of, named, number, title_of
-from thalweg.optim.loading import load
+from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
@@ -289,7 +289,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 shape, dtype or rule. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
-            load(self, state_dict)
+            load(self, state_dict, in_place)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}

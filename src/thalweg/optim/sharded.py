@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from thalweg.core.meshes import is_on_mesh
+from thalweg.core.state import Entry, Part
 
 if TYPE_CHECKING:
     from thalweg.core.sharing import Sharing
@@ -40,13 +41,9 @@ def placed(pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
     return meshes.place_on_mesh(pairs)
 
 
-def cut(value: Tensor, own: Tensor) -> Tensor:
-    """The local part of a value, given as a whole or as a DTensor, which belongs where `own` is."""
-    if not is_on_mesh(own):
-        return value
-    from thalweg.distribute.sharding.meshes import Locals
-
-    there: Any = own
-    if is_on_mesh(value):
-        value = value.redistribute(there.device_mesh, there.placements)  # pyright: ignore
-    return Locals().cut(value, own)
+def entry_of(name: str, own: Tensor) -> Entry:
+    """A tensor that a state sets; of a DTensor this rank's part, given the whole or a DTensor."""
+    parts = locals_of([own])
+    if parts is None:
+        return Entry(name, own)
+    return Part(name, parts.part(own), var=own, parts=parts)

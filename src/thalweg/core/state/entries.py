@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class Entry:
             return f"{self.name!r} is {problem}"
         if given.shape != self.shape or given.dtype not in (self.own.dtype, *self.dtypes):
             return f"{self.name!r} is {_kind(given)}, not {_kind(self.own, self.shape)}"
-        if not _is_writable(self.own):
+        if not is_writable(self.own):
             return f"{self.name!r} has no memory of its own here"
         if self.lowest is None:
             return None
@@ -93,13 +93,15 @@ class Entry:
             return None
         return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
 
-    def calls(self, given: Any) -> list[Call]:
-        """What sets it, in C alone; all conversions are made now."""
-        return self._set(kept(self.mine(given), self.own.dtype, self.own.device))
+    def calls(self, given: Any, is_ours: bool = False) -> list[Call]:
+        """What sets it, in C alone; all conversions are made now.
 
-    def set_to(self, value: Tensor) -> list[Call]:
-        """As `calls`, without a copy of the value: it is plain, and nothing writes to it."""
-        return self._set(self.mine(value))
+        Args:
+            given: The value.
+            is_ours: Whether it is plain, and nothing writes to it: it need not be copied.
+        """
+        value = self.mine(given)
+        return self._set(value if is_ours else kept(value, self.own.dtype, self.own.device))
 
     def _set(self, value: Tensor) -> list[Call]:
         return [partial(plain(self.own).copy_, value)]
@@ -176,14 +178,19 @@ class Number:
             return f"{self.name!r} is {shown(given)}, no number that fits"
         return None
 
-    def calls(self, given: Any) -> list[Call]:
+    def calls(self, given: Any, is_ours: bool = False) -> list[Call]:
         return self.setting(given)
-
-    def set_to(self, value: Any) -> list[Call]:
-        return self.setting(value)
 
 
 Item = Entry | Number
+
+
+class Compared(Protocol):
+    """What tells, as an `Entry`, why a value is not that of its name."""
+
+    @property
+    def name(self) -> str: ...
+    def difference(self, given: Any) -> str | None: ...
 
 
 def room_for(given: Any) -> Tensor:
@@ -279,7 +286,7 @@ def _is_whole(tensor: Tensor) -> bool:
     return not has_storage(tensor) or tensor.untyped_storage().nbytes() >= needed
 
 
-def _is_writable(own: Tensor) -> bool:
+def is_writable(own: Tensor) -> bool:
     """Whether `copy_` of a tensor of the same shape succeeds."""
     found = plain(own)
     spread = any(

@@ -14,7 +14,7 @@ from thalweg.core import section
 from thalweg.core.slots import SlotStore
 from thalweg.core.state.aliases import conflicts
 from thalweg.core.state.copies import Copied, published, staged
-from thalweg.core.state.entries import Call, Entry, Item, has_storage, is_cut, shown
+from thalweg.core.state.entries import Call, Compared, Entry, Item, has_storage, is_writable, shown
 from thalweg.core.state.names import Names, keys_of
 from thalweg.engines.protected import check_writable
 from thalweg.errors import (
@@ -48,7 +48,7 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 
 
 def differences(
-    entries: Iterable[Item], given: Mapping[Any, Any], complete: bool = True
+    entries: Iterable[Compared], given: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
     """Why a state cannot be set, in the order of the entries.
 
@@ -117,7 +117,7 @@ class Loading:
             CheckpointMismatchError: Names the first, or all whose storage was cut.
         """
         own = [(entry.own, entry.name) for entry, _ in self.pairs if isinstance(entry, Entry)]
-        cut = [name for tensor, name in own if is_cut(tensor)]
+        cut = [name for tensor, name in own if not is_writable(tensor)]
         if cut:
             raise mismatch([f"{name!r} has no memory of its own here" for name in cut], self.what)
         try:
@@ -130,7 +130,7 @@ class Loading:
         calls: list[Call] = []
         for entry, value in self.pairs:
             try:
-                calls += entry.set_to(value) if self.is_ours else entry.calls(value)
+                calls += entry.calls(value, self.is_ours)
             except NO_MEMORY:
                 raise
             except Exception as error:

@@ -59,11 +59,13 @@ class Locals:
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
         """The local part of a value, without a message."""
-        if not is_on_mesh(var) or is_on_mesh(value):
+        if not is_on_mesh(var):
             return to_local(value)
+        mesh: Any = var
+        if is_on_mesh(value):
+            return to_local(_as_placed(value, mesh))
         from torch.distributed.tensor import distribute_tensor
 
-        mesh: Any = var
         own = value.detach().to(var.device)
         return to_local(
             distribute_tensor(own, mesh.device_mesh, mesh.placements, src_data_rank=None)
@@ -218,8 +220,13 @@ def place_on_mesh(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
             raise FailedPreconditionError(
                 f"The gradient of '{name_of(var)}' is a DTensor, and the variable is none."
             )
-        if is_on_mesh(grad) and grad.placements != var.placements:
-            with no_grad():
-                grad = grad.redistribute(var.device_mesh, var.placements)
-        found.append((grad, var))
+        found.append((_as_placed(grad, var) if is_on_mesh(grad) else grad, var))
     return found
+
+
+def _as_placed(value: Any, var: Any) -> Any:
+    """A DTensor cut as another one is."""
+    if (value.device_mesh, value.placements) == (var.device_mesh, var.placements):
+        return value
+    with no_grad():
+        return value.redistribute(var.device_mesh, var.placements)
