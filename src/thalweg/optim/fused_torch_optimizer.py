@@ -22,6 +22,7 @@ from thalweg.core.step import repeat, take
 from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
 from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
@@ -34,7 +35,6 @@ from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
 from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
-from thalweg.optim.torchs_step import whole
 
 
 class _Share(NamedTuple):
@@ -361,6 +361,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        with importing:
+            from thalweg.optim.torchs_step import whole
         with whole(self):
             step(self)
         run(self._ending(GradientReport()))
