@@ -204,35 +204,34 @@ def _find_flags() -> tuple[int, int]:
     return place, mask
 
 
+def _is_address(word: int) -> bool:
+    """Whether a word may be the address of an object, and is no number and no unwritten memory."""
+    return 2**16 < word < 2**47 and word % WORD == 0
+
+
 def _find_version(storage: int) -> tuple[int, int]:
     """The counter that a tensor shares with `detach()` of it, which counts what is written."""
-    found: set[tuple[int, int]] | None = None
-    for writes in (3, 5, 8):
-        own, other = torch.zeros(4), torch.zeros(4)
-        words, others = _impl_words(own), _impl_words(other)
-        shared = _impl_words(own.detach())
-        pointers = [
+    trials = [(torch.zeros(4), writes) for writes in (3, 5, 8)]
+    shared: set[int] | None = None
+    for own, _ in trials:
+        words, views = _impl_words(own), _impl_words(own.detach())
+        others = [_impl_words(other) for other, _ in trials if other is not own]
+        places = {
             place
-            for place in range(_IMPL)
-            if words[place] == shared[place] != others[place]
-            and place * WORD != storage
-            and words[place] > 2**16
-        ]
-        if len(pointers) != 1:
-            raise UnknownLayoutError(f"the version counter is found in {len(pointers)} places")
-        before = _words(words[pointers[0]], 3)
+            for place, word in enumerate(words)
+            if _is_address(word) and word == views[place] and place * WORD != storage
+            and all(word != each[place] for each in others)
+        }  # fmt: skip
+        shared = places if shared is None else shared & places
+    place = _only(shared or (), "the version counter")
+    found: set[int] | None = None
+    for own, writes in trials:
         for _ in range(writes):
             own.add_(1)
-        after = _words(words[pointers[0]], 3)
-        places = {
-            (pointers[0] * WORD, place * WORD)
-            for place in range(3)
-            if after[place] & 0xFFFFFFFF == own._version and after[place] != before[place]
-        }
-        found = places if found is None else found & places
-    if not found or len(found) != 1:
-        raise UnknownLayoutError("the number of writes is not found")
-    return found.pop()
+        counter = _words(_impl_words(own)[place // WORD], 3)
+        counts = {k for k, word in enumerate(counter) if word & 0xFFFFFFFF == own._version}
+        found = counts if found is None else found & counts
+    return place, _only(found or (), "the number of writes")
 
 
 def _find_autograd() -> tuple[int, int]:
@@ -243,7 +242,7 @@ def _find_autograd() -> tuple[int, int]:
         before = _impl_words(param)
         param.requires_grad_()
         after = _impl_words(param)
-        new = [place for place in range(_IMPL) if not before[place] and after[place] > 2**16]
+        new = [place for place in range(_IMPL) if not before[place] and _is_address(after[place])]
         if len(new) != 1:
             raise UnknownLayoutError(f"what autograd keeps is found in {len(new)} places")
         param.grad = torch.ones(shape)
