@@ -305,3 +305,20 @@ def test_a_tensor_that_cannot_be_read_is_named(face: str, slot: str) -> None:
     made = step(of_one(FACES[face], "Adam"), 2)
     given = damaged(made, state(slot, torch.zeros(3, 2).as_subclass(Unreadable)))
     assert_refused(made, given, f"'0/{slot}' cannot be read: unreadable")
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32], ids=str)
+def test_slots_of_other_kinds_become_the_parameters_on_the_state_device_too(dtype: Any) -> None:
+    both = [
+        step(of_one(optim, "Adamax", **options), 2) for options in ({}, {"state_device": "cpu"})
+    ]
+    for each in both:
+        each.load_state_dict(damaged(each, state("exp_avg", torch.full((3, 2), 2, dtype=dtype))))
+    ours, theirs = ([step(each).param_groups[0]["params"][0].detach()] for each in both)
+    assert_same(ours, theirs)
+
+
+def test_an_option_that_counts_steps_takes_no_none_for_their_number() -> None:
+    made = step(of_one(optim, "SGD", lookahead=1), 2)
+    assert_refused(made, damaged(made, state("step", None)), "'0/step' is None, no number")

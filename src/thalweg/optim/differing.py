@@ -47,11 +47,12 @@ class Want(NamedTuple):
 
     def difference(self, given: Any) -> str | None:
         """As that of an `Entry`, in the words of this face."""
-        what = f"'{self.name}'"
-        problem = None if given is None and self.is_optional else _why_unlike(given, self, what)
-        if self.is_count and given is not None and problem is None:
-            count = float(given)
-            return None if 0 <= count < math.inf else f"{what} is {count}, and steps count from 0"
+        if given is None and self.is_optional and not self.is_count:
+            return None
+        what, count = f"'{self.name}'", cast("Any", given)
+        problem = _why_unlike(given, self, what)
+        if problem is None and self.is_count and not 0 <= (count := float(count)) < math.inf:
+            problem = f"{what} is {count}, and steps count from 0"
         return problem
 
 

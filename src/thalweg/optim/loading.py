@@ -236,7 +236,8 @@ def _give_back_dtypes(
             if is_torchs and own.shape == value.shape:
                 twin.state[param][name] = own.to(home)
             elif is_other or (value.is_floating_point() and own.dtype != value.dtype):
-                twin.state[param][name] = value.detach().to(home, copy=True)
+                dtype = value.dtype if value.is_floating_point() else own.dtype
+                twin.state[param][name] = value.detach().to(home, dtype, copy=True)
 
 
 def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
