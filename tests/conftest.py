@@ -31,6 +31,12 @@ def eager_mode() -> None:
     enable_eager_execution()
 
 
+@pytest.fixture(scope="module")
+def with_keras() -> None:
+    """Keras 3 is imported before the tests of a module; collecting them need not wait for it."""
+    pytest.importorskip("keras", reason="Keras 3 is not installed")
+
+
 @pytest.fixture
 def graph() -> Iterator[Any]:
     """A graph of its own, in which the test builds."""

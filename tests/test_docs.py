@@ -6,7 +6,6 @@ import contextlib
 import doctest
 import importlib
 import io
-import pkgutil
 import re
 import subprocess
 import sys
@@ -24,11 +23,10 @@ from thalweg.storage import container
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(thalweg.__path__, "thalweg.")
-    if not re.search(r"\.(cli|race|bench)\b", module.name)
-)
+SOURCE = Path(thalweg.__file__).parent
+FILES = (path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py"))
+NAMES = (".".join(path.parts).removesuffix(".__init__") for path in FILES)
+MODULES = sorted(name for name in NAMES if not re.search(r"\.(cli|race|bench)\b", name))
 NEEDS_KERAS = re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)")
 
 

@@ -15,6 +15,7 @@ import torch
 import fresh
 import thalweg
 from forks import Stop, told
+from later import Later
 from thalweg.checkpoint.tensorflow import load, restore
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -25,12 +26,14 @@ from thalweg.errors import (
 from thalweg.formula import sign
 from thalweg.keras import optimizers
 
-keras: Any = pytest.importorskip("keras", reason="Keras 3 is not installed")
-
-from thalweg.integrations import keras3  # noqa: E402
+keras: Any = Later("keras")
+keras3: Any = Later("thalweg.integrations.keras3")
 
 # Keras' variables lack the `copy` of NumPy's protocol.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("with_keras"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 NAMES = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
@@ -267,15 +270,15 @@ def test_schedule_gives_the_rate_of_each_step(kind: str) -> None:
     np.testing.assert_allclose(float(inside.learning_rate), 0.5 * 0.5**1.5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("wrap", [keras3.SGD, None], ids=["named", "wrapped"])
+@pytest.mark.parametrize("kept", ["named", "wrapped"])
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_schedule_is_saved(kind: str, wrap: Any, tmp_path: Path) -> None:
+def test_schedule_is_saved(kind: str, kept: str, tmp_path: Path) -> None:
     schedule = SCHEDULES[kind]()
-    if wrap is None:
+    if kept == "wrapped":
         from_keras = keras3.SGD(schedule).wrapped
         optimizer = keras3.from_thalweg(from_keras)
     else:
-        optimizer = wrap(schedule)
+        optimizer = keras3.SGD(schedule)
     model = make_model(optimizer)
     train(model)
     model.save(tmp_path / "model.keras")
@@ -453,7 +456,7 @@ def test_sparse_gradient() -> None:
 
 
 STATELESS = [
-    keras3.SGD,
+    lambda rate: keras3.SGD(rate),
     lambda rate: keras3.SGD(rate, momentum=0.9, weight_decay=0.1),
     lambda rate: keras3.Nadam(rate, clipnorm=1.0),
     lambda rate: keras3.Adam(rate, gradient_accumulation_steps=2),

@@ -11,14 +11,16 @@ import torch
 
 from attack.states import same
 from files import through_a_file
+from later import Later
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.keras.optimizers import schedules
 
-keras: Any = pytest.importorskip("keras", reason="Keras 3 is not installed")
-
-from thalweg.integrations import keras3  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+keras: Any = Later("keras")
+keras3: Any = Later("thalweg.integrations.keras3")
+pytestmark = [
+    pytest.mark.usefixtures("with_keras"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 MAKE: dict[str, Callable[[], Any]] = {
     "Adam": lambda: keras3.Adam(0.1),

@@ -20,7 +20,7 @@ SOURCE = Path(thalweg.__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
-    ("errors", "variable", "indexed_slices", "autodiff", "version", "ground"),
+    ("errors", "variable", "indexed_slices", "autodiff", "version", "ground", "static_shape"),
     ("storage",),
     ("formula", "rules"),
     ("engines",),

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("sklearn", reason="scikit-learn, which brings the data, is not installed")
-
 from thalweg.race.problems import lines
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None,
+    reason="scikit-learn, which brings the data, is not installed",
+)
 
 PATH = Path(__file__).parents[1] / "examples" / "openseq2seq_ctc.py"
 SCOPE = "Loss_Optimization/"

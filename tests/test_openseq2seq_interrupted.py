@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fuse import NOT_TAKEN, Fuse, errors
+from interrupting import interrupted_at
 from openseq2seq_small import stepping
 from openseq2seq_steps import Training, differing, each_way, way
 from thalweg import Variable, graph
@@ -107,8 +109,8 @@ class Failing(Training):
         )
         assert self.step.loss_scaler is not None
         scaler = self.step.loss_scaler.scaler
-        advanced = scaler.advanced
-        scaler.advanced = lambda *given: self.at("scaler", advanced(*given))
+        decide = scaler.decide
+        scaler.decide = lambda *given: self.at("scaler", decide(*given))
 
     def at(self, site: str, value: Any) -> Any:
         return self.fuse(value) if site == self.site else value
@@ -218,6 +220,27 @@ def test_masters_begin_anew_however_often_the_first_run_failed() -> None:
     step.apply_gradients(gradients)
     assert w.tolist() == [4.0, 4.0]
     assert step.optimizer.get_master(w).tolist() == [4.0, 4.0]
+
+
+def test_an_interruption_leaves_a_master_to_begin_anew() -> None:
+    gradients, number, is_interrupted = [torch.zeros(2, dtype=torch.float16)], 0, True
+    while is_interrupted:
+        w = Variable(torch.ones(2, dtype=torch.float16), name="w")
+        inner = Hooked(0.5, Fuse(RuntimeError), "_prepare")
+        make = lambda learning_rate, inner=inner: inner  # noqa: E731
+        step = optimize_loss(lambda: None, make, {}, lambda _: 0.5, [w], "mixed")
+        opt: Any = step.optimizer
+        inner.fuse.lit = True
+        with pytest.raises(RuntimeError, match="burnt"):
+            step.apply_gradients(gradients)
+        inner.fuse.lit = False
+        w.assign([2.0, 2.0])
+        work = partial(opt.received, [(gradients[0], w)], 1.0)
+        is_interrupted = interrupted_at(number, work)
+        step.apply_gradients(gradients)
+        assert opt.get_master(w).tolist() == [2.0, 2.0]
+        number += 1
+    assert number > 5
 
 
 def test_a_state_that_is_loaded_after_a_first_run_that_failed_is_kept() -> None:

@@ -281,7 +281,8 @@ def test_what_a_scaler_will_write_is_written_by_its_calls(algorithm: str) -> Non
     scaler, other = AutomaticLossScaler(algorithm), AutomaticLossScaler(algorithm)
     before = scaler.state_dict()
     for has_nan, amax in ((False, 3.0), (True, 0.0), (False, float("inf")), (False, 0.5)):
-        calls = scaler.scaler.advanced(has_nan, amax)
+        taken, calls = scaler.scaler.decide(has_nan, amax)
+        assert taken is (not has_nan and np.isfinite(amax).item())
         assert differing(before, scaler.state_dict()) == []
         for call in calls:
             call()

@@ -56,7 +56,7 @@ def test_states_that_tensors_move_are_the_recorded_bits(case: Case) -> None:
     for (has_nan, amax, repeat), recorded in zip(case["events"], case["expected"][1:], strict=True):
         given = torch.tensor(has_nan), torch.tensor(float(amax), dtype=torch.float64)
         for _ in range(repeat):
-            run(scaler.scaler.advanced(*given))
+            run(scaler.scaler.decide(*given).calls)
         if case["algorithm"].strip().lower() == "backoff":
             check(scaler.state_dict(), recorded, (has_nan, amax))
             continue
@@ -181,11 +181,9 @@ def by_updates(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> I
 
 def by_formula(scaler: AutomaticLossScaler, events: list[tuple[bool, Any]]) -> Iterator[Any]:
     """The same without variables."""
-    algorithm = scaler.scaler
-    state = algorithm._initial()
+    policy, state = scaler.scaler._policy(), scaler.scaler._initial()
     for has_nan, amax in events:
-        state |= algorithm._next(state, amax, has_nan or math.isinf(amax))
-        state["iteration"] += 1
+        state |= policy(state, amax, has_nan or math.isinf(amax))
         yield state["scale"]
 
 

@@ -15,8 +15,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.ground.running import eagerly
 from thalweg.tf import keras
 
-pytest.importorskip("keras", reason="Keras 3 is not installed")
 pytestmark = [
+    pytest.mark.usefixtures("with_keras"),
     pytest.mark.usefixtures("graph"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
@@ -151,20 +151,23 @@ def test_what_a_model_is_in_a_graph() -> None:
     )
 
 
-class Twice(keras.Model):
-    """A model without inputs of its own, whose layers are built as it is called."""
+def twice() -> Any:
+    class Twice(keras.Model):
+        """A model without inputs of its own, whose layers are built as it is called."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = keras.layers.Dense(2)
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
 
-    def call(self, inputs: Any) -> Any:
-        return {"once": self.dense(inputs), "twice": (2 * self.dense(inputs), inputs)}
+        def call(self, inputs: Any) -> Any:
+            return {"once": self.dense(inputs), "twice": (2 * self.dense(inputs), inputs)}
+
+    return Twice()
 
 
 def test_a_model_that_is_called_on_a_placeholder() -> None:
     x = tf.placeholder(tf.float32, [None, 4])
-    model = Twice()
+    model = twice()
     found = model(x)
     assert tuple(found["once"].shape) == (None, 2)
     kernel, bias = model.trainable_variables

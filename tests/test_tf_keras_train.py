@@ -15,8 +15,10 @@ from thalweg.errors import CheckpointWarning, InvalidTypeError
 from thalweg.ground.running import eagerly
 from thalweg.tf import keras
 
-pytest.importorskip("keras", reason="Keras 3 is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("with_keras"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 ROWS = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 LABELS = np.ones((6, 2), np.float32)
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import thalweg.tf as tf
+from later import Later
 
-pytest.importorskip("keras", reason="Keras 3 is not installed")
-tf.keras.Model  # noqa: B018  # chooses Keras' backend
-import keras  # noqa: E402
-
-from thalweg.integrations.keras3 import from_thalweg  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+keras: Any = Later("keras")
+keras3: Any = Later("thalweg.integrations.keras3")
+pytestmark = [
+    pytest.mark.usefixtures("with_keras"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 ONES, ZEROS = np.ones((4, 3), "f4"), np.zeros((4, 1), "f4")
 
@@ -158,7 +158,7 @@ def test_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
 
 def test_what_keras_wraps_stays_wrapped(tmp_path: Path) -> None:
     model = compiled(tf.keras.optimizers.SGD(0.01))
-    model.compile(wrapped := from_thalweg(tf.keras.optimizers.SGD(0.01)), loss="mse")
+    model.compile(wrapped := keras3.from_thalweg(tf.keras.optimizers.SGD(0.01)), loss="mse")
     assert model.optimizer is wrapped
     model.save(tmp_path / "model.keras")
     assert type(tf.keras.models.load_model(tmp_path / "model.keras").optimizer) is type(wrapped)

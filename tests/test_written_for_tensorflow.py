@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import thalweg.tf as tf
 import written_for_tensorflow as written
 from golden_files import array_of, cases_of
 
-pytest.importorskip("keras")  # for its initializers
-
-import thalweg.tf as tf
-
+pytestmark = pytest.mark.usefixtures("with_keras")  # for its initializers
 OPTIMIZERS = tf.keras.optimizers
 
 # Where TensorFlow adds up in another order, takes an approximate rsqrt, or decomposes a matrix: the

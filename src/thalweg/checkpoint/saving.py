@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -302,21 +302,31 @@ def restore(
         own = {} if target is None else _named(copied, document, "extra_states")
         with with_extra_states(target, own):
             state.restore(*(replace(each, is_ours=True) for each in loadings))
-    if places and states:
+    if places:
+        _warn_of_states(path, states)
+    if (slots := slots_of(given)) is not None:
+        slots.saved(os.fsdecode(path))
+    if variables is not False:
+        _warn_of_variables(path, left)
+    return restored
+
+
+def _warn_of_states(path: str, left: Mapping[str, Any]) -> None:
+    if left:
         warn(
-            f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"
+            f"{path} has extra states of modules, such as {next(iter(left))!r}, which were not"
             " set: give module=.",
             CheckpointWarning,
         )
-    if (slots := slots_of(given)) is not None:
-        slots.saved(os.fsdecode(path))
-    if left and variables is not False:
+
+
+def _warn_of_variables(path: str, left: Sequence[str]) -> None:
+    if left:
         warn(
             f"{path} has {len(left)} variables, such as {left[0]!r}, and none of them was set: give"
             " module= or variables=. variables=False says that this is meant.",
             CheckpointWarning,
         )
-    return restored
 
 
 def _chosen(

@@ -13,6 +13,7 @@ from torch._C import DisableTorchFunction
 from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
 from thalweg.core.section import Call, calls, drain, unless_resized
+from thalweg.engines import saturated
 from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.ground.switches import no_grad, writable
@@ -213,6 +214,15 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
         check_held(tensor)
     plain = [tensor.detach() for tensor in tensors]
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in plain]
+
+
+def following(copies: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Call]:
+    """What sets copies, where there are any, to values or the nearest finite numbers; in C."""
+    return [
+        partial(copy.detach().copy_, saturated(value, copy.dtype))
+        for copy, value in zip(copies, values, strict=True)
+        if copy is not None
+    ]
 
 
 @contextlib.contextmanager

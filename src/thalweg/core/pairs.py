@@ -74,6 +74,15 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
         ) from None
 
 
+def concrete(grad: Any) -> Gradient | None:
+    """A gradient as a tensor, `IndexedSlices` or None, whatever its variable is."""
+    if type(grad) is Tensor and grad.layout == torch.strided and not grad.requires_grad:
+        return grad
+    if grad is None or isinstance(grad, IndexedSlices):
+        return grad
+    return from_torch(to_tensor(grad).detach())
+
+
 def has_rows(grad: Any) -> bool:
     """Whether a gradient is sparse, torch's or ours."""
     return not isinstance(grad, Tensor) or grad.layout is not torch.strided

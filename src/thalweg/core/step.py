@@ -34,6 +34,7 @@ from thalweg.core.outcome import (
     Outcome,
     constrained,
     constraint_of,
+    following,
     not_taken,
     putting_back,
     say,
@@ -44,7 +45,7 @@ from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.section import Call, calls, drain, unless_resized
 from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
-from thalweg.engines import check_scalars, saturated
+from thalweg.engines import check_scalars
 from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
 from thalweg.ground.switches import writable
@@ -402,13 +403,11 @@ def _by_hooks(
             if not isinstance(grad, IndexedSlices):
                 errors += constrained(var, title)
         check_memories(undone)
-        for var, copy in zip(variables, copies or (), strict=False):
-            if copy is not None:
-                copy.detach().copy_(saturated(var, copy.dtype))
+        writes = following(copies, variables) if copies else []
         counts = [*decision.calls, *hooks.ending, *(hooks.counts({}) if is_last else ())]
         then = hooks.finish() if is_last else []
         counts = list(map(unless_resized, counts))
-        return Outcome(True, errors + written([], then, counts, hooks.begun))
+        return Outcome(True, errors + written(writes, then, counts, hooks.begun))
     except BaseException:
         if not hooks.begun:
             drain(undo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -37,6 +38,11 @@ class Kernel:
     source: str
     scalars: tuple[str, ...]
     measures: int = 0
+
+
+def digest(*parts: str) -> str:
+    """A short hash of texts, for names of files and functions."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
 def indented(lines: list[str], depth: int) -> str:
@@ -99,7 +105,7 @@ class Update:
             written and not read. A number that is too large for it becomes the largest it has.
         from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
             begins at the copy. One that leaves the variable alone then leaves the copy alone.
-        before_name: What the function of `before` is called.
+        before_name: What the function of `before` is called: kernels are kept by their text.
 
     Raises:
         RuleError: A formula takes or returns another number of values.

@@ -56,7 +56,7 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
         TypeError: The function does not take such arguments.
     """
     inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
-    unknown = Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
+    unknown = _without_shape(inputs)
     if any(tensor.dtype is None for tensor in inputs):
         return unknown
     if any(tensor.shape is None for tensor in inputs):
@@ -76,6 +76,10 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
         raise InvalidArgumentError(f"{name}: {reason} {_listed(arguments)}") from error
     merged = _merged(results, name)
     return merged if is_known else _with_small(merged, function, arguments, inputs)
+
+
+def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
+    return Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
 
 
 def _asks_for_data(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from thalweg.ground.running import eagerly
 from thalweg.ground.scalars import as_scalar
 from thalweg.openseq2seq.call import check_call
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.larc import Larc
+from thalweg.openseq2seq.optimizers.larc import larc_of
 from thalweg.openseq2seq.optimizers.mp_wrapper import checked_scale, refuse_no_scale
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.rate import called
@@ -127,7 +127,7 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
         checked_summaries(params["summaries"])
     if params["larc_params"] is not None:
         with of_key("larc_params"):
-            Larc.of(params["larc_params"])
+            larc_of(params["larc_params"])
     with of_key("max_grad_norm"):
         PostProcessing.of(None, params["max_grad_norm"], params["larc_params"], as_shipped)
     scaling = params["loss_scaling"]

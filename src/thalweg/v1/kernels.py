@@ -7,7 +7,7 @@ the variable; its slots are any tensors of the variable's shape.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, Signature
@@ -15,14 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.columns import derived
-from thalweg.core.hooks import Dtype, Hooks
+from thalweg.core.one_rule import OneRule
 from thalweg.core.outcome import raise_first
-from thalweg.core.pairs import Pair, as_gradient
+from thalweg.core.pairs import as_gradient
 from thalweg.core.plan_cache import PlanCache
 from thalweg.core.step import take
-from thalweg.engines import check_gradients
-from thalweg.engines.selection import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import (
@@ -35,7 +32,6 @@ from thalweg.graph import (
 )
 from thalweg.ground.locks import Lock
 from thalweg.ground.running import is_deferred
-from thalweg.ground.scalars import as_operand
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name, name_of
@@ -179,37 +175,7 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
     rule = kernel.choose(arguments)
     if sparse:
         rule = _one_after_the_other(rule)
-    hooks = _Call(rule, title, slots, scalars)
-    raise_first(take(hooks, PlanCache(), [(grad, var)]).errors)
-
-
-class _Call(Hooks):
-    """One call of a kernel."""
-
-    constrains = False
-
-    def __init__(self, rule: Rule, title: str, slots: Sequence[Tensor], scalars: Arguments) -> None:
-        super().__init__()
-        self._rule, self._title = rule, title
-        self._slots, self._scalars = slots, scalars
-        self.selection = current()
-
-    def rule(self) -> Rule:
-        return self._rule
-
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
-        return [self._title]
-
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        ((grad, var),) = pairs
-        check_gradients([var], [grad], [self._title], scatter=False)
-
-    def scalars(self, dtype: Dtype, group: Hashable) -> Arguments:
-        values = {each: as_operand(value, dtype) for each, value in self._scalars.items()}
-        return derived(self._rule, values, dtype, 1)
-
-    def slots(self, var: Tensor) -> list[Tensor]:
-        return list(self._slots)
+    raise_first(take(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)]).errors)
 
 
 def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:

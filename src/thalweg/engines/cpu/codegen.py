@@ -8,8 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, indented
-from thalweg.engines.cpu import store
+from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indented
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
 
@@ -77,14 +76,14 @@ def versions() -> str:
     """A hash of what makes machine code of a source: llvmlite and our compiler."""
     own = (Path(__file__).with_name(name).read_text() for name in ("compiler.py", "primitives.py"))
     # Asked of the installation: what it imports takes longer than a step.
-    return store.digest(version("llvmlite"), *own)
+    return digest(version("llvmlite"), *own)
 
 
 def name_kernel(
     kind: str, definitions: str, text: str, scalars: tuple[str, ...], measures: int = 0
 ) -> Kernel:
     """The kernel of a text in which its name is KERNEL_NAME."""
-    name = f"{kind}_{store.digest(definitions, text, versions())}"
+    name = f"{kind}_{digest(definitions, text, versions())}"
     return Kernel(name, definitions + text.replace("KERNEL_NAME", name), scalars, measures)
 
 

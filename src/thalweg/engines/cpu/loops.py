@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from thalweg.engines.arrays import Array
+from thalweg.engines.codegen import digest
 from thalweg.engines.cpu import store, team
 from thalweg.engines.cpu.codegen import versions
 
@@ -100,5 +101,5 @@ class Loop:
             results=", ".join(f"block[{place}]" for place in range(self._results)),
             arguments=", ".join(arguments),
         )
-        name = f"j_{store.digest(source, versions())}"
+        name = f"j_{digest(source, versions())}"
         return team.ENTRY(store.address(name, source.replace("LOOP_NAME", name)))

@@ -11,6 +11,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from thalweg.engines.codegen import digest
 from thalweg.engines.cpu import machine_code, private
 from thalweg.errors import PerformanceWarning, warn
 from thalweg.ground.locks import Awaited
@@ -18,11 +19,6 @@ from thalweg.ground.locks import Awaited
 _lock = Awaited()
 _addresses: dict[str, int] = {}
 _warned: set[str] = set()
-
-
-def digest(*parts: str) -> str:
-    """A short hash of texts, for names of files and functions."""
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
 def folder() -> Path:

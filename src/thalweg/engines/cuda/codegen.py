@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.engines import codegen
-from thalweg.engines.codegen import LARGEST, FormulaWriter, Update, indented
-from thalweg.engines.cpu.store import digest
+from thalweg.engines.codegen import LARGEST, FormulaWriter, Update, digest, indented
 from thalweg.engines.cuda.exact import exact, text_of
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 

@@ -13,11 +13,11 @@ from thalweg.core.described import LOSS_SCALERS, Argument, Names
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.graph import Output, operation
 from thalweg.ground.running import is_deferred
-from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
+from thalweg.indexed_slices import values_of
 from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
+from thalweg.openseq2seq.optimizers.gradients import concrete
 from thalweg.openseq2seq.optimizers.log_max import LogMaxScaler
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
-from thalweg.variable import to_tensor
 
 _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": LogMaxScaler}
 
@@ -136,12 +136,8 @@ def _checked(gradients: list[Any]) -> tuple[Tensor, Tensor]:
 
 def _bounds(grad: Any) -> list[float]:
     """The lowest and the highest element, both NaN if one is; nothing if there is none."""
-    rows = grad if isinstance(grad, IndexedSlices) else as_gradient(_tensor(grad))
+    rows = concrete(grad)
     values = None if rows is None else values_of(rows)
     if values is None or not values.numel():
         return []
     return [float(bound) for bound in torch.aminmax(values.detach())]
-
-
-def _tensor(grad: Any) -> Any:
-    return None if grad is None else to_tensor(grad)

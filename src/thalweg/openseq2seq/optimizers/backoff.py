@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from thalweg.core import vectors
+from thalweg.core.options.scale_policies import Policy, State, backoff
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.scalars import reciprocal
-from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
+from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 
 
 class BackoffScaler(LossScaler):
@@ -47,19 +47,10 @@ class BackoffScaler(LossScaler):
 
     def _initial(self) -> State:
         return {
-            "scale": self._float("scale_max"),
+            "scale": np.float32(self._params["scale_max"]),
             "iteration": np.int64(0),
             "last_overflow_iteration": np.int64(-1),
         }
 
-    def _next(self, state: State, amax: Any, overflow: Any) -> State:
-        where = vectors.functions_of(amax).where
-        scale, iteration, last = (state[name] for name in self._initial())
-        factor = self._float("step_factor")
-        lower = self._clamped(scale * float(reciprocal(factor)))
-        higher = self._clamped(scale * float(factor))
-        is_due = (iteration - last) % self._params["step_window"] == 0
-        return {
-            "scale": where(overflow, lower, where(is_due, higher, scale)),
-            "last_overflow_iteration": where(overflow, iteration, last),
-        }
+    def _policy(self) -> Policy:
+        return partial(backoff, **self._params)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.core.common_factor import Norm, factor_of
+from thalweg.core.common_factor import Factor, Norm, factor_of
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.norms import clip_factor
@@ -90,14 +90,12 @@ def _clip_by_global_norm(
         ]
         of = [None if grad is None else values_of(grad) for grad in wide]
         size, limit = float(size), float(limit)
-        if not as_shipped:
-            factor = factor_of(Norm(np.float64(size)), limit, np.float32, None, False)
-            how = GradientTransforms(global_clipnorm=limit, clip_factor=factor, overflow=False)
-            return processed(wide, of, how)
-        with np.errstate(over="ignore"):
-            shipped = clip_factor(np.float32(size), np.float32(limit), False)
-        factors = np.full(len(wide) - wide.count(None), shipped)
-        return processed(wide, of, GradientTransforms(unscaling=factors))
+        factor = factor_of(Norm(np.float64(size)), limit, np.float32, None, False)
+        if as_shipped:
+            with np.errstate(over="ignore"):
+                factor = Factor(clip_factor(np.float32(size), np.float32(limit), False))
+        how = GradientTransforms(global_clipnorm=limit, clip_factor=factor, overflow=as_shipped)
+        return processed(wide, of, how)
 
     found = each(
         clip,

@@ -9,25 +9,17 @@ import torch
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms, materialised
+from thalweg.core.pairs import concrete as concrete
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic, made_of_gradients
 from thalweg.ground.running import is_deferred
 from thalweg.ground.switches import no_grad
-from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
-from thalweg.variable import name_of, to_tensor
+from thalweg.indexed_slices import Gradient as Gradient
+from thalweg.indexed_slices import values_of
+from thalweg.variable import name_of
 
-Gradient = Tensor | IndexedSlices | None
 Function = Callable[..., Sequence[Gradient]]
-
-
-def concrete(grad: Any) -> Gradient:
-    """A gradient as a tensor, `IndexedSlices` or None, from anything a caller may give."""
-    if type(grad) is Tensor and grad.layout == torch.strided and not grad.requires_grad:
-        return grad
-    if grad is None or isinstance(grad, IndexedSlices):
-        return grad
-    return as_gradient(to_tensor(grad).detach())
 
 
 def concretes(gradients: Iterable[Any]) -> list[Gradient]:

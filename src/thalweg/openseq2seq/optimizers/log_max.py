@@ -1,20 +1,14 @@
-"""Loss scaling by the distribution of the largest gradient.
-
-The order of operations is that of a session, whose optimizer of graphs moves constants.
-"""
+"""Loss scaling by the distribution of the largest gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import numpy as np
 
-from thalweg.core import vectors
-from thalweg.ground.scalars import log, power, reciprocal
-from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler, State
-
-_SHIPPED_CEILING = 16.0
+from thalweg.core.options.scale_policies import Policy, State, log_max
+from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 
 
 class LogMaxScaler(LossScaler):
@@ -49,9 +43,6 @@ class LogMaxScaler(LossScaler):
     }
     READS_AMAX = True
 
-    def __init__(self, params: Mapping[str, Any] | None = None, as_shipped: bool = False) -> None:
-        super().__init__(params, as_shipped)
-
     def _initial(self) -> State:
         zeros = ("x_hat", "slow_x_hat", "xsquared_hat")
         ones = ("b1_correction", "b2_correction")
@@ -62,33 +53,5 @@ class LogMaxScaler(LossScaler):
             **dict.fromkeys(ones, np.float32(1)),
         }
 
-    def _logarithm(self, amax: Any, overflow: Any) -> Any:
-        highest = self._float("log_max")
-        if self._as_shipped:
-            highest = power(np.float32(2), highest)
-        x = vectors.log(amax) * float(reciprocal(log(np.float32(2))))
-        return vectors.functions_of(amax).where(overflow, float(highest), x)
-
-    def _next(self, state: State, amax: Any, overflow: Any) -> State:
-        of = vectors.functions_of(amax)
-        x = self._logarithm(amax, overflow)
-        beta1, beta2 = (float(self._float(name)) for name in ("beta1", "beta2"))
-        rest1, rest2 = (float(np.float32(1 - self._params[name])) for name in ("beta1", "beta2"))
-        found = {
-            "x_hat": beta1 * state["x_hat"] + rest1 * x,
-            "slow_x_hat": beta2 * state["slow_x_hat"] + rest2 * x,
-            "xsquared_hat": beta2 * state["xsquared_hat"] + rest2 * x * x,
-            "b1_correction": state["b1_correction"] * beta1,
-            "b2_correction": state["b2_correction"] * beta2,
-        }
-        mean = found["x_hat"] / (1 - found["b1_correction"])
-        slow_mean = found["slow_x_hat"] / (1 - found["b2_correction"])
-        square = found["xsquared_hat"] / (1 - found["b2_correction"])
-        deviation = of.sqrt(vectors.at_least(square - slow_mean * slow_mean, 0.0))
-        ceiling = _SHIPPED_CEILING if self._as_shipped else float(self._float("log_max"))
-        room = ceiling - mean - deviation * float(self._float("overflow_std_dev"))
-        found["scale"] = self._clamped(vectors.power(2.0, room))
-        if self._as_shipped:
-            return found
-        is_idle = (amax == 0) & ~overflow
-        return {name: of.where(is_idle, state[name], each) for name, each in found.items()}
+    def _policy(self) -> Policy:
+        return partial(log_max, **self._params, as_shipped=self._as_shipped)

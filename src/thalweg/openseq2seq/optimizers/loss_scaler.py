@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core import vectors
+from thalweg.core.gradient_transforms import Decision
 from thalweg.core.hyperparameters import shown
-from thalweg.core.section import Call, run
+from thalweg.core.options.scale_policies import Policy, State, answer
+from thalweg.core.section import run
 from thalweg.core.state import Entry, check_eager, fitting, restore, snapshot
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import (
@@ -23,12 +23,9 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.ground.counters import at
 from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.v1.train.state_dict import tensors_of
 from thalweg.variable import Variable
-
-State = dict[str, Any]  # scalars by name
 
 _LOWEST = {"iteration": 0, "last_overflow_iteration": -1}
 
@@ -37,7 +34,7 @@ class LossScaler:
     """Base of the algorithms: a factor for the loss, and how it answers to the gradients.
 
     The state is variables, of the graph that is being built or of eager mode. A subclass gives
-    `DEFAULTS`, `_initial` and `_next`.
+    `DEFAULTS`, `_initial` and `_policy`.
 
     Attributes:
         DEFAULTS: The parameters with their defaults; a value's type is the type that is accepted.
@@ -47,7 +44,7 @@ class LossScaler:
     DEFAULTS: Mapping[str, float | int] = {}
     READS_AMAX = False
 
-    def __init__(self, params: Mapping[str, Any] | None, as_shipped: bool = False) -> None:
+    def __init__(self, params: Mapping[str, Any] | None = None, as_shipped: bool = False) -> None:
         if not isinstance(params or {}, Mapping):
             raise InvalidTypeError(
                 f"The parameters of {type(self).__name__} must be a dict, not {shown(params)}."
@@ -71,16 +68,8 @@ class LossScaler:
         """The state before the first update, in its dtypes."""
         raise NotImplementedError
 
-    def _next(self, state: State, amax: Any, overflow: Any) -> State:
-        """What an update makes of the state but for "iteration"; what is not named stays.
-
-        Scalars of NumPy are given, or tensors of shape () of a device, which nobody waits for.
-
-        Args:
-            state: The state; "iteration" is the number of updates before this one.
-            amax: float32, finite unless there is an overflow.
-            overflow: Whether a gradient is infinite or NaN, a bool.
-        """
+    def _policy(self) -> Policy:
+        """What an update makes of the state."""
         raise NotImplementedError
 
     @property
@@ -106,7 +95,7 @@ class LossScaler:
             made when a session runs it.
         """
         if not self._in_graph:
-            return self.advance(has_nan, amax)
+            return self._update(self.variables, has_nan, amax)
         references = {name: by_reference(each) for name, each in self._variables.items()}
         return operation(
             self._update,
@@ -115,44 +104,18 @@ class LossScaler:
             outputs=Output(torch.int64, ()),
         )
 
-    def advance(self, has_nan: Any, amax: Any) -> Tensor:
-        """As `update_op`, at once: in eager mode, or inside of a node that runs."""
-        return self._update(self.variables, has_nan, amax)
-
-    def advanced(self, has_nan: Any, amax: Any) -> list[Call]:
-        """What `advance` writes, as functions in C; nothing is written yet.
+    def decide(self, has_nan: Any, amax: Any) -> Decision:
+        """Whether the step is taken, and what `update_op` writes; nothing is written yet.
 
         Given tensors of a device the state is kept and moved there.
         """
-        if not isinstance(amax, Tensor):
-            return self._writes(self.variables, has_nan, amax)
-        plain = {name: at(amax.device, each) for name, each in self.variables.items()}
-        moved = self._moved(plain, has_nan, amax.float())
-        return [partial(plain[name].copy_, value) for name, value in moved.items()]
+        return answer(self._policy(), self.variables, has_nan, amax, narrow=True)
 
     def _update(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> Tensor:
-        run(self._writes(variables, has_nan, amax))
-        return variables["iteration"].detach().clone()
-
-    def _writes(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> list[Call]:
-        plain = {name: each.detach() for name, each in variables.items()}
-        state = {name: each.cpu().numpy()[()] for name, each in plain.items()}
-        with np.errstate(all="ignore"):
+        with np.errstate(over="ignore"):
             largest = np.float32(_number("amax", amax))
-            moved = self._moved(state, bool(_number("has_nan", has_nan)), largest)
-        return [partial(plain[name].fill_, value.item()) for name, value in moved.items()]
-
-    def _moved(self, state: State, has_nan: Any, amax: Any) -> State:
-        overflow = has_nan | ~vectors.functions_of(amax).isfinite(amax)
-        return {**self._next(state, amax, overflow), "iteration": state["iteration"] + 1}
-
-    def _clamped(self, scale: Any) -> Any:
-        lowest, highest = (float(self._float(name)) for name in ("scale_min", "scale_max"))
-        return vectors.at_least(vectors.at_most(scale, highest), lowest)
-
-    def _float(self, name: str) -> Any:
-        """A parameter as the float32 that it is in arithmetic with variables."""
-        return np.float32(self._params[name])
+        run(answer(self._policy(), variables, bool(_number("has_nan", has_nan)), largest).calls)
+        return variables["iteration"].detach().clone()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the state by name.

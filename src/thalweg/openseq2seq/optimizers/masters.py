@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import is_
 from typing import Any
 
 import torch
 
 from thalweg.core.checks import check_memories
+from thalweg.core.section import run
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Staged, making
 from thalweg.graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
-from thalweg.ground.switches import no_grad
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import REDUCED, over
 
@@ -46,11 +47,13 @@ class Masters(Staged):
         found = self._slots.get(var, _SCOPE)
         if found is None:
             found = self._slots.put(var, _SCOPE, self._made(var))
-        elif id(var) in self._stale:
-            self._stale.discard(id(var))
-            with no_grad():
-                found.copy_(var)
+        self._begin_anew(var, found)
         return found
+
+    def _begin_anew(self, var: Any, master: Any) -> None:
+        if id(var) in self._stale:
+            copied = partial(master.detach().copy_, var.detach())
+            run([copied, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
         """The same of each; those that eager mode asked for last are found without detours."""
@@ -92,10 +95,7 @@ class Masters(Staged):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has variables of its own, or the same: what is known by identity is settled first.
         for var, master in self.pairs():
-            if id(var) in self._stale:
-                self._stale.discard(id(var))
-                with no_grad():
-                    master.copy_(var)
+            self._begin_anew(var, master)
         return {**vars(self), "_last": ([], [], [])}
 
     def pairs(self) -> list[tuple[Any, Any]]:

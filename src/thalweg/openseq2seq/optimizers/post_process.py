@@ -27,7 +27,7 @@ from thalweg.openseq2seq.optimizers.gradients import (
     processed,
     refuse_none,
 )
-from thalweg.openseq2seq.optimizers.larc import Larc
+from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected, collect
 from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
@@ -75,7 +75,7 @@ class PostProcessing(NamedTuple):
         check_size("clip_gradients", clip_gradients)
         if not as_shipped:
             check_limit("clip_gradients", clip_gradients)
-        larc = None if larc_params is None else Larc.of(larc_params)
+        larc = None if larc_params is None else larc_of(larc_params)
         return cls(clip_gradients, larc, wanted, as_shipped)
 
     def check(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:

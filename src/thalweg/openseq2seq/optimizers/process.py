@@ -10,14 +10,14 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.gradient_transforms import GradientTransforms
+from thalweg.core.options.iter_size import adding, check_addable, clearing, totals
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
 from thalweg.core.section import Call, run
 from thalweg.ground.counters import number_of
 from thalweg.ground.switches import writable
-from thalweg.openseq2seq.optimizers.accumulation import adding, check_addable, clearing, shares
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
-from thalweg.openseq2seq.optimizers.gradients import Gradient, processed
+from thalweg.openseq2seq.optimizers.gradients import processed
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
@@ -115,12 +115,12 @@ def readied(
         gradients = unscaled(backward)
         if how.iter_size > 1:
             check_addable(gradients, backward.targets, given.sums)
-            own = shares(gradients, how.iter_size)
+            own = given.sums, gradients, how.iter_size
             if given.skip:
                 said = partial(done.extend, (f"{ADDED_UP}.", False))
-                run([*adding(given.sums, own), *given.counts, said])
+                run([*adding(*own), *given.counts, said])
                 return Ready(backward, None, journal, step)
-            gradients = _totals(given.sums, own)
+            gradients = totals(*own)
         if how.reduces:
             gradients = reduced(
                 gradients,
@@ -198,8 +198,7 @@ def told_of(how: Treatment, given: Given, scope: str) -> Letter:
     with writable():
         backward = given.backward
         if how.iter_size > 1 and not given.skip:
-            own = shares(unscaled(backward), how.iter_size)
-            backward = backward.done(_totals(given.sums, own))
+            backward = backward.done(totals(given.sums, unscaled(backward), how.iter_size))
         if not given.skip:
             backward, unscaling = raw(backward)
             pairs = backward.present().pairs
@@ -213,16 +212,6 @@ def told_of(how: Treatment, given: Given, scope: str) -> Letter:
 def _check(how: Treatment, backward: Backward) -> None:
     how.post.check(backward.gradients, backward.targets)
     check_any(backward.pairs)
-
-
-def _totals(sums: Sequence[Tensor], shares: Sequence[Gradient]) -> list[Gradient]:
-    """The sums with these shares; None for a variable that had no gradient in any run."""
-    totals = [total.detach().clone() for total in sums]
-    run(adding(totals, shares))
-    return [
-        None if grad is None and not total.any() else total
-        for total, grad in zip(totals, shares, strict=True)
-    ]
 
 
 def _begun(how: Treatment, given: Given, loss_scale: Any) -> Journal | None:

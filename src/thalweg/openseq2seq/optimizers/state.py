@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from thalweg.core import state
+from thalweg.core.outcome import following
 from thalweg.core.state import Entry, Names
-from thalweg.engines import saturated
 from thalweg.ground.locks import Guard
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -38,8 +37,7 @@ class Master(Entry):
         return super().difference(given)
 
     def _set(self, value: Tensor) -> list[Any]:
-        rounded = saturated(value, self.var.dtype)
-        return [*super()._set(value), partial(self.var.detach().copy_, rounded)]
+        return [*super()._set(value), *following([self.var], [value])]
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.checks import check_memories
 from thalweg.core.gradient_transforms import Decision, GradientTransforms, materialised
-from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, add_taken, says_not_taken
+from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, add_taken, following, says_not_taken
 from thalweg.core.pairs import distinct
 from thalweg.core.section import Call, run, unless_resized
-from thalweg.engines import current, saturated
+from thalweg.engines import current
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.v1.train.optimizer import Optimizer
@@ -49,13 +48,9 @@ def watching(
     algorithm = scaler.scaler
 
     def decide(has_nan: Any, amax: Any) -> Decision:
-        if isinstance(amax, Tensor):
-            taken, what = ~has_nan & amax.isfinite(), LEFT
-        else:
-            taken = not has_nan and bool(np.isfinite(amax))
-            what = f"{TAKEN if taken else SKIPPED}."
-        told = partial(done.extend, (what, taken))
-        return Decision(taken, [*algorithm.advanced(has_nan, amax), told])
+        taken, calls = algorithm.decide(has_nan, amax)
+        what = LEFT if isinstance(taken, Tensor) else f"{TAKEN if taken else SKIPPED}."
+        return Decision(taken, [*calls, partial(done.extend, (what, taken))])
 
     return {
         "decide": decide,
@@ -129,9 +124,5 @@ def _by_override(
 
 def copying(backward: Backward) -> list[Call]:
     """What sets the variables that have masters to these: the nearest number, never infinite."""
-    made: list[Call] = []
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
-    for copy, target in zip(backward.copies, backward.targets, strict=True):
-        if copy is not None:
-            made.append(partial(copy.detach().copy_, saturated(target, copy.dtype)))
-    return made
+    return following(backward.copies, backward.targets)

@@ -23,7 +23,7 @@ for _name in _MODULES.split():  # for `from thalweg.tf.keras.layers import Dense
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
+    if name.startswith("_"):  # Keras has none, and is not imported by what looks at a module
         raise AttributeError(name)
     namespace = _namespace()
     if name in _OWN:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.core import section
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.core.options.moving_average import assign
+from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
     GraphVariable,
@@ -25,10 +24,9 @@ from thalweg.graph import (
     zeros_initializer,
 )
 from thalweg.ground.running import is_symbolic
-from thalweg.ground.scalars import as_scalar, power, scalar_type
 from thalweg.ground.switches import no_grad
 from thalweg.v1.train.gradients import title_of
-from thalweg.variable import check_held, dtype_name, to_tensor
+from thalweg.variable import dtype_name, to_tensor
 
 
 def assign_moving_average(
@@ -61,7 +59,8 @@ def assign_moving_average(
     if executing_eagerly():
         given = _given(value, variable)
         with no_grad():
-            _move(variable, given, decay, torch.zeros_like(variable) if zero_debias else None, None)
+            biased = torch.zeros_like(variable) if zero_debias else None
+            assign(variable, given, decay, biased, None)
         return variable
     variable = graph_variable_of(variable)
     given = _given(value, variable)
@@ -69,7 +68,7 @@ def assign_moving_average(
     own = [None if each is None else by_reference(each) for each in (biased, step)]
     title = name or "AssignMovingAvg"
     parts = [by_reference(variable), given, decay, *own]
-    return operation(_move, parts, title, outputs=variable)
+    return operation(assign, parts, title, outputs=variable)
 
 
 def _given(value: Any, variable: Any) -> Any:
@@ -80,31 +79,6 @@ def _given(value: Any, variable: Any) -> Any:
         kinds = f"{dtype_name(value.dtype)}, and the variable is {dtype_name(variable.dtype)}"  # pyright: ignore
         raise InvalidTypeError(f"The value for '{title_of(variable)}' is {kinds}. Cast it.")
     return value
-
-
-def _move(variable: Tensor, value: Any, decay: Any, biased: Any, step: Any) -> Tensor:
-    check_held(variable)
-    check_held(value, f"The value for '{title_of(variable)}'")
-    kind = scalar_type(variable)
-    share = as_scalar(1.0 - decay, kind)
-    own = variable.detach()
-    before = own if biased is None else biased.detach()
-    moved = found = before - (before - value.detach()) * torch.tensor(share, dtype=own.dtype)
-    if moved.shape != own.shape:
-        raise InvalidArgumentError(
-            f"The value for '{title_of(variable)}' has shape {tuple(value.shape)}, and the variable"
-            f" has shape {tuple(own.shape)}."
-        )
-    writes: list[Any] = [partial(before.copy_, moved)]
-    if biased is not None:
-        count = 1 if step is None else int((step.detach() + 1).item())
-        weight = kind(1) - power(kind(1) - share, kind(count))
-        found = moved / torch.tensor(weight, dtype=own.dtype)
-        writes.append(partial(own.copy_, found))
-    if step is not None:
-        writes.append(partial(step.detach().add_, 1))
-    section.run(writes)
-    return found
 
 
 def _beside(variable: GraphVariable) -> tuple[Any, Any]:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.core import section
-from thalweg.core.checks import check_pairs
-from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.outcome import raise_first
-from thalweg.core.pairs import Pair, check_variables, distinct
-from thalweg.core.section import Call
+from thalweg.core.options.moving_average import debiasing, move, share_of
+from thalweg.core.pairs import check_variables, distinct
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, making
-from thalweg.core.step import take
-from thalweg.engines.selection import current
 from thalweg.errors import InvalidTypeError
-from thalweg.formula import Hyper, Rule
 from thalweg.graph import (
     GraphKeys,
     GraphVariable,
@@ -36,7 +29,7 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
-from thalweg.ground.scalars import ScalarType, as_scalar, power, scalar_type
+from thalweg.ground.scalars import scalar_type
 from thalweg.ground.switches import outside_inference
 from thalweg.ground.tracing import untraced
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
@@ -46,22 +39,9 @@ from thalweg.v1.train.assigned_averages import (
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.slot_creator import base_name, scoped
 from thalweg.v1.train.state_dict import StateDict
-from thalweg.variable import check_held, is_variable, over, titles_of
+from thalweg.variable import check_held, is_variable, over
 
 _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
-
-
-def _toward(var, grad, *, share):  # pyright: ignore
-    """Once per element; `grad` is the value that is averaged."""
-    return (var - (var - grad) * share,)
-
-
-MOVING_AVERAGE = Rule(
-    name="MovingAverage",
-    update=_toward,
-    hypers=(Hyper("share", 0.1, "how far the average goes toward the value"),),
-    source="tf.train.ExponentialMovingAverage",
-)
 
 
 class ExponentialMovingAverage(StateDict):
@@ -141,12 +121,12 @@ class ExponentialMovingAverage(StateDict):
             raise ValueError("Name the variables to average: eager mode keeps no list of them.")
         variables = list(var_list)
         _check(variables)
-        share = _share(self._decay, self._num_updates, scalar_type(self._decay))
+        share = share_of(self._decay, self._num_updates, scalar_type(self._decay))
         begun: list[str] = []
         with self._lock, making(self, variables, begun):
             self._create_slots(variables)
             averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
-            self._move(averages, variables, share, begun=begun)
+            move(self._plans.now(), averages, variables, share, begun=begun)
         return None
 
     def _lacking(self, variables: Sequence[Any]) -> list[Any]:
@@ -165,37 +145,12 @@ class ExponentialMovingAverage(StateDict):
     def _begin(self, variables: Sequence[Any]) -> None:
         """Set averages to the values of their variables."""
         averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
-        section.run(
-            [
-                partial(average.copy_, var.detach())
-                for average, var in zip(averages, variables, strict=True)
-            ]
-        )
+        pairs = zip(averages, variables, strict=True)
+        section.run([partial(average.copy_, var.detach()) for average, var in pairs])
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
         average = self._slots.get(var, _AVERAGE)
         return [] if average is None else [Entry(f"{key}/{self._name}", average)]
-
-    def _move(
-        self,
-        averages: Sequence[Tensor],
-        values: Sequence[Tensor],
-        share: Any,
-        counts: Sequence[Call] = (),
-        begun: list[str] | None = None,
-    ) -> None:
-        """Bring averages nearer to values, all in one pass.
-
-        Args:
-            averages, values: What is moved, and to what.
-            share: How far.
-            counts: Is called after it.
-            begun: Optional. Is given a sentence when they are moved.
-        """
-        if averages:
-            pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
-            hooks = _Moving(share, counts, [] if begun is None else begun)
-            raise_first(take(hooks, self._plans.now(), pairs).errors)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
         graph = get_default_graph()
@@ -217,7 +172,7 @@ class ExponentialMovingAverage(StateDict):
         def run(
             averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any
         ) -> None:
-            share = _share(decay, count, kind)
+            share = share_of(decay, count, kind)
             moved = [
                 average if slot is None else slot
                 for average, slot in zip(averages, biased, strict=True)
@@ -227,9 +182,9 @@ class ExponentialMovingAverage(StateDict):
                     call
                     for average, slot, step in zip(averages, biased, steps, strict=True)
                     if slot is not None
-                    for call in _debiasing(average, slot, step, share)
+                    for call in debiasing(average, slot, step, share)
                 ]
-                self._move(moved, values, share, counts)
+                move(self._plans.now(), moved, values, share, counts)
 
         return operation(
             run,
@@ -331,55 +286,3 @@ def _check(sources: Sequence[Any]) -> None:
 def _latest(source: Any) -> Any:
     """A variable as it is when the averages are updated, not at the start of the run."""
     return by_reference(source) if isinstance(source, GraphVariable) else source
-
-
-def _share(decay: Any, num_updates: Any, kind: ScalarType) -> Any:
-    """1 - d, in float32 unless the decay is a float64."""
-    kept = as_scalar(decay, kind)
-    if num_updates is not None:
-        count = as_scalar(num_updates, np.float32)
-        kept = min(kept, kind((np.float32(1) + count) / (np.float32(10) + count)))
-    return kind(1) - kept
-
-
-class _Moving(Hooks):
-    """One update of averages.
-
-    Args:
-        share: How far they go.
-        counts: What follows, as functions in C.
-        begun: See `Hooks`.
-    """
-
-    def __init__(self, share: Any, counts: Sequence[Call], begun: list[str]) -> None:
-        super().__init__()
-        self.begun = begun
-        self._share = share
-        self._counts = counts
-        self.selection = current()
-
-    def rule(self) -> Rule:
-        return MOVING_AVERAGE
-
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
-        return titles_of(variables)
-
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        check_pairs(pairs, self.titles([var for _, var in pairs]), scatter=False)
-
-    def slots(self, var: Tensor) -> list[Tensor]:
-        return []
-
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        return {"share": dtype(self._share)}
-
-    def counts(self, shared: Shared) -> list[Call]:
-        return list(self._counts)
-
-
-def _debiasing(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> list[Call]:
-    """What divides an average that began at 0 by the weight it will have gathered."""
-    kind = scalar_type(step)
-    weight = kind(1) - power(kind(1) - kind(share), kind(step.item() + 1))
-    source, target = biased.detach(), average.detach()
-    return [partial(step.detach().add_, 1), partial(torch.div, source, float(weight), out=target)]

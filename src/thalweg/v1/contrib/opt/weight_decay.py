@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from thalweg.core.columns import Groups
-from thalweg.core.hooks import Dtype, Hooks
+from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import check_scalar, is_function
+from thalweg.core.one_rule import OneRule
 from thalweg.core.outcome import raise_within
-from thalweg.core.pairs import Gradient, Pair
+from thalweg.core.pairs import Gradient
 from thalweg.core.step import take
-from thalweg.engines import Selection
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, graph_variable_of, is_symbolic, operation
 from thalweg.ground.scalars import as_operand
@@ -25,7 +25,6 @@ from thalweg.ground.tracing import untraced
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, checked
-from thalweg.variable import titles_of
 
 # The optimizer that is called, and the variables that it is to decay; between both calls are
 # `minimize` and `apply_gradients` of the optimizer that is extended, which know no such argument.
@@ -191,7 +190,8 @@ class DecoupledWeightDecayExtension(Optimizer):
             return super()._apply_one(grad, var)
 
     def _decay_one(self, grad: Gradient, var: Tensor, decay: Any) -> None:
-        hooks = _Decay(decay, self._selection())
+        own = {"weight_decay": decay}
+        hooks = OneRule(WEIGHT_DECAY, own, selection=self._selection(), is_checked=True)
         kept = self._plans.now().alone(var).alone(var)  # beside those of the step
         raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
 
@@ -206,32 +206,6 @@ class _Spared:
 def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
     chosen = values["decay_var_list"]
     return chosen is None or any(var is getattr(each, "symbol", each) for each in chosen)
-
-
-class _Decay(Hooks):
-    """The decay of one variable, in the course of a step."""
-
-    constrains = False
-
-    def __init__(self, decay: Any, selection: Selection) -> None:
-        super().__init__()
-        self._decay = decay
-        self.selection = selection
-
-    def rule(self) -> Rule:
-        return WEIGHT_DECAY
-
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
-        return titles_of(variables)
-
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """It was checked with the step."""
-
-    def slots(self, var: Tensor) -> list[Tensor]:
-        return []
-
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        return {"weight_decay": as_operand(self._decay, dtype)}
 
 
 @cache

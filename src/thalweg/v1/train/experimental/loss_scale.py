@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from thalweg.core.gradient_transforms import Decision
 from thalweg.core.nest import leaves_of
-from thalweg.core.section import Call, run
+from thalweg.core.options.scale_policies import Policy, answer, dynamic
+from thalweg.core.pairs import concrete
+from thalweg.core.section import run
 from thalweg.core.trackable import Trackable
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import (
@@ -26,9 +26,8 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.ground.counters import at
-from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient, values_of
-from thalweg.variable import check_held, to_tensor
+from thalweg.indexed_slices import values_of
+from thalweg.variable import check_held
 
 
 class LossScale(Trackable, ABC):
@@ -154,16 +153,16 @@ class DynamicLossScale(LossScale):
         return convert_to_tensor(resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: Any) -> tuple[Any, Any]:
-        own = self._current_loss_scale, self._num_good_steps
         found = [grad for grad in leaves_of(grads) if grad is not None]
         if executing_eagerly():
             finite = _are_finite(found)
-            self._move(finite, *map(resolve, own))
+            run(self.decide(not finite, 0.0).calls)
             return None, finite
         known = Output(torch.bool, (), ())
         finite = operation(_are_finite, [found], "is_finite", kind="pure", outputs=known)
-        parts, scale = [finite, *map(by_reference, own)], Output(torch.float32, (), ())
-        return operation(self._move, parts, "update_loss_scale", outputs=scale), finite
+        own = {name: by_reference(var) for name, var in self._state().items()}
+        scale = Output(torch.float32, (), ())
+        return operation(self._move, [finite, own], "update_loss_scale", outputs=scale), finite
 
     def decide(self, has_nan: Any, amax: Any) -> Decision:
         """Whether a step with these gradients is taken, and what is to become of the scale.
@@ -172,31 +171,19 @@ class DynamicLossScale(LossScale):
             has_nan: Whether there is a NaN among them, a bool or a tensor of one.
             amax: The largest magnitude, a float or a tensor of one.
         """
-        own = [resolve(var) for var in (self._current_loss_scale, self._num_good_steps)]
-        if isinstance(amax, torch.Tensor):
-            taken = ~has_nan & amax.isfinite()
-            own = [at(amax.device, var) for var in own]
-            return Decision(taken, self._moves(taken, *own))
-        taken = not has_nan and math.isfinite(amax)
-        return Decision(taken, self._moves(torch.tensor(taken, device=own[0].device), *own))
+        own = {name: resolve(var) for name, var in self._state().items()}
+        return answer(self._policy(), own, has_nan, amax)
 
-    def _move(self, finite: torch.Tensor, scale: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        """What a step with finite gradients, or without, makes of the scale."""
-        run(self._moves(finite.to(scale.device), scale, steps))
-        return scale.detach().clone()
+    def _move(self, finite: torch.Tensor, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        run(answer(self._policy(), own, not finite, 0.0).calls)
+        return own["current_loss_scale"].detach().clone()
 
-    def _moves(self, finite: torch.Tensor, scale: torch.Tensor, steps: torch.Tensor) -> list[Call]:
-        """The same as functions in C; nothing is written yet."""
-        scale, steps = scale.detach(), steps.detach()
-        # A GPU would multiply by the reciprocal of a number.
-        with np.errstate(over="ignore"):
-            factor = torch.full_like(scale, float(np.float32(self._multiplier)))
-        count, higher = steps + 1, scale * factor
-        is_due = count >= self._increment_period
-        grown = torch.where(is_due & higher.isfinite(), higher, scale)
-        found = torch.where(finite, grown, (scale / factor).clamp(min=1.0))
-        goes_on = finite & ~is_due
-        return [partial(scale.copy_, found), partial(steps.copy_, torch.where(goes_on, count, 0))]
+    def _state(self) -> dict[str, Any]:
+        return {"current_loss_scale": self._current_loss_scale, "good_steps": self._num_good_steps}
+
+    def _policy(self) -> Policy:
+        every = self._increment_period
+        return partial(dynamic, multiplier=self._multiplier, increment_period=every)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -233,14 +220,9 @@ def _nothing() -> Any:
     return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 
-def _concrete(grad: Any) -> Gradient:
-    is_one = grad is None or isinstance(grad, IndexedSlices)
-    return grad if is_one else as_gradient(to_tensor(grad))
-
-
 def _are_finite(grads: Iterable[Any]) -> torch.Tensor:
     """Whether all elements of all gradients are finite."""
-    given = [values_of(found) for grad in grads if (found := _concrete(grad)) is not None]
+    given = [values_of(found) for grad in grads if (found := concrete(grad)) is not None]
     for values in given:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")
     found = [torch.isfinite(values).all() for values in given]
