@@ -315,7 +315,8 @@ def test_slots_of_other_kinds_become_the_parameters_on_the_state_device_too(dtyp
     ]
     for each in both:
         each.load_state_dict(damaged(each, state("exp_avg", torch.full((3, 2), 2, dtype=dtype))))
-    assert_same(*([step(each).param_groups[0]["params"][0].detach()] for each in both))
+    ours, theirs = ([step(each).param_groups[0]["params"][0].detach()] for each in both)
+    assert_same(ours, theirs)
 
 
 def test_an_option_that_counts_steps_takes_no_none_for_their_number() -> None:

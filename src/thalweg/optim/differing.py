@@ -49,13 +49,9 @@ class Want(NamedTuple):
         """As that of an `Entry`, in the words of this face."""
         if given is None and self.is_optional and not self.is_count:
             return None
-        what = f"'{self.name}'"
+        what, count = f"'{self.name}'", cast("Any", given)
         problem = _why_unlike(given, self, what)
-        if (
-            problem is None
-            and self.is_count
-            and not 0 <= (count := float(cast("Any", given))) < math.inf
-        ):
+        if problem is None and self.is_count and not 0 <= (count := float(count)) < math.inf:
             problem = f"{what} is {count}, and steps count from 0"
         return problem
 

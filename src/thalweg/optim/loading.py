@@ -171,19 +171,14 @@ def _twin(optimizer: Any) -> Any:
 
 def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
     """What makes all that was loaded into a twin the optimizer's, as functions in C."""
-    own = vars(optimizer)
     # `_own` has the lock that is held, and what was listened to: its plans are made anew by
     # whoever finds another state.
     apart = ("_own", "_around", "defaults", *_HOOKS)
-    made = {
-        name: value
-        for name, value in vars(twin).items()
-        if name not in apart and (name not in own or own[name] is not value)
-    }
+    made = {name: value for name, value in vars(twin).items() if name not in apart}
     twin._around = optimizer._around
     return [
         partial(optimizer.defaults.update, twin.defaults),
-        partial(own.update, made),
+        partial(vars(optimizer).update, made),
         *optimizer._own.operands.reading(twin),
     ]
 
