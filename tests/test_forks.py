@@ -21,7 +21,7 @@ import torch
 import thalweg
 from forks import TIMEOUT, Stop, told
 from thalweg import graph as tf
-from thalweg import v1
+from thalweg import optim, v1
 from thalweg.core import norms
 from thalweg.engines.cpu import store, team
 from thalweg.graph import Graph, Session, by_reference, operation
@@ -620,6 +620,25 @@ def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
         return team._alone, var.detach().numpy().tolist() == [0.0] * 400_000
 
     assert told(child) == (True, True)
+
+
+def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
+    threads(2)
+    param = torch.nn.Parameter(torch.from_numpy(np.ones(400_000, np.float32)))
+    optimizer = optim.SGD([param], lr=0.25)
+    param.grad = torch.from_numpy(np.ones(400_000, np.float32))
+    for _ in range(3):
+        optimizer.step()
+    quick = optimizer._own.quick
+    assert quick is not None
+    assert quick.taken == 1
+    monkeypatch.setattr(team, "_runtime", lambda: None)
+
+    def child() -> Any:
+        optimizer.step()
+        return quick.taken, param.detach().numpy().tolist() == [0.0] * 400_000
+
+    assert told(child) == (2, True)
 
 
 def test_kernels_with_locking_go_on_in_the_child():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -407,6 +409,22 @@ def test_memory_that_is_shared_until_it_is_written_is_not_written_through() -> N
     opt.step()
     assert torch.equal(twin, before)
     assert not torch.equal(own[0], before)
+
+
+def test_an_optimizer_goes_when_nobody_has_it() -> None:
+    own = params()
+    opt = optim.Adam(own)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    assert taken(opt) == 2
+    known = weakref.ref(opt)
+    gc.disable()
+    try:
+        del opt
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_parameters_that_are_gone_are_not_looked_at() -> None:

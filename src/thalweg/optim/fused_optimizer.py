@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from weakref import proxy
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -123,6 +124,7 @@ class StepCache:
         self._waits += 1
         if self._waits >= self._patience:  # what changes at each step is not planned at each
             self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
+            hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
             self._due = (part, hooks, places)
 
     def quick_step(self, optimizer: Any) -> SteadyStep | None:

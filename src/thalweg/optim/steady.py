@@ -22,7 +22,8 @@ from thalweg.core.outcome import add_taken
 from thalweg.engines import current
 from thalweg.engines.cpu import group as engine
 from thalweg.engines.cpu.launch import threads_for
-from thalweg.engines.cpu.snapshot import Snapshot, parallel, snapshot
+from thalweg.engines.cpu.snapshot import Snapshot, snapshot
+from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.cpu.work import SERIAL
 from thalweg.engines.plan import DensePlan
 from thalweg.ground.running import replicas
@@ -121,6 +122,10 @@ def _hold(known: Options | None, group: Group) -> bool:
     )
 
 
+def _params_of(group: Group) -> Any:
+    return group["params"]
+
+
 def _is_common(column: Any) -> bool:
     """Whether a number is the same for all parameters, which lie in a block in their order."""
     return type(column) is Column and column._places is None and column.common is not None
@@ -211,6 +216,8 @@ class SteadyStep:
         """Have the look compare all that the careful one does."""
         params, others = self.part._params, self._others()
         if not all(type(each) in _PLAIN for each in (*params, *others)):
+            return False
+        if not all(type(each) is list for each in (self.groups, *map(_params_of, self.groups))):
             return False
         found.hold_list(self.groups)
         for place, group in enumerate(self.groups):
@@ -319,7 +326,7 @@ class SteadyStep:
         for k, launch in enumerate(self.launches):
             if launch.elements >= SERIAL:
                 threads = threads_for(launch.slices, launch.elements)
-                snapshot.launches[k, 2:] = parallel() if threads > 1 else 0, threads
+                snapshot.launches[k, 2:] = parallel_address() if threads > 1 else 0, threads
         if snapshot.take():
             optimizer._own.forget_quick()
             return False

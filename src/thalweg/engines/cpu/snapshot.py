@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
-from thalweg.engines.cpu import look, store, team
+from thalweg.engines.cpu import look, store
 from thalweg.engines.cpu.codegen import versions
 from thalweg.engines.probe import Layout
 
@@ -208,9 +208,3 @@ def snapshot() -> Snapshot | None:
     """A new one, where torch's layout is known, and `THALWEG_NATIVE_LOOK` is not 0."""
     found = probe.layout()
     return None if isinstance(found, str) or trouble() else Snapshot(found)
-
-
-def parallel() -> int:
-    """The address of what calls a kernel on several threads, or 0."""
-    function: Any = team.gomp_parallel()
-    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0

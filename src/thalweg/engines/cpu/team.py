@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -95,6 +96,12 @@ def call(address: int, argument: int, threads: int) -> Callable[[], object]:
     if parallel is None:
         return partial(ENTRY(address), argument)
     return partial(parallel, address, argument, threads, 0)
+
+
+def parallel_address() -> int:
+    """The address of `GOMP_parallel`, or 0 where there is none, or no team to be called."""
+    function: Any = None if _alone else gomp_parallel()
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def size() -> int:
