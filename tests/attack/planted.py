@@ -19,7 +19,7 @@ from thalweg.engines.storage_guard import StorageGuard
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import accumulation, backward
-from thalweg.optim import fused_torch_optimizer as drop_in
+from thalweg.optim import torchs_step
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.scaled import Scaled
 from thalweg.storage import disk, header
@@ -104,7 +104,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
         FusedTorchOptimizer, "_unfit_state", lambda *_: []
     ),
     "what torch refuses is half done": _instead(
-        drop_in, "whole", lambda _: contextlib.nullcontext()
+        torchs_step, "whole", lambda _: contextlib.nullcontext()
     ),
     "sums may lie anywhere": _instead(
         sums_of_optim, "_apart", lambda params, sums, gradients, titles_of: gradients
