@@ -102,21 +102,26 @@ class StepCache:
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
-        self._due: tuple[ParamState, Any, Sequence[int]] | None = None  # it may be planned
+        self.due: tuple[ParamState, Any, Sequence[int]] | None = None  # of which it may be made
         self._waits, self._patience = 0, 1  # repeated steps before the next one of those
+
+    @property
+    def total(self) -> int:
+        """How many steps were taken, those in one call each among them."""
+        return self.count + (0 if self.quick is None else self.quick.untold)
 
     def settle(self) -> None:
         """Count the steps that were taken in one call each."""
-        taken = 0 if self.quick is None else self.quick.news()
-        if taken:
-            self.count += taken
-            self.last, self.decided = LastStep(True, "", self.count), None
-            self.seen, self.applied, self.is_folded = GradientReport(), False, False
+        with self._lock:
+            if self.quick is not None and self.quick.untold:
+                self.count += self.quick.tell()
+                self.last, self.decided = LastStep(True, "", self.count), None
+                self.seen, self.applied = GradientReport(), False
 
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""
         self.settle()
-        self.quick = self._due = None
+        self.quick = self.due = None
 
     def note_repeated(self, part: ParamState, hooks: Any, places: Sequence[int]) -> None:
         """A step was repeated: the next one may be taken in one call."""
@@ -125,17 +130,7 @@ class StepCache:
         if self._waits >= self._patience:  # what changes at each step is not planned at each
             self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
             hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
-            self._due = (part, hooks, places)
-
-    def quick_step(self, optimizer: Any) -> SteadyStep | None:
-        """What takes a step like the one before in one call, if there is such a step."""
-        if self._due is not None:
-            due, self._due = self._due, None
-            with importing:
-                from thalweg.optim.steady import SteadyStep
-            with self._lock:
-                self.quick = SteadyStep.of(optimizer, *due)
-        return self.quick
+            self.due = (part, hooks, places)
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -316,7 +311,7 @@ class FusedOptimizer(Scaled):
     def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
         if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
             return None
-        quick = self._own.quick_step(self) if closure is None else None
+        quick = self._own.quick if closure is None else None
         if quick is not None and quick.take(self):
             return None
         return self._step(closure)
@@ -329,13 +324,15 @@ class FusedOptimizer(Scaled):
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
         self._check_alone()
-        self._own.settle()
         loss = None
         if closure is not None:
             with enable_grad():
                 loss = closure()
         own = self._own
         with own._lock:
+            if (closure is not None or own.due is not None) and self._try_quick_step():
+                return loss
+            own.settle()
             if own.is_swapped:
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
@@ -385,6 +382,16 @@ class FusedOptimizer(Scaled):
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> GroupHooks:
         """The hooks of a step over all parameters."""
         raise NotImplementedError
+
+    def _try_quick_step(self) -> bool:
+        """Take the step before again in one call, as soon as it is planned; False if it cannot."""
+        own = self._own
+        if own.due is not None:
+            due, own.due = own.due, None
+            with importing:
+                from thalweg.optim.steady import SteadyStep
+            own.quick = SteadyStep.of(self, *due)
+        return own.quick is not None and own.quick.take(self)
 
     def _try_steady_step(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""

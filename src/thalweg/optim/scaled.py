@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.core.groups import Group
 from thalweg.core.options.loss_scale import Unscaling
+from thalweg.core.outcome import TAKEN
 from thalweg.optim.columns import CPU
 from thalweg.optim.fitting import device_of, is_host
 from thalweg.optim.groups import number
@@ -101,10 +102,13 @@ def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
-        optimizer._own.begun, optimizer._own.is_folded = (), False
+        own = optimizer._own
+        own.begun, own.is_folded, before = (), False, own.total
         try:
             return step(optimizer, closure)
         except BaseException as error:
+            if own.total != before and not own.begun:  # in one call, and interrupted after it
+                own.begun = (f"{TAKEN}.",)
             for name in ("grad_scale", "found_inf"):
                 vars(optimizer).pop(name, None)
             optimizer._say(error)

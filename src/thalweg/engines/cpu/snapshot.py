@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -206,5 +206,4 @@ def trouble() -> str:
 
 def snapshot() -> Snapshot | None:
     """A new one, where torch's layout is known, and `THALWEG_NATIVE_LOOK` is not 0."""
-    found = probe.layout()
-    return None if isinstance(found, str) or trouble() else Snapshot(found)
+    return None if trouble() else Snapshot(cast("Layout", probe.layout()))
