@@ -29,7 +29,7 @@ from thalweg.engines.cpu.work import SERIAL
 from thalweg.engines.plan import DensePlan
 
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
-_torch: Any = torch._C
+_torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class Launch:
@@ -44,7 +44,8 @@ class Launch:
         self._table = table = own.table  # whose chunks and bounds the block below names
         self.kernel, self._names = own.kernel, own.kernel.scalars
         self.dtype = own.dtype
-        self._chosen = itemgetter(*self._names, *self._names[:1])  # a tuple, of one name, too
+        # A tuple, of one name, too.
+        self._chosen: Any = itemgetter(*self._names, *self._names[:1])
         self.places = list(dict.fromkeys(places[member] for member in own.members))
         rows = [self.places.index(places[member]) for member in own.members]
         self._scalar_row, self._base = np.array(rows, np.int64), table.base.copy()
