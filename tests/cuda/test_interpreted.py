@@ -140,6 +140,14 @@ def test_rows_of_any_width(case, width, indices):
     equal_reference(case, with_rows(case, indices, width, torch.float32), SELECTIONS[1])
 
 
+@pytest.mark.parametrize("width", [8, 72, 1032, 4100, 9001], ids=label)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
+def test_rows_that_nothing_names(width, dtype):
+    """A thread's elements lie in one row; a chunk begins and ends anywhere in one."""
+    case = next(each for each in FIRST if each.rule.name == "Adam")
+    equal_reference(case, with_rows(case, [7, 2, 7, 3], (width,), dtype), SELECTIONS[1])
+
+
 @by_rule(SOME)
 def test_entries_have_their_stages(case):
     problem = with_rows(case, [7, 2, 7], (5,), torch.bfloat16)

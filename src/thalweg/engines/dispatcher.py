@@ -23,6 +23,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
     from thalweg.engines.offload import Far, OffloadTransfers
+    from thalweg.engines.rows_plan import RowsPlan
 
 Home = Literal["cpu", "cuda", "reference"]
 _BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
@@ -80,7 +81,7 @@ class Dispatcher:
     def __init__(self) -> None:
         # The last ones, for steps with other gradients, too.
         self._dense: dict[tuple[Home, int], DensePlan] = {}  # by engine and run
-        self._sparse: dict[tuple[int, int], cpu.SparsePlan] = {}  # by variable and round
+        self._sparse: dict[tuple[Home, int, int], RowsPlan] = {}  # by engine, variable and round
         self._far: dict[int, Far] = {}  # by `id` of variables
         self._warned: set[int] = set()
 
@@ -94,7 +95,7 @@ class Dispatcher:
         rounds = in_rounds(variables)
         if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
             here = set(map(id, variables))
-            self._sparse = {key: each for key, each in self._sparse.items() if key[0] in here}
+            self._sparse = {key: each for key, each in self._sparse.items() if key[1] in here}
         copies = asked.copies or [None] * len(variables)
         _check_memory(variables, asked.slots, asked.titles, copies)
         crossing = self._crossing(asked)
@@ -172,21 +173,20 @@ class Dispatcher:
                 parts.append(([index], ReferencePart(crossing.share(asked, [index]))))
             elif not isinstance(asked.gradients[index], IndexedSlices):
                 dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
-            elif home == "cuda":
-                parts.append(([index], cuda.RowsPart(crossing.share(asked, [index]))))
             else:
-                parts.append(([index], self._sparse_plan(crossing.share(asked, [index]), number)))
+                share = crossing.share(asked, [index])
+                parts.append(([index], self._sparse_plan(share, home, number)))
         plans = [
             (own, self._dense_plan(crossing.share(asked, own), key)) for key, own in dense.items()
         ]
         return [(own, crossing.around(own, part)) for own, part in (*plans, *parts)]
 
-    def _sparse_plan(self, asked: Request, number: int) -> cpu.SparsePlan:
+    def _sparse_plan(self, asked: Request, home: Home, number: int) -> RowsPlan:
         # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
-        key = (id(asked.variables[0]), number)
+        key = (home, id(asked.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(asked):
-            plan = self._sparse[key] = cpu.SparsePlan(asked)
+            plan = self._sparse[key] = (cuda.RowsPart if home == "cuda" else cpu.SparsePlan)(asked)
         plan.point_at(asked.gradients[0])
         return plan
 

@@ -15,7 +15,8 @@ from thalweg.engines.cuda.exact import exact, text_of
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
 CHUNK = 4096  # elements of a program over a dense gradient
-THREADS = 128  # of a program
+THREADS = 128  # of a program, but over narrow rows
+WARP = 32  # threads of the smallest program
 WIDTH = 16  # bytes that a thread reads at once
 FUNCTIONS = {
     "sqrt": "square_root", "absolute": "absolute", "sign": "sign", "square": "square",
@@ -65,11 +66,13 @@ class Kernel(codegen.Kernel):
         integers: Names of those of its parameters that are integers, no pointers.
         kind: The type of its scalars.
         fast: Whether a product and a sum may be rounded together.
+        threads: Of a program.
     """
 
     integers: tuple[str, ...] = ()
     kind: str = "float64"
     fast: bool = False
+    threads: int = THREADS
 
 
 @cache
@@ -235,7 +238,7 @@ def generate(update: Update, compute: str, flush: bool, fast: bool = False) -> K
     element, storage = Element(update, Writer(compute, flush, fast)), update.storage
     text = _DENSE.format(
         chunk=CHUNK,
-        block=block_of(storage),
+        block=THREADS * share_of(storage),
         n_scalars=len(update.scalars),
         scalars=indented(load_scalars(element, "scalars + row + "), 1),
         pointers=indented(point(element, f"base + tensor * {len(storage)} + "), 1),
@@ -244,11 +247,12 @@ def generate(update: Update, compute: str, flush: bool, fast: bool = False) -> K
     return assemble(element, element.definitions() + text)
 
 
-def assemble(element: Element, text: str, *integers: str) -> Kernel:
-    """The kernel of an update, with the names of its integers."""
+def assemble(element: Element, text: str, *integers: str, threads: int = THREADS) -> Kernel:
+    """The kernel of an update, with the names of its integers and the threads of a program."""
     compute, fast = element.writer.compute, element.writer.fast
     text = header(compute, fast) + "\n\n" + text
-    return made(text, element.update.scalars, integers=integers, kind=compute, fast=fast)
+    others = {"integers": integers, "kind": compute, "fast": fast, "threads": threads}
+    return made(text, element.update.scalars, **others)
 
 
 def load_scalars(element: Element, start: str) -> list[str]:
@@ -263,9 +267,9 @@ def point(element: Element, start: str) -> list[str]:
     return [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
 
 
-def block_of(storage: Sequence[str]) -> int:
-    """Elements that a program works on at a time: one load a thread of the widest of them.
+def share_of(storage: Sequence[str]) -> int:
+    """Elements that a thread works on at a time: one load of the widest of them.
 
     More would take more registers than let enough threads run at once.
     """
-    return THREADS * WIDTH // max(SIZES[kind] for kind in storage)
+    return WIDTH // max(SIZES[kind] for kind in storage)

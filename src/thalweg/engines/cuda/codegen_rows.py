@@ -6,15 +6,17 @@ from typing import Literal
 
 from thalweg.engines.codegen import Update, indented
 from thalweg.engines.cuda.codegen import (
+    CHUNK,
     SIZES,
+    THREADS,
     WIDTH,
     Element,
     Kernel,
     Writer,
     assemble,
-    block_of,
     load_scalars,
     point,
+    share_of,
 )
 
 _ROWS = """
@@ -33,18 +35,26 @@ def KERNEL_NAME(base, rows, order, count, width, scalars, ALIGNED: tl.constexpr)
 {update}
 """
 
+# Programs share out all elements, whatever the rows' width, in groups that a thread reads at once;
+# each lies in one row. Which one is found by a division of 32 bits, since one of 64 bits is slow: a
+# row longer than a chunk may as well be as long as that, for it has at most one end in a chunk.
 _UNTOUCHED = """
 @triton.jit
-def KERNEL_NAME(base, named, width, scalars, ALIGNED: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    if ALIGNED:
-        width = width // {multiple} * {multiple}  # as it is: now the compiler knows it
-    if tl.load(named + row) == 0:
-        at = tl.program_id(1).to(tl.int64) * {block} + tl.arange(0, {block})
-        offset = row * width
+def KERNEL_NAME(base, named, elements, row_size, scalars, ALIGNED: tl.constexpr):
+    SHARE: tl.constexpr = {share} if ALIGNED else 1
+    begin = tl.program_id(0).to(tl.int64) * {chunk}
+    length = tl.minimum(elements - begin, {chunk}).to(tl.int32)
+    row = begin // row_size
+    left = tl.minimum((row + 1) * row_size - begin, {chunk}).to(tl.int32)
+    step = tl.minimum(row_size, {chunk}).to(tl.int32)
+    offset = begin + tl.arange(0, SHARE)[None, :]
 {scalars}
 {pointers}
-        element({arguments}, at, width, True)
+    for start in range(0, length, {block}):
+        group = start + tl.arange(0, {block} // SHARE)[:, None] * SHARE
+        rows = named + row + (group + step - left) // step
+        is_named = tl.load(rows, mask=group < length, other=1)
+        element({arguments}, group, tl.where(is_named == 0, length, 0), True)
 """
 
 
@@ -113,22 +123,28 @@ def generate_rows(
     flush: bool,
     duplicates: Literal["sum", "successive"],
     fast: bool = False,
+    threads: int = THREADS,
 ) -> Kernel:
     """The kernel of an update of the rows that a sparse gradient names.
 
     Args:
         update, compute, flush, fast: As for `generate` of `codegen`.
         duplicates: What happens to a row that the gradient names several times.
+        threads: Of a program, which works on as many shares of a row.
     """
-    writer = Writer(compute, flush, fast)
-    element = (_Summed if duplicates == "sum" else _Successive)(update, writer)
+    element = (_Summed if duplicates == "sum" else _Successive)(
+        update, Writer(compute, flush, fast)
+    )
     text = _ROWS.format(
-        **_of_rows(element),
+        multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
+        block=threads * share_of(update.storage),
+        scalars=indented(load_scalars(element, "scalars + "), 2),
+        pointers=indented(point(element, "base + "), 2),
         gradient=f"tl.{update.storage[1]}",
         update=indented(element.row(), 2),
     )
     definitions = element.definitions("sum_of_entries")
-    return assemble(element, definitions + text, "count", "width")
+    return assemble(element, definitions + text, "count", "width", threads=threads)
 
 
 def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
@@ -138,20 +154,16 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         update: The update; it takes no gradient.
         compute, flush, fast: As for `generate` of `codegen`.
     """
-    element = Element(update, Writer(compute, flush, fast))
-    text = _UNTOUCHED.format(**_of_rows(element), arguments=", ".join(element.arguments))
-    return assemble(element, element.definitions() + text, "width")
-
-
-def _of_rows(element: Element) -> dict[str, object]:
-    """What both kernels say of a row."""
-    storage = element.update.storage
-    return {
-        "multiple": WIDTH // min(SIZES[kind] for kind in storage),
-        "block": block_of(storage),
-        "scalars": indented(load_scalars(element, "scalars + "), 2),
-        "pointers": indented(point(element, "base + "), 2),
-    }
+    element, share = Element(update, Writer(compute, flush, fast)), share_of(update.storage)
+    text = _UNTOUCHED.format(
+        chunk=CHUNK,
+        share=share,
+        block=THREADS * share,
+        scalars=indented(load_scalars(element, "scalars + "), 1),
+        pointers=indented(point(element, "base + "), 1),
+        arguments=", ".join(element.arguments),
+    )
+    return assemble(element, element.definitions() + text, "elements", "row_size")
 
 
 def _while_same(*body: str) -> list[str]:

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from thalweg.engines.cuda.codegen import THREADS
-
 
 @cache
 def _library() -> Any:
@@ -53,6 +51,7 @@ class Launch:
     Args:
         handle: From `function`.
         grid: How many programs there are, in two dimensions.
+        threads: Of a program.
         shared: Bytes of shared memory that it needs.
         arguments: What it is given; tensors as their addresses. Whoever has its calls keeps them
             alive.
@@ -64,6 +63,7 @@ class Launch:
         self,
         handle: c_void_p,
         grid: tuple[int, int],
+        threads: int,
         shared: int,
         arguments: Sequence[torch.Tensor | int],
         parameters: int,
@@ -80,7 +80,7 @@ class Launch:
         pointers.read = values, arguments  # pyright: ignore[reportAttributeAccessIssue]
         self._device, self._stream = device, c_void_p()
         self._bound = (
-            handle, c_uint(grid[0]), c_uint(grid[1]), c_uint(1), c_uint(THREADS), c_uint(1),
+            handle, c_uint(grid[0]), c_uint(grid[1]), c_uint(1), c_uint(threads), c_uint(1),
             c_uint(1), c_uint(shared), self._stream, pointers, None,
         )  # fmt: skip
         self._context = c_void_p()

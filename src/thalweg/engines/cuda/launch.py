@@ -18,7 +18,7 @@ from torch import Tensor
 from thalweg.engines.codegen import Update
 from thalweg.engines.cuda import driver
 from thalweg.engines.cuda.available import interprets
-from thalweg.engines.cuda.codegen import THREADS, Kernel, generate
+from thalweg.engines.cuda.codegen import THREADS, WARP, Kernel, generate
 from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.formula import Formula
@@ -63,7 +63,8 @@ class Compiled:
 
         def launch(grid: tuple[int, int], arguments: Sequence[Argument]) -> driver.Launch:
             shared, count = binary.shared, binary.parameters
-            return driver.Launch(handle, grid, shared, arguments, count, number)
+            threads = self._kernel.threads
+            return driver.Launch(handle, grid, threads, shared, arguments, count, number)
 
         if (aligned, number) not in self._tried:
             launch((1, 1), list(map(_of_nothing, binary.names, arguments))).run()
@@ -75,7 +76,7 @@ def _of_nothing(name: str, given: Argument) -> Argument:
     """An argument with which a program finds no elements to write."""
     if isinstance(given, Tensor):
         return torch.zeros_like(given) if name == "sizes" else given
-    return 0 if name == "width" else given
+    return 0 if name in ("width", "elements") else given
 
 
 class Bound(Protocol):
@@ -126,8 +127,8 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
         signature["scalars"] = "*fp32" if kernel.kind == "float32" else "*fp64"
         signature["ALIGNED"] = "constexpr"
         source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
-        options = {"num_warps": THREADS // 32, "enable_fp_fusion": kernel.fast}
-        target = backends.GPUTarget("cuda", capability, 32)
+        options = {"num_warps": kernel.threads // WARP, "enable_fp_fusion": kernel.fast}
+        target = backends.GPUTarget("cuda", capability, WARP)
         made = triton.compile(source, target=target, options=options)
     return Binary(made.asm["ptx"], made.asm["cubin"], made.metadata.shared, function.arg_names[:-1])
 
@@ -184,6 +185,7 @@ def compiled(
     before: Formula | None = None,
     fast: bool = False,
     from_copy: bool = False,
+    threads: int = THREADS,
 ) -> Compiled:
     """The kernel of a formula for these storage types; arguments as those of `Update`."""
     name = np.dtype(compute).name
@@ -193,7 +195,7 @@ def compiled(
     elif duplicates is None:
         kernel = generate(update, name, flush, fast)
     else:
-        kernel = generate_rows(update, name, flush, duplicates, fast)
+        kernel = generate_rows(update, name, flush, duplicates, fast, threads)
     return Compiled(kernel, compute)
 
 
