@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_void_p
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,54 +45,64 @@ def function(cubin: bytes, name: str, device: int) -> c_void_p:
     return found
 
 
-class Launch:
-    """A kernel with its arguments.
+@cache
+def _context(device: int) -> c_void_p:
+    with torch.cuda.device(device):
+        found = c_void_p()
+        _check(_library().cuCtxGetCurrent(byref(found)), "Asking for the context")
+    return found
 
-    Args:
+
+class Starter(NamedTuple):
+    """A kernel on a device.
+
+    Attributes:
         handle: From `function`.
-        grid: How many programs there are, in two dimensions.
         threads: Of a program.
-        shared: Bytes of shared memory that it needs.
-        arguments: What it is given; tensors as their addresses. Whoever has its calls keeps them
-            alive.
+        shared: Bytes of shared memory that one needs.
         parameters: How many parameters it has; what comes after its arguments is zero.
         device: The number of its device.
     """
 
+    handle: c_void_p
+    threads: int
+    shared: int
+    parameters: int
+    device: int
+
+
+class Launch:
+    """A kernel with its arguments.
+
+    Args:
+        starter: The kernel.
+        grid: How many programs there are, in two dimensions.
+        arguments: What it is given; tensors as their addresses. Whoever has its calls keeps them
+            alive.
+    """
+
     def __init__(
-        self,
-        handle: c_void_p,
-        grid: tuple[int, int],
-        threads: int,
-        shared: int,
-        arguments: Sequence[torch.Tensor | int],
-        parameters: int,
-        device: int,
+        self, starter: Starter, grid: tuple[int, int], arguments: Sequence[torch.Tensor | int]
     ) -> None:
+        count = starter.parameters
         given = [each if isinstance(each, int) else each.data_ptr() for each in arguments]
-        given += [0] * (parameters - len(given))
-        values = (c_int64 * len(given))(*given)
+        values = (c_int64 * count)(*given)
         first = ctypes.addressof(values)
-        pointers = (c_void_p * len(given))(
-            *range(first, first + ctypes.sizeof(values), ctypes.sizeof(c_int64))
-        )
+        pointers = (c_void_p * count)(*range(first, first + 8 * count, 8))
         # The driver reads them when it is called, which may be after the launch itself is gone.
         pointers.read = values, arguments  # pyright: ignore[reportAttributeAccessIssue]
-        self._device, self._stream = device, c_void_p()
+        self._device, self._stream = starter.device, c_void_p()
         self._bound = (
-            handle, c_uint(grid[0]), c_uint(grid[1]), c_uint(1), c_uint(threads), c_uint(1),
-            c_uint(1), c_uint(shared), self._stream, pointers, None,
+            starter.handle, c_uint(grid[0]), c_uint(grid[1]), c_uint(1), c_uint(starter.threads),
+            c_uint(1), c_uint(1), c_uint(starter.shared), self._stream, pointers, None,
         )  # fmt: skip
-        self._context = c_void_p()
-        with torch.cuda.device(device):
-            _check(_library().cuCtxGetCurrent(byref(self._context)), "Asking for the context")
 
     def calls(self) -> list[Callable[[], Any]]:
         """What starts it on the current stream, as functions in C."""
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
         library, before = _library(), c_void_p()
         return [
-            partial(library.cuCtxPushCurrent_v2, self._context),
+            partial(library.cuCtxPushCurrent_v2, _context(self._device)),
             partial(library.cuLaunchKernel, *self._bound),
             partial(library.cuCtxPopCurrent_v2, byref(before)),
         ]

@@ -40,8 +40,7 @@ class Compiled:
     def __init__(self, kernel: Kernel, compute: type[np.floating[Any]]) -> None:
         self.scalars, self.dtype, self.measures = kernel.scalars, compute, kernel.measures
         self._kernel = kernel
-        # Where it was started once over nothing: a step's own launches are too late for errors.
-        self._tried: set[tuple[bool, int]] = set()
+        self._on: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
 
     def bound(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
         """The kernel with its arguments, to be started any number of times.
@@ -56,20 +55,22 @@ class Compiled:
         """
         if interprets() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
-        number = next(each.device.index for each in arguments if isinstance(each, Tensor))
+        number = next(each.get_device() for each in arguments if isinstance(each, Tensor))
+        starter = self._on.get((aligned, number))
+        if starter is None:
+            starter = self._on[aligned, number] = self._tried(aligned, number, arguments)
+        return driver.Launch(starter, grid, arguments)
+
+    def _tried(self, aligned: bool, number: int, arguments: Sequence[Argument]) -> driver.Starter:
+        """What starts it on a device; tried over nothing, for errors of a step's start come too late."""
         major, minor = torch.cuda.get_device_capability(number)
         binary = compiled_for(self._kernel, aligned, 10 * major + minor)
         handle = driver.function(binary.cubin, self._kernel.name, number)
-
-        def launch(grid: tuple[int, int], arguments: Sequence[Argument]) -> driver.Launch:
-            shared, count = binary.shared, binary.parameters
-            threads = self._kernel.threads
-            return driver.Launch(handle, grid, threads, shared, arguments, count, number)
-
-        if (aligned, number) not in self._tried:
-            launch((1, 1), list(map(_of_nothing, binary.names, arguments))).run()
-            self._tried.add((aligned, number))
-        return launch(grid, arguments)
+        starter = driver.Starter(
+            handle, self._kernel.threads, binary.shared, binary.parameters, number
+        )
+        driver.Launch(starter, (1, 1), list(map(_of_nothing, binary.names, arguments))).run()
+        return starter
 
 
 def _of_nothing(name: str, given: Argument) -> Argument:
