@@ -345,7 +345,7 @@ class ParamState:
     def settle(self, state: Mapping[Tensor, Own]) -> None:
         """The step was written: this is the state from which the next one starts."""
         self._stand_ins.settle()
-        if self._known is not None:
+        if self._known is not None and not self._plain:  # numbers of Python's are others by now
             return
         self._fresh = {}
         self.lacked = {}

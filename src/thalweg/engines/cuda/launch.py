@@ -62,7 +62,7 @@ class Compiled:
         return driver.Launch(starter, grid, arguments)
 
     def _tried(self, aligned: bool, number: int, arguments: Sequence[Argument]) -> driver.Starter:
-        """What starts it on a device; tried over nothing, for errors of a step's start come too late."""
+        """What starts it on a device, after a start over nothing: a step is too late for errors."""
         major, minor = torch.cuda.get_device_capability(number)
         binary = compiled_for(self._kernel, aligned, 10 * major + minor)
         handle = driver.function(binary.cubin, self._kernel.name, number)
