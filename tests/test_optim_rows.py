@@ -319,3 +319,29 @@ def test_what_is_no_row_is_refused() -> None:
     with pytest.raises(ValueError, match=r"indices\[2\] = 9 is not in \[0, 9\)"):
         optimizer.step()
     assert_same([param.detach()], [before])
+
+
+@pytest.mark.parametrize("name", ["SparseAdam", "torch's Adagrad", "LazyAdam"])
+def test_steps_are_repeated(name, monkeypatch):
+    """With numbers of Python's in the state, too, which are others after each step."""
+    params = params_of(torch.float32, ROWS)
+    optimizer = MAKERS[name](params)
+    for seed in range(4):
+        give(params, seed, sparse=True)
+        if seed == 1:
+            monkeypatch.setattr("thalweg.core.step._plan_step", None)
+        optimizer.step()
+
+
+def test_a_count_that_somebody_sets_counts():
+    params = params_of(torch.float32, ROWS)
+    both = [optim.SparseAdam(params), torch.optim.SparseAdam(copies := params_of(torch.float32, ROWS))]
+    for seed in range(5):
+        for optimizer, own in zip(both, (params, copies), strict=True):
+            give(own, seed, sparse=True)
+            if seed == 3:
+                optimizer.state[own[0]]["step"] = 7
+            optimizer.step()
+    assert [both[0].state[param]["step"] for param in params] == [9, 5]
+    for own, other in zip(params, copies, strict=True):
+        torch.testing.assert_close(own, other)

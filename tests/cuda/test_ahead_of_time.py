@@ -12,9 +12,10 @@ from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
 from thalweg.engines.codegen import Update
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
-from thalweg.engines.cuda.codegen import WIDTH, generate
+from thalweg.engines.cuda.codegen import WARP, WIDTH, generate
 from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
+from thalweg.engines.cuda.sparse import threads_for
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import exp, gradient_squares, log, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
@@ -229,6 +230,36 @@ def test_rows_are_read_16_bytes_at_a_time(name, kind):
     storage = storage_of(ADAM, name)[kind == "untouched" :]
     kernel = rows_kernel(kind, storage, name)
     assert_aligned(launch.compiled_for(kernel, True, 90), storage)
+
+
+@pytest.mark.parametrize("threads", [WARP, 2 * WARP])
+def test_programs_over_narrow_rows(threads, tmp_path):
+    storage = storage_of(ADAM, "float32")
+    update = Update(ADAM.rule.update, storage, (from_zero,))
+    kernel = generate_rows(update, "float32", True, "sum", threads=threads)
+    assert kernel.threads == threads
+    binary = launch.compiled_for(kernel, True, 90)
+    assert re.search(rf"\.reqntid {threads}\b", binary.ptx)
+    assert_exact(binary, kernel)
+    assert_aligned(binary, storage)
+    assert_small(binary, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("width", "kinds", "threads"),
+    [
+        (0, ["float32"], 32), (64, ["float32", "bfloat16"], 32), (129, ["float32"], 64),
+        (256, ["bfloat16"], 32), (300, ["float32"], 128), (10**6, ["float64"], 128),
+    ],
+)  # fmt: skip
+def test_threads_of_rows(width, kinds, threads):
+    assert threads_for(width, kinds) == threads
+
+
+def test_rows_that_nothing_names_are_found_by_one_division_of_a_thread():
+    binary = launch.compiled_for(rows_kernel("untouched", ["float32"] * 3, "float32"), True, 90)
+    assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) <= 2  # the other is of the chunk's row
+    assert "bar.sync" not in binary.ptx
 
 
 @BY_CAPABILITY

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from replayed import captured
@@ -14,6 +16,7 @@ import thalweg
 from rulebook import assert_same
 from thalweg import optim, rules
 from thalweg.engines.cuda.mirror import Mirror
+from thalweg.engines.cuda.scalars import Rows
 from thalweg.optim import fitting, tensorflow
 from thalweg.optim.step_options import FOUND_INF
 
@@ -235,6 +238,14 @@ def test_two_graphs_need_a_step_between_them():
         training.step()
         with captured():
             training.optimizer.step()
+
+
+def test_scalars_that_come_from_the_host_or_a_device_in_turn():
+    kernel = SimpleNamespace(scalars=("a", "b"), dtype=np.float32)
+    rows = Rows(1, kernel, torch.device("cpu"))
+    there = torch.tensor(5.0)
+    for given in ({"a": 0, "b": 2}, {"a": there, "b": 2}, {"a": 0, "b": 2}, {"a": 0, "b": there}):
+        assert rows.sent(given).tolist() == [[float(each) for each in given.values()]]
 
 
 def test_a_mirror_that_is_captured_is_sent_again_afterwards():

@@ -93,7 +93,7 @@ class Mirror:
 
 def is_capturing() -> bool:
     """Whether what is started now becomes a part of a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def kept(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:

@@ -25,10 +25,11 @@ class Rows:
     def __init__(self, count: int, kernel: launch.Compiled, device: torch.device) -> None:
         self.count, self._names = count, kernel.scalars
         self._mirror = Mirror(np.zeros((count, len(kernel.scalars)), kernel.dtype), device)
+        self._sent: tuple[Any, ...] = ()  # the bytes, and which columns were copied on the device
 
     def sent(self, scalars: Mapping[str, Any]) -> Tensor:
         """The rows; what the host knows is sent if it has changed, the rest is copied there."""
-        host = np.zeros_like(self._mirror.host)
+        host = self._mirror.host
         there: dict[int, Tensor] = {}
         for column, name in enumerate(self._names):
             value = scalars[name]
@@ -36,9 +37,10 @@ class Rows:
                 there[column] = value
             else:
                 host[:, column] = value
-        if host.tobytes() != self._mirror.host.tobytes():
-            self._mirror.host[:] = host
-            self._mirror.change()
+        sending = host.tobytes(), *there
+        if sending != self._sent:
+            self._mirror.change()  # first: what is interrupted in between is sent again
+            self._sent = sending
         sent = self._mirror.sent()
         for column, value in there.items():
             sent[:, column].copy_(value)

@@ -17,7 +17,7 @@ from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.engine import Call, Columns, Request, Scalars, formula_of_rows
 from thalweg.engines.rows_plan import RowsPlan
 from thalweg.errors import InvalidArgumentError
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, assert_in_range
 
 
 class RowsPart(RowsPlan):
@@ -34,6 +34,7 @@ class RowsPart(RowsPlan):
         super().__init__(asked)
         self._indices: Tensor | None = None
         self._home = self.var.device
+        self._is_aligned = not any(each % WIDTH for each in self._pointers)
         names = [layout.STORAGE_NAMES[each] for each in self._dtypes]
         self._plan_touched(asked, [names[0], layout.STORAGE_NAMES[self._kind], *names[1:]])
         self._untouched: launch.Compiled | None = None
@@ -61,8 +62,9 @@ class RowsPart(RowsPlan):
         first, *rest = self._pointers
         self._base = Mirror(np.array([first, 0, *rest], np.int64), self._home)
         self._scalars = Rows(1, self._touched, self._home)
-        # All rows begin at multiples of 16 bytes if tensors do.
-        self._are_rows_aligned = not self._width % (WIDTH // min(SIZES[kind] for kind in storage))
+        whole = WIDTH // min(SIZES[kind] for kind in storage)
+        # All rows begin at multiples of 16 bytes if the gradient's values do.
+        self._are_rows_aligned = self._is_aligned and not self._width % whole
 
     def _plan_untouched(self, asked: Request, storage: Sequence[str]) -> launch.Compiled:
         kernel = launch.compiled(
@@ -78,15 +80,18 @@ class RowsPart(RowsPlan):
         )
         self._base_of_all = kept(self._pointers, np.int64, self._home)
         self._scalars_of_all = Rows(1, kernel, self._home)
-        is_whole = not self._width % share_of(storage)  # no thread reads of two rows at once
-        self._is_aligned = is_whole and not any(each % WIDTH for each in self._pointers)
+        # No thread reads of two rows at once.
+        self._are_shares_aligned = self._is_aligned and not self._width % share_of(storage)
         return kernel
 
     def _take(self, values: Tensor, indices: Tensor) -> bool:
-        try:
-            IndexedSlices(values, indices).check_range(self._shape[0], "scatter")
-        except InvalidArgumentError:
-            return False
+        if indices.is_cuda:
+            assert_in_range(indices, self._shape[0])
+        else:
+            try:
+                IndexedSlices(values, indices).check_range(self._shape[0], "scatter")
+            except InvalidArgumentError:
+                return False
         self._values, self._indices = values, indices
         return True
 
@@ -115,9 +120,9 @@ class RowsPart(RowsPlan):
             rows = torch.where(taken, rows, -1)
         base, address = self._base, self.values.data_ptr()
         if base.host[1] != address:
+            base.change()  # first: what is interrupted in between is sent again
             base.host[1] = address
-            base.change()
-        is_aligned = self._are_rows_aligned and not (base.host % WIDTH).any()
+        is_aligned = self._are_rows_aligned and not address % WIDTH
         sent = self._scalars.sent(scalars)
         arguments = (base.sent(), rows, order, len(rows), self._width, sent)
         return self._touched.bound((len(rows), self._blocks), arguments, is_aligned).calls()
@@ -131,7 +136,7 @@ class RowsPart(RowsPlan):
             named = torch.where(taken, named, 1)
         sent = self._scalars_of_all.sent(scalars)
         arguments = (self._base_of_all, named, elements, self._width, sent)
-        return kernel.bound((-(-elements // CHUNK), 1), arguments, self._is_aligned).calls()
+        return kernel.bound((-(-elements // CHUNK), 1), arguments, self._are_shares_aligned).calls()
 
     def release_gradients(self) -> None:
         """See `RowsPlan`."""
