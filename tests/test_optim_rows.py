@@ -335,7 +335,10 @@ def test_steps_are_repeated(name, monkeypatch):
 
 def test_a_count_that_somebody_sets_counts():
     params = params_of(torch.float32, ROWS)
-    both = [optim.SparseAdam(params), torch.optim.SparseAdam(copies := params_of(torch.float32, ROWS))]
+    both = [
+        optim.SparseAdam(params),
+        torch.optim.SparseAdam(copies := params_of(torch.float32, ROWS)),
+    ]
     for seed in range(5):
         for optimizer, own in zip(both, (params, copies), strict=True):
             give(own, seed, sparse=True)

@@ -202,11 +202,14 @@ class Element:
     def read(self, stream: int) -> list[str]:
         """Read a number in the type of the arithmetic."""
         name, storage = self.update.local(stream), self.update.storage
-        value = self.writer.read(f"load(p{stream}, at, length, MASKED)", storage[stream])
-        lines = [f"{name} = {value}"]
+        lines = [f"{name} = {self.writer.read(self.loaded(stream), storage[stream])}"]
         if self.update.from_copy and stream == 0:
             lines += self.writer.resumed(name, storage, "at", "length", "MASKED")
         return lines
+
+    def loaded(self, stream: int) -> str:
+        """Numbers as they are stored."""
+        return f"load(p{stream}, at, length, MASKED)"
 
     def begin(self) -> list[str]:
         """Apply `before` to the variable."""

@@ -19,19 +19,23 @@ from thalweg.engines.cuda.codegen import (
     share_of,
 )
 
+# A program waits for what says where its row is, and then for the row: what it reads for the one is
+# asked for at once, and so is what it reads for the other.
 _ROWS = """
 @triton.jit
 def KERNEL_NAME(base, rows, order, count, width, scalars, ALIGNED: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place)
+    begins = tl.load(rows + place - 1, mask=place > 0, other=-1) != row
+    entry = tl.load(order + place)
     if ALIGNED:
         width = width // {multiple} * {multiple}  # as it is: now the compiler knows it
-    if tl.load(rows + place - 1, mask=place > 0, other=-1) != row:
-        at = tl.program_id(1).to(tl.int64) * {block} + tl.arange(0, {block})
-        offset = row * width
+    at = tl.program_id(1).to(tl.int64) * {block} + tl.arange(0, {block})
+    offset = row * width
 {scalars}
 {pointers}
-        gradient = pointer(base + 1, {gradient}, ALIGNED)
+    gradient = pointer(base + 1, {gradient}, ALIGNED)
+    if begins:
 {update}
 """
 
@@ -67,11 +71,23 @@ class _Summed(Element):
     def read(self, stream: int) -> list[str]:
         return super().read(stream) if stream != 1 else [f"{self.update.local(1)} = sum_of_entries"]
 
+    def ahead(self) -> list[int]:
+        """The streams that are read before the entries are."""
+        return [each for each in self.update.read_streams() if each != 1]
+
+    def loaded(self, stream: int) -> str:
+        return f"ahead{stream}" if stream in self.ahead() else super().loaded(stream)
+
+    def others(self) -> list[str]:
+        """What the function gets beside pointers and scalars."""
+        return ["sum_of_entries", *(f"ahead{each}" for each in self.ahead())]
+
     def row(self) -> list[str]:
         """Update the row."""
         writer, kind = self.writer, self.update.storage[0]
         total = writer.flushed(f"found + {self._entry()}")
         return [
+            *(f"ahead{each} = load(p{each}, at, width, True)" for each in self.ahead()),
             f"found = {self._entry()}",
             *_while_same(f"found = {total}"),
             f"found = {writer.read(writer.stored('found', kind), kind)}",
@@ -80,7 +96,7 @@ class _Summed(Element):
 
     def _entry(self) -> str:
         """An entry's numbers after its stages, of which the type of the variable is left."""
-        start = "gradient + tl.load(order + place) * width"
+        start = "gradient + entry * width"
         value = self.writer.read(f"load({start}, at, width, True)", self.update.storage[1])
         if not self.update.entries:
             return value
@@ -88,11 +104,15 @@ class _Summed(Element):
         return self.writer.read(self.writer.stored(value, kind), kind)
 
     def _call(self) -> str:
-        return f"element({', '.join([*self.arguments, 'found', 'at', 'width', 'True'])})"
+        others = ["found", *self.others()[1:], "at", "width", "True"]
+        return f"element({', '.join([*self.arguments, *others])})"
 
 
 class _Successive(_Summed):
     """A row is updated once for each of its entries."""
+
+    def ahead(self) -> list[int]:
+        return []
 
     def begin(self) -> list[str]:
         return []
@@ -138,12 +158,12 @@ def generate_rows(
     text = _ROWS.format(
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
         block=threads * share_of(update.storage),
-        scalars=indented(load_scalars(element, "scalars + "), 2),
-        pointers=indented(point(element, "base + "), 2),
+        scalars=indented(load_scalars(element, "scalars + "), 1),
+        pointers=indented(point(element, "base + "), 1),
         gradient=f"tl.{update.storage[1]}",
         update=indented(element.row(), 2),
     )
-    definitions = element.definitions("sum_of_entries")
+    definitions = element.definitions(*element.others())
     return assemble(element, definitions + text, "count", "width", threads=threads)
 
 
@@ -172,4 +192,5 @@ def _while_same(*body: str) -> list[str]:
         "place += 1",
         "more = tl.load(rows + place, mask=place < count, other=-1) == row",
     ]
-    return [*following, "while more:", *("    " + line for line in [*body, *following])]
+    further = ["entry = tl.load(order + place)", *body, *following]
+    return [*following, "while more:", *("    " + line for line in further)]
