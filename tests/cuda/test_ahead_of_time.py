@@ -242,7 +242,7 @@ def test_programs_over_narrow_rows(threads, tmp_path):
     assert re.search(rf"\.reqntid {threads}\b", binary.ptx)
     # The row and its first entry are asked for before anything is computed of them.
     before, _, _ = binary.ptx.partition("add.rn.f32")
-    assert before.count("ld.global.v4") == len(storage)
+    assert before.count("ld.global.v4") >= len(storage)
     assert_exact(binary, kernel)
     assert_aligned(binary, storage)
     assert_small(binary, tmp_path)

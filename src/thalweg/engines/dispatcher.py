@@ -22,8 +22,8 @@ from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
+    from thalweg.engines.cpu.rows_plan import RowsPlan
     from thalweg.engines.offload import Far, OffloadTransfers
-    from thalweg.engines.rows_plan import RowsPlan
 
 Home = Literal["cpu", "cuda", "reference"]
 _BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies

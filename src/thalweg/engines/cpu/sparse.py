@@ -12,9 +12,9 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Int32
 from thalweg.engines.cpu import launch, rows
+from thalweg.engines.cpu.rows_plan import RowsPlan
 from thalweg.engines.cpu.work import CHUNK, ENTRIES, Table, slices, table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, formula_of_rows
-from thalweg.engines.rows_plan import RowsPlan
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 

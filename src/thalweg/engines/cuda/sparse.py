@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout
+from thalweg.engines.cpu.rows_plan import RowsPlan
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, share_of
 from thalweg.engines.cuda.mirror import Mirror, is_capturing, kept
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.engine import Call, Columns, Request, Scalars, formula_of_rows
-from thalweg.engines.rows_plan import RowsPlan
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices, assert_in_range
 

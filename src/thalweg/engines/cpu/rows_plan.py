@@ -1,4 +1,4 @@
-"""Plans of steps over sparse gradients: what the engines have in common of one variable's."""
+"""The plan of one variable's steps by sparse gradients: what the engines have in common of it."""
 
 from __future__ import annotations
 
