@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thalweg import optim
+from thalweg.core.repeats import Repeats
 from thalweg.engines import probe
 from thalweg.engines.cpu import snapshot
-from thalweg.optim.fused_optimizer import StepCache
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
@@ -54,7 +54,7 @@ def give(own: list[Parameter], seed: int, without: set[int] | frozenset[int] = f
 
 
 def taken(opt: Any) -> int:
-    return 0 if opt._own.quick is None else opt._own.quick.taken
+    return 0 if opt._own.repeats.quick is None else opt._own.repeats.quick.taken
 
 
 # Which steps
@@ -391,7 +391,7 @@ def differences(seed: int, steps: int = 30) -> str:
 def test_whatever_changes_the_step_is_the_careful_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StepCache, "longest_wait", 1)
+    monkeypatch.setattr(Repeats, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert not differences(seed)

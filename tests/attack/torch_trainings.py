@@ -106,7 +106,8 @@ class OptimTraining(Training):
 
     def forget(self) -> None:
         own = self.opt._own
-        own.steady = own.quick = None
+        own.steady = None
+        own.forget_quick()
         own.parts.clear()
 
     def step(self) -> None:

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from thalweg.core.repeats import Repeats
 from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Ready, Request
 from thalweg.ground.running import current_session
@@ -37,6 +38,7 @@ class PlanCache:
     def __init__(self) -> None:
         self.gate = Dispatcher()
         self.last: Planned | None = None  # the step that may be repeated
+        self.repeats = Repeats()
         self._alone: dict[int, PlanCache] = {}
 
     def alone(self, var: Tensor) -> PlanCache:

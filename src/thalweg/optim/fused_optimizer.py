@@ -28,6 +28,7 @@ from thalweg.core.options.average import Average
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
+from thalweg.core.repeats import Repeats
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
@@ -76,8 +77,6 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 class StepCache:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
-    longest_wait: ClassVar[int] = 1024  # repeated steps, until one is planned again in one call
-
     def __init__(self, optimizer: Any) -> None:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
@@ -101,13 +100,11 @@ class StepCache:
         self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[ParamState, list[int]] | None = None
-        self.quick: SteadyStep | None = None  # the same in one call
-        self._due: tuple[ParamState, Any, Sequence[int]] | None = None  # it may be planned
-        self._waits, self._patience = 0, 1  # repeated steps before the next one of those
+        self.repeats = Repeats()  # the same in one call
 
     def settle(self) -> None:
         """Count the steps that were taken in one call each."""
-        taken = 0 if self.quick is None else self.quick.news()
+        taken = 0 if self.repeats.quick is None else self.repeats.quick.news()
         if taken:
             self.count += taken
             self.last, self.decided = LastStep(True, "", self.count), None
@@ -116,26 +113,16 @@ class StepCache:
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""
         self.settle()
-        self.quick = self._due = None
+        self.repeats.forget()
 
-    def note_repeated(self, part: ParamState, hooks: Any, places: Sequence[int]) -> None:
+    def note_repeated(
+        self, optimizer: Any, part: ParamState, hooks: Any, places: Sequence[int]
+    ) -> None:
         """A step was repeated: the next one may be taken in one call."""
-        self.forget_quick()
-        self._waits += 1
-        if self._waits >= self._patience:  # what changes at each step is not planned at each
-            self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
-            hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
-            self._due = (part, hooks, places)
-
-    def quick_step(self, optimizer: Any) -> SteadyStep | None:
-        """What takes a step like the one before in one call, if there is such a step."""
-        if self._due is not None:
-            due, self._due = self._due, None
-            with importing:
-                from thalweg.optim.steady import SteadyStep
-            with self._lock:
-                self.quick = SteadyStep.of(optimizer, *due)
-        return self.quick
+        self.settle()
+        # Nothing kept here is to keep the optimizer.
+        hooks._optimizer = own = proxy(optimizer)
+        self.repeats.note(partial(_quick_step, own, part, hooks, places))
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -143,6 +130,14 @@ class StepCache:
         with importing:
             from thalweg.optim.common_norm import CommonNorm
         return CommonNorm()
+
+
+def _quick_step(optimizer: Any, *given: Any) -> SteadyStep | None:
+    """What takes the next step of an optimizer in one call, if there can be such a thing."""
+    with importing:
+        from thalweg.optim.steady import SteadyStep
+    with optimizer._own._lock:
+        return SteadyStep.of(optimizer, *given)
 
 
 class FusedOptimizer(Scaled):
@@ -316,7 +311,7 @@ class FusedOptimizer(Scaled):
     def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
         if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
             return None
-        quick = self._own.quick_step(self) if closure is None else None
+        quick = self._own.repeats.step() if closure is None else None
         if quick is not None and quick.take(self):
             return None
         return self._step(closure)
@@ -420,7 +415,7 @@ class FusedOptimizer(Scaled):
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        own.note_repeated(part, hooks, places)
+        own.note_repeated(self, part, hooks, places)
         return True
 
     def _rules(self) -> set[Rule]:

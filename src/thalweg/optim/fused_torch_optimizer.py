@@ -169,7 +169,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if only is None and len(shares) == 1:
             self._keep_steady(parts[rule], shares[rule].places)
             if is_repeated:
-                self._own.note_repeated(parts[rule], hooks[rule], shares[rule].places)
+                self._own.note_repeated(self, parts[rule], hooks[rule], shares[rule].places)
         return None
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:

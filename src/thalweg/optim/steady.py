@@ -1,71 +1,24 @@
-"""The step of an optimizer of torch's kind once more, in one call that looks and writes.
-
-A first, careful step has planned it (`core/step.py`), a second one has repeated it; from the third
-on it is taken so, as long as everything lies where it lay: see `engines/cpu/look.py`. Whatever does
-not is left to the careful way, which says what there is to say.
-"""
+"""A step of an optimizer of torch's kind in one call; see `core/steady.py`."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
-from struct import Struct
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, is_inference_mode_enabled
+from torch import Tensor
 
 from thalweg.core.groups import Group
 from thalweg.core.outcome import add_taken
+from thalweg.core.steady import Launches, hold_tensors, is_repeatable, is_traced, stands
 from thalweg.engines import current
-from thalweg.engines.cpu import group as engine
-from thalweg.engines.cpu.launch import threads_for
 from thalweg.engines.cpu.snapshot import Snapshot, snapshot
-from thalweg.engines.cpu.team import parallel_address
-from thalweg.engines.cpu.work import SERIAL
-from thalweg.engines.plan import DensePlan
 from thalweg.ground.running import replicas
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
 from thalweg.optim.hooks import TorchHooks
 
-_LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
 _PLAIN = (Tensor, torch.nn.Parameter)
-_modes: Any = torch._C
-
-
-class _Launch:
-    """A kernel's argument block and scalars, the steady step's own."""
-
-    def __init__(self, own: engine.Group, places: Sequence[int]) -> None:
-        self._table = table = own.table  # whose chunks and bounds the block below names
-        self.kernel, self._names = own.kernel, own.kernel.scalars
-        self._chosen = itemgetter(*self._names, *self._names[:1])  # a tuple, of one name, too
-        self.places = list(dict.fromkeys(places[member] for member in own.members))
-        rows = [self.places.index(places[member]) for member in own.members]
-        self._scalar_row, self.base = np.array(rows, np.int64), table.base.copy()
-        layout = Struct(f"={len(self._names)}{'f' if own.dtype is np.float32 else 'd'}")
-        self._pack, self._size = layout.pack_into, layout.size
-        self._rows = bytearray(layout.size * len(self.places))
-        self.argument = table.copy_of_argument(own.flush)
-        self.argument[5] = self.base.ctypes.data
-        self.argument[6] = self._scalar_row.ctypes.data
-        self.argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self._rows))
-        self.elements, self.slices = table.elements, len(table.bounds) - 1
-
-    def cells(self) -> list[int]:
-        """Where the addresses of gradients go, for each member."""
-        first, (step, item) = self.base.ctypes.data, self.base.strides
-        return [first + step * k + item for k in range(len(self.base))]
-
-    def set_scalars(self, made: Mapping[int, Mapping[str, Any]]) -> None:
-        """Set the scalars of each group."""
-        at = 0
-        for place in self.places:
-            self._pack(self._rows, at, *self._chosen(made[place])[:-1])
-            at += self._size
 
 
 class _Scalars:
@@ -157,10 +110,8 @@ class SteadyStep:
 
     def _plan(self, optimizer: Any, places: Sequence[int]) -> bool:
         part, planned = self.part, self.part.kept.last
-        if planned is None or not isinstance(planned.ready, DensePlan):
-            return False
-        ready, params = planned.ready, list[Tensor](part._params)
-        if not self._is_plain(optimizer, ready, part.rule, params):
+        params = list[Tensor](part._params)
+        if not (is_repeatable(planned, self.hooks) and self._is_plain(optimizer, planned, params)):
             return False
         gradients = [param.grad for param in params]
         if any(grad is None for grad in gradients) or not self._stands(planned, gradients, places):
@@ -168,43 +119,33 @@ class SteadyStep:
         found = snapshot()
         if found is None or not self._hold(found, places):
             return False
-        launches = [_Launch(cast("engine.Group", each), places) for each in ready.groups]
-        if sum(each.elements for each in launches) > _LARGE:
+        written = [*planned.ready.written, *(column._views[0] for column in self.columns)]
+        if not hold_tensors(found, written):
             return False
         self._scalars = [_Scalars(self.hooks, place) for place in dict.fromkeys(places)]
-        self._spare = np.zeros(1, np.int64)  # for gradients without elements
-        cells = [self._spare.ctypes.data] * len(params)
-        for own, launch in zip(ready.groups, launches, strict=True):
-            for member, cell in zip(own.members, launch.cells(), strict=True):
-                cells[member] = cell
-        written = [*ready.written, *(column._views[0] for column in self.columns)]
-        if any(found.tensor(each) is None for each in written):
-            return False
+        self.launches = launches = Launches(planned, places)
         without = [(param, None, 0) for param in self._others()]
         found.finish(
-            [*zip(params, gradients, cells, strict=True), *without],
-            [(each.kernel._address, each.argument.ctypes.data, 0, 1) for each in launches],
+            [*zip(params, gradients, launches.cells, strict=True), *without],
+            launches.records(),
             [
                 (column._block.data_ptr(), len(column._views), column._block.element_size())
                 for column in self.columns
             ],
             written,
-            ready.bounds,
+            planned.ready.bounds,
         )
-        self.launches, self.snapshot = launches, found
+        self.snapshot = found
         return True
 
     def _stands(self, planned: Any, gradients: Sequence[Any], places: Sequence[int]) -> bool:
         """Whether the careful look finds the step to be the one before."""
-        part, ready = self.part, planned.ready
-        if not part.stands(self.state, part._params):
-            return False
-        if not all(_hold(part._options.get(place), self.groups[place]) for place in {*places}):
-            return False
-        try:
-            return ready.again(planned.request._replace(gradients=gradients))
-        finally:
-            ready.release_gradients()
+        part = self.part
+        return (
+            part.stands(self.state, part._params)
+            and all(_hold(part._options.get(place), self.groups[place]) for place in {*places})
+            and stands(planned, gradients)
+        )
 
     def _others(self) -> list[Tensor]:
         """Parameters that take no part in the step: they have no gradient."""
@@ -231,32 +172,17 @@ class SteadyStep:
             tensors += [each for each in own.values() if isinstance(each, Tensor)]
         for param in params:
             found.hold_dict(vars(param))  # where it may be given a constraint
-        return all(
-            each.device.type == "cpu"
-            and each.layout == torch.strided
-            and found.tensor(each) is not None
-            for each in tensors
-        ) and all(each.grad is None for each in others)
+        return hold_tensors(found, tensors) and all(each.grad is None for each in others)
 
-    def _is_plain(self, optimizer: Any, ready: Any, rule: Any, params: Sequence[Tensor]) -> bool:
-        hooks, around = self.hooks, optimizer._around
+    def _is_plain(self, optimizer: Any, planned: Any, params: Sequence[Tensor]) -> bool:
+        """Whether neither options nor parameters ask for more than the update of the rule."""
+        around, variables = optimizer._around, planned.ready.variables
         return (
-            type(hooks) is TorchHooks
-            and len(ready.variables) == len(params)
-            and all(var is param for var, param in zip(ready.variables, params, strict=True))
-            and all(isinstance(each, engine.Group) for each in ready.groups)
-            and not ready.stages
-            and not any(copy is not None for copy in ready.copies)
+            type(self.hooks) is TorchHooks
+            and len(variables) == len(params)
+            and all(var is param for var, param in zip(variables, params, strict=True))
             and all(map(_is_common, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
-            and not rule.measures
-            and rule.per_variable is None
-            and not rule.calls_users
-            and not self.selection.check_numerics
-            and hooks.sharing is None
-            and hooks.there is None
-            and hooks.taken is None
-            and not hooks.calls
             and not around.clips
             and not around.in_backward
             and around.accumulate == 1
@@ -294,10 +220,7 @@ class SteadyStep:
             or own["state"] is not self.state
             or "found_inf" in own
             or "grad_scale" in own
-            or _modes._len_torch_dispatch_stack()
-            or _modes._len_torch_function_stack()
-            or is_inference_mode_enabled()
-            or _modes._get_tracing_state() is not None
+            or is_traced()
             or replicas() > 1
             or optimizer._own.is_swapped
             or current(self.selection) != self.selection
@@ -315,7 +238,7 @@ class SteadyStep:
             if not all(_hold(known, self.groups[place]) for place, known in self._beside):
                 return False
             made = {each.place: each.made(self.columns) for each in self._scalars}
-            for launch in self.launches:
+            for launch in self.launches.all:
                 launch.set_scalars(made)
         except Exception:  # the careful way says it
             return False
@@ -323,10 +246,7 @@ class SteadyStep:
         following = [hooks._next(column, self._scalars[0].place) for column in self.columns]
         for k, value in enumerate(following):
             snapshot.numbers[k] = value
-        for k, launch in enumerate(self.launches):
-            if launch.elements >= SERIAL:
-                threads = threads_for(launch.slices, launch.elements)
-                snapshot.launches[k, 2:] = parallel_address() if threads > 1 else 0, threads
+        self.launches.set_threads(snapshot.launches)
         if snapshot.take():
             optimizer._own.forget_quick()
             return False

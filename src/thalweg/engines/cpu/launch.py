@@ -33,7 +33,7 @@ class Compiled:
         self.scalars = kernel.scalars
         self.dtype = compute
         self.measures = kernel.measures
-        self._address = store.address(kernel.name, kernel.source)
+        self.address = store.address(kernel.name, kernel.source)
 
     def call(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
         """A function in C that updates everything the table points at.
@@ -48,11 +48,11 @@ class Compiled:
 
     def at(self, argument: int, threads: int) -> Callable[[], object]:
         """A function in C that calls the kernel on so many threads at once."""
-        return team.call(self._address, argument, threads)
+        return team.call(self.address, argument, threads)
 
     def launch(self, argument: int, threads: int) -> None:
         """Call the kernel on so many threads at once."""
-        team.run(self._address, argument, threads)
+        team.run(self.address, argument, threads)
 
 
 def threads_for(slices: int, elements: int) -> int:

@@ -1,0 +1,154 @@
+"""A step once more, in one call that looks and writes: what faces have in common of it.
+
+A first, careful step has planned it (`core/step.py`), a second one has repeated it; from the third
+on it is taken so, as long as everything lies where it lay: see `engines/cpu/look.py`. Whatever does
+not is left to the careful way, which says what there is to say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from struct import Struct
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, is_inference_mode_enabled
+
+from thalweg.core.hooks import Hooks
+from thalweg.core.plan_cache import Planned
+from thalweg.engines.arrays import Int64
+from thalweg.engines.cpu import group as engine
+from thalweg.engines.cpu.launch import threads_for
+from thalweg.engines.cpu.snapshot import Snapshot
+from thalweg.engines.cpu.team import parallel_address
+from thalweg.engines.cpu.work import SERIAL
+from thalweg.engines.plan import DensePlan
+
+_LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
+_torch: Any = torch._C
+
+
+class Launch:
+    """A kernel's argument block and scalars, the steady step's own.
+
+    Args:
+        own: The variables that it updates.
+        places: For each variable of the step which scalars it has.
+    """
+
+    def __init__(self, own: engine.Group, places: Sequence[int]) -> None:
+        self._table = table = own.table  # whose chunks and bounds the block below names
+        self.kernel, self._names = own.kernel, own.kernel.scalars
+        self.dtype = own.dtype
+        self._chosen = itemgetter(*self._names, *self._names[:1])  # a tuple, of one name, too
+        self.places = list(dict.fromkeys(places[member] for member in own.members))
+        rows = [self.places.index(places[member]) for member in own.members]
+        self._scalar_row, self._base = np.array(rows, np.int64), table.base.copy()
+        layout = Struct(f"={len(self._names)}{'f' if own.dtype is np.float32 else 'd'}")
+        self._pack, self._size = layout.pack_into, layout.size
+        self._rows = bytearray(layout.size * len(self.places))
+        self._argument = table.copy_of_argument(own.flush)
+        self._argument[5] = self._base.ctypes.data
+        self._argument[6] = self._scalar_row.ctypes.data
+        self._argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self._rows))
+        self.elements, self._slices = table.elements, len(table.bounds) - 1
+
+    def cells(self) -> list[int]:
+        """Where the addresses of gradients go, for each member."""
+        first, (step, item) = self._base.ctypes.data, self._base.strides
+        return [first + step * k + item for k in range(len(self._base))]
+
+    def record(self) -> tuple[int, int, int, int]:
+        """The kernel and its argument; what calls it on several threads, and on how many."""
+        return self.kernel.address, self._argument.ctypes.data, 0, 1
+
+    def threads(self) -> tuple[int, int]:
+        """What calls it on several threads now, and on how many."""
+        count = threads_for(self._slices, self.elements)
+        return parallel_address() if count > 1 else 0, count
+
+    def set_scalars(self, made: Mapping[int, Mapping[str, Any]]) -> None:
+        """Set the scalars of each place."""
+        at = 0
+        for place in self.places:
+            self._pack(self._rows, at, *self._chosen(made[place])[:-1])
+            at += self._size
+
+
+class Launches:
+    """The kernels of a step.
+
+    Args:
+        planned: The step.
+        places: For each variable which scalars it has.
+    """
+
+    def __init__(self, planned: Planned, places: Sequence[int]) -> None:
+        ready = cast("DensePlan", planned.ready)
+        self.all = [Launch(cast("engine.Group", each), places) for each in ready.groups]
+        self._large = [k for k, each in enumerate(self.all) if each.elements >= SERIAL]
+        self._spare = np.zeros(1, np.int64)  # for gradients without elements
+        self.cells = [self._spare.ctypes.data] * len(places)
+        for own, launch in zip(ready.groups, self.all, strict=True):
+            for member, cell in zip(own.members, launch.cells(), strict=True):
+                self.cells[member] = cell
+
+    def records(self) -> list[tuple[int, int, int, int]]:
+        return [each.record() for each in self.all]
+
+    def set_threads(self, records: Int64) -> None:
+        """Have those that are worth it run on as many threads as torch has now."""
+        for k in self._large:
+            records[k, 2:] = self.all[k].threads()
+
+
+def is_repeatable(planned: Planned | None, hooks: Hooks) -> bool:
+    """Whether a step needs no more than a plan over dense gradients, its scalars and counts."""
+    if planned is None or not isinstance(planned.ready, DensePlan):
+        return False
+    ready, rule = planned.ready, planned.request.rule
+    return (
+        all(isinstance(each, engine.Group) and each.kernel.scalars for each in ready.groups)
+        and sum(each.table.elements for each in cast("list[engine.Group]", ready.groups)) <= _LARGE
+        and not ready.stages
+        and not any(copy is not None for copy in ready.copies)
+        and not rule.measures
+        and rule.per_variable is None
+        and not rule.calls_users
+        and not hooks.selection.check_numerics
+        and hooks.sharing is None
+        and hooks.there is None
+        and hooks.taken is None
+        and not hooks.calls
+    )
+
+
+def stands(planned: Planned, gradients: Sequence[Any]) -> bool:
+    """Whether the careful look finds a step to be the one before, with these gradients."""
+    try:
+        return planned.ready.again(planned.request._replace(gradients=gradients))
+    finally:
+        planned.ready.release_gradients()
+
+
+def hold_tensors(found: Snapshot, tensors: Sequence[Tensor]) -> bool:
+    """Have the look compare tensors; False if it could not."""
+    return all(
+        each.device.type == "cpu"
+        and each.layout == torch.strided
+        and found.tensor(each) is not None
+        for each in tensors
+    )
+
+
+def is_traced() -> bool:
+    """Whether somebody wants to see what is done to tensors, or they have no versions."""
+    return bool(
+        _torch._len_torch_dispatch_stack()
+        or _torch._len_torch_function_stack()
+        or is_inference_mode_enabled()
+        or _torch._get_tracing_state() is not None
+    )
