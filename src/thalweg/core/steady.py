@@ -22,7 +22,9 @@ from thalweg.core.plan_cache import Planned
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import group as engine
 from thalweg.engines.cpu.launch import threads_for
+from thalweg.engines.cpu.look import INT64 as INT64
 from thalweg.engines.cpu.snapshot import Snapshot
+from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.cpu.work import SERIAL
 from thalweg.engines.plan import DensePlan

@@ -92,6 +92,9 @@ class Nadam(BuiltIn):
         cache = 1.0 if self._cache is None else resolve(self._cache).item()
         return {**super()._hyper_scalars(dtype), "momentum_cache": dtype(cache)}
 
+    def _beside_hypers(self) -> None:
+        """The cache of momenta changes from step to step."""
+
     def _create_slots(self, var_list: list[Tensor]) -> None:
         if self._cache is None:
             self._make_cache(var_list[0].dtype.to_real())

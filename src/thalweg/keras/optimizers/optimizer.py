@@ -258,6 +258,11 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         """What counts a step of these variables beside `iterations`, as functions in C."""
         return []
 
+    @classmethod
+    def _counts_more(cls) -> bool:
+        """Whether a step counts more than `iterations`."""
+        return cls._counted is not Optimizer._counted
+
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)
         self._plans = Plans()

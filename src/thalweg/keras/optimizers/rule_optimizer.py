@@ -112,6 +112,19 @@ class RuleOptimizer(Optimizer):
             values["learning_rate"] = dtype(rate)
         return derived(self._rule(), values, dtype, int(self.iterations.item()) + 1)
 
+    @classmethod
+    @cache
+    def _has_own_scalars(cls) -> bool:
+        """Whether a user's subclass makes scalars by itself."""
+        made = (cls._decayed_lr, cls._rule, cls._rule_scalars, cls._hyper_scalars, cls._scalar)
+        return not all(map(is_ours, made))
+
+    def _beside_hypers(self) -> tuple[Any, ...] | None:
+        """What scalars are made of beside variables; None if they change from step to step."""
+        if self._has_own_scalars() or self._initial_decay:
+            return None
+        return () if all(isinstance(each, Tensor) for each in self._hyper.values()) else None
+
     def _rate(self, dtype: Dtype) -> Any:
         """The learning rate of this step, as a subclass's `_decayed_lr` would have it."""
         is_own = type(self)._decayed_lr is not Optimizer._decayed_lr

@@ -12,12 +12,17 @@ from thalweg.core.columns import derived
 from thalweg.core.hooks import Dtype
 from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
-from thalweg.core.steady import Launches, hold_tensors, is_repeatable, is_traced, stands
-from thalweg.engines.cpu import look
-from thalweg.engines.cpu.snapshot import snapshot
+from thalweg.core.steady import (
+    INT64,
+    Launches,
+    hold_tensors,
+    is_repeatable,
+    is_traced,
+    snapshot,
+    stands,
+)
 from thalweg.ground.running import executing_eagerly
-from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
+from thalweg.keras.optimizers.hooks import RuleHooks
 from thalweg.variable import Variable, variable_constraint
 
 _PLAIN = (Tensor, torch.nn.Parameter, Variable)
@@ -38,7 +43,8 @@ class SteadyStep:
         self._asked = _asked(optimizer)
         self._step = int(optimizer.iterations.item())
         self._hypers: dict[Dtype, dict[str, Any]] = {}
-        if _is_constant(optimizer):
+        self._beside = optimizer._beside_hypers()
+        if self._beside is not None:
             self._hypers = {each: optimizer._hyper_scalars(each) for each in planned.ready.dtypes}
 
     @staticmethod
@@ -47,7 +53,7 @@ class SteadyStep:
         planned, hooks = kept.last, optimizer._hooks(True)
         if (
             planned is None
-            or not (is_repeatable(planned, hooks) and hooks.repeats)
+            or not (is_repeatable(planned, hooks) and hooks.repeats and type(hooks) is RuleHooks)
             or not _is_plain(optimizer)
             or not _are_pairs(given, planned)
             or not stands(planned, [grad for grad, _ in given])
@@ -74,7 +80,7 @@ class SteadyStep:
         found.finish(
             [(var, grad, cell) for (grad, var), cell in zip(given, launches.cells, strict=True)],
             launches.records(),
-            [(count.data_ptr(), 1, look.INT64)],
+            [(count.data_ptr(), 1, INT64)],
             written,
             ready.bounds,
             [count, *hypers],
@@ -110,6 +116,7 @@ class SteadyStep:
             or optimizer._selection() != self._selection
             or not all(map(is_, _asked(optimizer), self._asked))
             or optimizer._transformers
+            or not _are(optimizer._beside_hypers(), self._beside)
         ):
             return False
         found, following = self._snapshot, self._step + 1
@@ -133,6 +140,11 @@ class SteadyStep:
         return optimizer._rule_scalars(dtype)
 
 
+def _are(found: tuple[Any, ...] | None, known: tuple[Any, ...] | None) -> bool:
+    """Whether scalars are made of the same as before, or made anew in any case."""
+    return known is None or (found is not None and all(map(is_, found, known)))
+
+
 def _asked(optimizer: Any) -> tuple[Any, ...]:
     """What decides on a step beside hyperparameters."""
     return (
@@ -148,26 +160,14 @@ def _asked(optimizer: Any) -> tuple[Any, ...]:
 
 def _is_plain(optimizer: Any) -> bool:
     """Whether a step is the update of a rule, and a count."""
-    cls = type(optimizer)
     count = optimizer.iterations
     return (
-        isinstance(optimizer, RuleOptimizer)
-        and cls._counted is Optimizer._counted
+        not optimizer._counts_more()
         and not optimizer._clipping
         and optimizer._slots.parts is None
         and type(count) is Variable
         and count.dtype == torch.int64
         and not count.dim()
-    )
-
-
-def _is_constant(optimizer: Any) -> bool:
-    """Whether hyperparameters are numbers, whatever the step is."""
-    return (
-        type(optimizer)._decayed_lr is Optimizer._decayed_lr
-        and type(optimizer)._hyper_scalars is RuleOptimizer._hyper_scalars
-        and not optimizer._initial_decay
-        and all(isinstance(each, Tensor) for each in optimizer._hyper.values())
     )
 
 
