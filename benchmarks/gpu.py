@@ -1,6 +1,8 @@
 """Steps on a GPU beside torch's fused, foreach and compiled ones, and other packages', in one run.
 
     python benchmarks/gpu.py
+    python benchmarks/gpu.py --only gpt2
+    python benchmarks/gpu.py --without torch.compile  # which takes minutes for thousands of tensors
 
 Prints a table for each model or recipe, and what each target came to; without a GPU it says so and
 ends with status 2. No figure of `figures.json` comes from here.
@@ -10,6 +12,7 @@ Its name is not `cuda.py`: torch would import that in place of NVIDIA's package 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import sys
@@ -347,6 +350,10 @@ def lines(table: Table, found: dict[str, Measured], copied: float) -> list[str]:
 
 def main() -> int:
     """Measure everything; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="tables whose titles contain this")
+    parser.add_argument("--without", action="append", default=[], help="the name of a step")
+    asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py needs a GPU, and torch sees none.", file=sys.stderr)
         return 2
@@ -359,7 +366,9 @@ def main() -> int:
     print("Target: 0.9 of a copy's bandwidth on big tensors. Absent: LAMB, which is no rule here.")
     for make in tables("cuda"):
         table, found = make(), {}
-        for name in list(table.makers):
+        if asked.only not in table.title:
+            continue
+        for name in [each for each in table.makers if each not in asked.without]:
             try:
                 found[name] = measured(table.makers[name]())
             except Exception as error:

@@ -65,12 +65,12 @@ def main() -> None:
         for mode in MODES:
             times: dict[str, list[float]] = {name: [] for name in pairs}
             own = pairs["thalweg"][1]._own
-            before = own.repeats.quick.taken if own.repeats.quick else 0
+            before = own.quick.taken if own.quick else 0
             rounds = max(10, repeats if count < 2000 else repeats // 8)
             for _ in range(rounds):
                 for name, (params, opt) in pairs.items():
                     times[name].append(step_time(params, opt, mode, between))
-            quick = (own.repeats.quick.taken if own.repeats.quick else 0) - before
+            quick = (own.quick.taken if own.quick else 0) - before
             ours, theirs = (lowest(times[name]) for name in ("thalweg", "torch"))
             print(
                 f"{f'{count} of {size}':>16} {mode:>5} {ours:11.1f} {theirs:9.1f}"

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thalweg import optim
-from thalweg.core.repeats import Repeats
+from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
 from thalweg.engines.cpu import snapshot
+from thalweg.errors import FailedPreconditionError
+from thalweg.ground.locks import Mark
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
@@ -54,7 +56,7 @@ def give(own: list[Parameter], seed: int, without: set[int] | frozenset[int] = f
 
 
 def taken(opt: Any) -> int:
-    return 0 if opt._own.repeats.quick is None else opt._own.repeats.quick.taken
+    return 0 if opt._own.quick is None else opt._own.quick.taken
 
 
 # Which steps
@@ -112,6 +114,68 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
         give(own, step)
         opt.step()
     assert taken(opt) == 4
+
+
+def test_those_with_a_closure_are() -> None:
+    own, other = params(), params()
+    opt, twin = optim.Adam(own), optim.Adam(other)
+    for step in range(6):
+
+        def closure(step: int = step) -> float:
+            give(own, step)
+            return float(step)
+
+        assert opt.step(closure) == step
+        give(other, step)
+        twin.step()
+    assert taken(opt) == 4
+    assert all(map(torch.equal, own, other))
+
+
+@pytest.mark.parametrize("steps", [2, 3], ids=["careful", "plain"])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_an_interruption_says_what_has_become_of_the_step(
+    is_after: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = params()
+    opt = optim.Adam(own)
+    for step in range(steps):
+        give(own, step)
+        opt.step()
+    take = snapshot.Snapshot.take
+
+    def interrupted(found: Any) -> int:
+        if is_after:
+            take(found)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(snapshot.Snapshot, "take", interrupted)
+    give(own, 9)
+    before = [param.detach().clone() for param in own]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        opt.step()
+    monkeypatch.undo()
+    said = "The step was taken." if is_after else "The step was not taken"
+    assert [note for note in caught.value.__notes__ if note.startswith(said)]
+    assert len(caught.value.__notes__) == 1
+    assert all(map(torch.equal, own, before)) is not is_after
+    assert opt.last_step.count == steps + is_after
+    opt.step()
+    assert opt.last_step.count == steps + is_after + 1
+
+
+def test_a_refusal_says_that_nothing_has_changed() -> None:
+    own = params()
+    opt = optim.Adam(own)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    opt._own._lock = Mark(opt._own._lock, opt._own)
+    with pytest.raises(FailedPreconditionError) as caught:
+        opt.step()
+    assert caught.value.__notes__ == [
+        "The step was not taken: no variable and no slot has changed."
+    ]
 
 
 # What turns them off
@@ -391,7 +455,7 @@ def differences(seed: int, steps: int = 30) -> str:
 def test_whatever_changes_the_step_is_the_careful_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Repeats, "longest_wait", 1)
+    monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert not differences(seed)

@@ -127,7 +127,10 @@ def mutated_at(state: dict[str, Any], dice: random.Random) -> tuple[str, list[An
     )
     if kind == "change" and isinstance(value, Tensor):
         name = dice.choice(list(CHANGES))
-        home[key] = CHANGES[name](value)
+        try:
+            home[key] = CHANGES[name](value)
+        except (RuntimeError, NotImplementedError):  # of rows, of which torch makes no such thing
+            home[key] = CHANGES[name](value.to_dense())
         return f"{key}: {name}", [key]
     keys = [key]
     if kind == "drop":

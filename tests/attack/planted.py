@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg.core import outcome, state
 from thalweg.core.options import accumulation as sums_of_optim
+from thalweg.core.options import iter_size
 from thalweg.core.state import loading
 from thalweg.engines import dispatcher as gate
 from thalweg.engines import layout, reference
@@ -18,8 +19,8 @@ from thalweg.engines.plan import DensePlan
 from thalweg.engines.storage_guard import StorageGuard
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
-from thalweg.openseq2seq.optimizers import accumulation, backward
-from thalweg.optim import fused_torch_optimizer as drop_in
+from thalweg.openseq2seq.optimizers import backward
+from thalweg.optim import torchs_step
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.scaled import Scaled
 from thalweg.storage import disk, header
@@ -27,6 +28,7 @@ from thalweg.storage.bundle import index
 
 
 def _instead(home: Any, name: str, function: Any) -> Callable[[], None]:
+    getattr(home, name)  # what is not there any more would be planted without an effect
     return lambda: setattr(home, name, function)
 
 
@@ -91,7 +93,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "copies are not looked at": _instead(layout, "check_copy", lambda *_: None),
     "what is written to copies is not seen": _instead(reference, "resumed", lambda var, copy: var),
     "indices are not looked at": _instead(IndexedSlices, "check_range", lambda *_: None),
-    "sums are not looked at": _instead(accumulation, "check_memories", lambda *_: None),
+    "sums are not looked at": _instead(iter_size, "check_memories", lambda *_: None),
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),
     "plans always stand": _instead(DensePlan, "_stands", _yes),
     "slots are not watched": _instead(StorageGuard, "stand", _yes),
@@ -104,7 +106,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
         FusedTorchOptimizer, "_unfit_state", lambda *_: []
     ),
     "what torch refuses is half done": _instead(
-        drop_in, "whole", lambda _: contextlib.nullcontext()
+        torchs_step, "whole", lambda _: contextlib.nullcontext()
     ),
     "sums may lie anywhere": _instead(
         sums_of_optim, "_apart", lambda params, sums, gradients, titles_of: gradients

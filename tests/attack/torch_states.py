@@ -70,7 +70,9 @@ def attempt(seed: int, number: int) -> str:
             return f"{damage} raised {type(refused).__name__}: {refused}"
         if not same(everything(opt, params), before):
             return f"half a state: {damage} ({type(refused).__name__}: {refused})"
-        if type(refused) is not type(theirs) and not is_named(keys, str(refused)):
+        own = theirs is not None and str(theirs) in str(refused)  # torch's words
+        is_told = own or is_named(keys, str(refused))
+        if type(refused) is not type(theirs) and not is_told:
             return f"{damage}: not named in {refused}"
         return "refused"
     return judged((opt, params), judge, again, damage, not added)
@@ -81,7 +83,7 @@ def is_named(keys: list[Any], message: str) -> bool:
     if not keys or not WIDE.isdisjoint(keys):
         return True
     # True is the key 1, and what a parameter has beside a sum alone is no state of a step.
-    own = [int(key) if isinstance(key, bool) else key for key in keys]
+    own = [*keys, *(int(key) for key in keys if isinstance(key, bool))]
     return any(str(key) in message for key in own) or "step' is missing" in message
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from copy import deepcopy
 from functools import partial
 
@@ -161,7 +162,9 @@ def by(table):
 @contextlib.contextmanager
 def no_waiting():
     """A block in which whatever waits for the device fails."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that not all that waits is found
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -201,10 +204,10 @@ class Training:
         return [each.detach().cpu().double() for each in (*self.params, *own)]
 
 
-def assert_near(found, wanted):
+def assert_near(found, wanted, rtol=1e-5, atol=1e-6):
     """Powers of float64 leave their traces in the last places of float32, if any."""
     for each, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(each, other, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(each, other, rtol=rtol, atol=atol)
 
 
 @by(OPTIMIZERS)
@@ -332,7 +335,7 @@ def test_a_state_of_torch_goes_on():
     for _ in range(3):
         own.step()
         theirs.step()
-    assert_near(own.written(), theirs.written())
+    assert_near(own.written(), theirs.written(), atol=1e-5)  # a rate of 0.1; torch rounds elsewhere
     assert list(own.optimizer.state[own.params[0]]) == list(
         theirs.optimizer.state[theirs.params[0]]
     )
@@ -345,7 +348,8 @@ def test_fast_kernels_are_near(dtype):
         with thalweg.engine(math="fast"):
             found.step()
         wanted.step()
-    assert_near(found.written(), wanted.written())
+    last = 2**-7 if dtype is torch.bfloat16 else 1e-6  # what the last place is worth, at most
+    assert_near(found.written(), wanted.written(), rtol=max(2 * last, 1e-5), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ema_decay", "masters", "state_dtype", "gradients", "accumulate"])

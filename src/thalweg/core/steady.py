@@ -21,16 +21,16 @@ from thalweg.core.hooks import Hooks
 from thalweg.core.plan_cache import Planned
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import group as engine
+from thalweg.engines.cpu import look as look
 from thalweg.engines.cpu.launch import threads_for
-from thalweg.engines.cpu.look import INT64 as INT64
-from thalweg.engines.cpu.snapshot import Snapshot
+from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.cpu.work import SERIAL
 from thalweg.engines.plan import DensePlan
 
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
-_torch: Any = torch._C
+_torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class Launch:
@@ -45,7 +45,8 @@ class Launch:
         self._table = table = own.table  # whose chunks and bounds the block below names
         self.kernel, self._names = own.kernel, own.kernel.scalars
         self.dtype = own.dtype
-        self._chosen = itemgetter(*self._names, *self._names[:1])  # a tuple, of one name, too
+        # A tuple, of one name, too.
+        self._chosen: Any = itemgetter(*self._names, *self._names[:1])
         self.places = list(dict.fromkeys(places[member] for member in own.members))
         rows = [self.places.index(places[member]) for member in own.members]
         self._scalar_row, self._base = np.array(rows, np.int64), table.base.copy()
@@ -89,7 +90,7 @@ class Launches:
     """
 
     def __init__(self, planned: Planned, places: Sequence[int]) -> None:
-        ready = cast("DensePlan", planned.ready)
+        ready = plan_of(planned)
         self.all = [Launch(cast("engine.Group", each), places) for each in ready.groups]
         self._large = [k for k, each in enumerate(self.all) if each.elements >= SERIAL]
         self._spare = np.zeros(1, np.int64)  # for gradients without elements
@@ -126,6 +127,11 @@ def is_repeatable(planned: Planned | None, hooks: Hooks) -> bool:
         and hooks.taken is None
         and not hooks.calls
     )
+
+
+def plan_of(planned: Planned) -> DensePlan:
+    """The plan of a step that is repeatable."""
+    return cast("DensePlan", planned.ready)
 
 
 def stands(planned: Planned, gradients: Sequence[Any]) -> bool:

@@ -28,7 +28,6 @@ from thalweg.core.options.average import Average
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
-from thalweg.core.repeats import Repeats
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
@@ -42,7 +41,6 @@ from thalweg.ground.tracing import untraced
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.hooks import GroupHooks
-from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.scaled import Scaled, said_once
@@ -100,29 +98,33 @@ class StepCache:
         self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[ParamState, list[int]] | None = None
-        self.repeats = Repeats()  # the same in one call
+        self.quick: SteadyStep | None = None  # the same in one call
+        self.due: tuple[ParamState, Any, Sequence[int]] | None = None  # of which it may be made
+
+    @property
+    def total(self) -> int:
+        """How many steps were taken, those in one call each among them."""
+        return self.count + (0 if self.quick is None else self.quick.taken - self.quick.told)
 
     def settle(self) -> None:
         """Count the steps that were taken in one call each."""
-        taken = 0 if self.repeats.quick is None else self.repeats.quick.news()
-        if taken:
-            self.count += taken
-            self.last, self.decided = LastStep(True, "", self.count), None
-            self.seen, self.applied, self.is_folded = GradientReport(), False, False
+        with self._lock:
+            if self.quick is not None and self.quick.told < self.quick.taken:
+                self.count, self.quick.told = self.total, self.quick.taken
+                self.last, self.decided = LastStep(True, "", self.count), None
+                self.seen, self.applied = GradientReport(), False
 
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""
         self.settle()
-        self.repeats.forget()
+        self.quick = self.due = None
 
-    def note_repeated(
-        self, optimizer: Any, part: ParamState, hooks: Any, places: Sequence[int]
-    ) -> None:
+    def note_repeated(self, part: ParamState, hooks: Any, places: Sequence[int]) -> None:
         """A step was repeated: the next one may be taken in one call."""
-        self.settle()
-        # Nothing kept here is to keep the optimizer.
-        hooks._optimizer = own = proxy(optimizer)
-        self.repeats.note(partial(_quick_step, own, part, hooks, places))
+        self.forget_quick()
+        if part.kept.is_due():
+            hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
+            self.due = (part, hooks, places)
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -130,14 +132,6 @@ class StepCache:
         with importing:
             from thalweg.optim.common_norm import CommonNorm
         return CommonNorm()
-
-
-def _quick_step(optimizer: Any, *given: Any) -> SteadyStep | None:
-    """What takes the next step of an optimizer in one call, if there can be such a thing."""
-    with importing:
-        from thalweg.optim.steady import SteadyStep
-    with optimizer._own._lock:
-        return SteadyStep.of(optimizer, *given)
 
 
 class FusedOptimizer(Scaled):
@@ -276,10 +270,16 @@ class FusedOptimizer(Scaled):
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
         self._own.operands.read_again(self)
-        if self._around.in_backward:
-            listen(self)
+        self._listen()
         if self._around.of(Flat).gradients == "flat":
             self._flatten()
+
+    def _listen(self) -> None:
+        """Have parameters updated as soon as their gradients are complete, if that is asked for."""
+        if self._around.in_backward:
+            with importing:
+                from thalweg.optim.in_backward import listen
+            listen(self)
 
     def __getstate__(self) -> dict[str, Any]:
         for param in self._params():  # `copy.deepcopy` copies them
@@ -311,7 +311,7 @@ class FusedOptimizer(Scaled):
     def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
         if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
             return None
-        quick = self._own.repeats.step() if closure is None else None
+        quick = self._own.quick if closure is None else None
         if quick is not None and quick.take(self):
             return None
         return self._step(closure)
@@ -324,19 +324,20 @@ class FusedOptimizer(Scaled):
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
         self._check_alone()
-        self._own.settle()
         loss = None
         if closure is not None:
             with enable_grad():
                 loss = closure()
         own = self._own
         with own._lock:
+            if (closure is not None or own.due is not None) and self._try_quick_step():
+                return loss
+            own.settle()
             if own.is_swapped:
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
                 )
-            if self._around.in_backward:
-                listen(self)
+            self._listen()
             own.taken = self._found_finite()
             if own.taken is None and self._skip_overflowed_step():
                 return loss
@@ -381,6 +382,16 @@ class FusedOptimizer(Scaled):
         """The hooks of a step over all parameters."""
         raise NotImplementedError
 
+    def _try_quick_step(self) -> bool:
+        """Take the step before again in one call, as soon as it is planned; False if it cannot."""
+        own = self._own
+        if own.due is not None:
+            due, own.due = own.due, None
+            with importing:
+                from thalweg.optim.steady import SteadyStep
+            own.quick = SteadyStep.of(self, *due)
+        return own.quick is not None and own.quick.take(self)
+
     def _try_steady_step(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""
         own = self._own
@@ -415,7 +426,7 @@ class FusedOptimizer(Scaled):
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        own.note_repeated(self, part, hooks, places)
+        own.note_repeated(part, hooks, places)
         return True
 
     def _rules(self) -> set[Rule]:

@@ -30,7 +30,6 @@ from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import TorchHooks
-from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
@@ -169,7 +168,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if only is None and len(shares) == 1:
             self._keep_steady(parts[rule], shares[rule].places)
             if is_repeated:
-                self._own.note_repeated(self, parts[rule], hooks[rule], shares[rule].places)
+                self._own.note_repeated(parts[rule], hooks[rule], shares[rule].places)
         return None
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
@@ -222,10 +221,10 @@ class FusedTorchOptimizer(FusedOptimizer):
             return None, device_of(params) or CPU
         return found
 
-    def _has_state(self, group: Group, param: Tensor) -> bool:
-        rule, own = self._around.rule(self._rule(group)), self.state.get(param, {})
-        names = [slot.name for slot in rule.slots]
-        return all(name in own for name in ([STEP, *names] if self._keeps_step else names))
+    def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
+        slots = self._around.rule(self._rule(group)).slots
+        names = {slot.name for slot in slots}.union((STEP,) if self._keeps_step else ())
+        return all(names <= self.state.get(param, {}).keys() for param in params)
 
     def _fits(self, share: _Share) -> bool:
         """Whether a share is computed here.
@@ -291,6 +290,8 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """The same of one parameter."""
+        with importing:
+            from thalweg.optim.in_backward import place_of
         place = cast("int", place_of(self, param))
         rule = self._around.rule(self._rule(self.param_groups[place]))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}

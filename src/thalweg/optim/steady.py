@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.core.groups import Group
-from thalweg.core.outcome import add_taken
-from thalweg.core.steady import Launches, hold_tensors, is_repeatable, is_traced, stands
+from thalweg.core.outcome import TAKEN, say
+from thalweg.core.steady import (
+    Launches,
+    Snapshot,
+    hold_tensors,
+    is_repeatable,
+    is_traced,
+    snapshot,
+    stands,
+)
 from thalweg.engines import current
-from thalweg.engines.cpu.snapshot import Snapshot, snapshot
 from thalweg.ground.running import replicas
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
 from thalweg.optim.hooks import TorchHooks
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_params_of = itemgetter("params")
 
 
 class _Scalars:
@@ -75,10 +84,6 @@ def _hold(known: Options | None, group: Group) -> bool:
     )
 
 
-def _params_of(group: Group) -> Any:
-    return group["params"]
-
-
 def _is_common(column: Any) -> bool:
     """Whether a number is the same for all parameters, which lie in a block in their order."""
     return type(column) is Column and column._places is None and column.common is not None
@@ -100,7 +105,7 @@ class SteadyStep:
         self.selection = hooks.selection
         self.columns: list[Column] = part.columns
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
-        self._seen = 0
+        self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
     @staticmethod
     def of(optimizer: Any, part: Any, hooks: Any, places: Sequence[int]) -> SteadyStep | None:
@@ -194,11 +199,6 @@ class SteadyStep:
         """How many steps it has taken."""
         return self.snapshot.taken
 
-    def news(self) -> int:
-        """How many it has taken since this was asked before."""
-        before, self._seen = self._seen, self.snapshot.taken
-        return self._seen - before
-
     def take(self, optimizer: Any) -> bool:
         """Take it, if everything is as it was.
 
@@ -210,8 +210,7 @@ class SteadyStep:
             with optimizer._own._lock:
                 return self._take(optimizer, vars(optimizer))
         except BaseException as error:
-            if self.snapshot.taken != before:
-                add_taken(error)
+            say(error, [f"{TAKEN}."] if self.snapshot.taken != before else ())
             raise
 
     def _take(self, optimizer: Any, own: dict[str, Any]) -> bool:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.optim.optimizer as _torchs
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,  # pyright: ignore[reportPrivateUsage]
+    _global_optimizer_pre_hooks,  # pyright: ignore[reportPrivateUsage]
+)
 
 _SYMBOL = "_ZN2at12hasCallbacksEv"  # at::hasCallbacks(): of profilers, of this thread or of all
-_module: Any = _torchs
-_before, _after = _module._global_optimizer_pre_hooks, _module._global_optimizer_post_hooks
 
 
 @cache
@@ -38,7 +39,7 @@ def is_watched(optimizer: Any) -> bool:
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
-        or _before
-        or _after
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
         or _has_callbacks()()
     )

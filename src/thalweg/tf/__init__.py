@@ -52,6 +52,7 @@ from thalweg.tf import (
 from thalweg.tf.arrays import *
 from thalweg.tf.checks import *
 from thalweg.tf.clipping import *
+from thalweg.tf.compat.later import FINDERS as _finders
 from thalweg.tf.control import *
 from thalweg.tf.convert import is_tensor
 from thalweg.tf.data.spec import TensorSpec
@@ -69,7 +70,7 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 __version__ = VERSION
 newaxis = None
 
-compat._later |= {
+_finders |= {
     "v1": lambda: _importlib.import_module("thalweg.tf.compat.v1"),
     "v2": lambda: _sys.modules[__name__],
 }

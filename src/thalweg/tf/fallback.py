@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from thalweg.ground.running import executing_eagerly
+from thalweg.tf.compat.later import find
 from thalweg.tf.missing import not_provided
 from thalweg.v1.summary.protos import PUBLIC as MESSAGES
 
@@ -21,7 +22,7 @@ def anything_else(name: str) -> Any:
     if name == "optimizers" or (name in _OF_BOTH and executing_eagerly()):
         return getattr(importlib.import_module("thalweg.tf.keras"), name)
     if not name.startswith("_"):
-        old = importlib.import_module("thalweg.tf.compat.v1")  # imported late: it needs `tf`
+        old = find("v1")
         if name in vars(old) or name in MESSAGES:
             return getattr(old, name)  # code for TensorFlow 1 has no compat.v1
     raise not_provided("", name)

@@ -50,7 +50,7 @@ IN_STORAGE_BYTES = 35
 IN_AUTOGRAD_GRADIENT = 36
 IN_COUNTER = 37
 PAIRS = 38  # a list of gradients and variables, or 0: gradients are those that parameters have
-WATCHED = 39  # tensors to which nobody else may have written
+WATCHED = 39  # numbers that nobody else may have written
 CLASS_OF_LISTS = 41
 CLASS_OF_TUPLES = 42
 CLASS_OF_GRADIENTS = 43
@@ -67,7 +67,7 @@ TENSOR = 192
 GRADIENT = 64
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
 COLUMN = 32  # where numbers lie, how many, their kind, what they become
-WATCH = 16  # the number of a tensor, how often it was written to
+WATCH = 24  # where a number lies, how many bytes it has, what they are
 
 # Words of a tensor's record.
 OBJECT = 0
@@ -301,8 +301,10 @@ def look(block):
             return found
     for k in range(block[WATCHED]):
         watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
-        counter = int64_pointer(block[TENSORS + 1] + TENSOR * watch[0])[COUNTER]
-        if int64(uint32_pointer(counter + block[IN_COUNTER])[0]) != watch[1]:
+        if watch[1] == 8:
+            if word(watch[0]) != watch[2]:
+                return WRITTEN_BY_OTHERS
+        elif int64(uint32_pointer(watch[0])[0]) != watch[2]:
             return WRITTEN_BY_OTHERS
     for k in range(block[GRADIENTS]):
         found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k), k)

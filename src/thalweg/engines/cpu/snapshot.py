@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -119,7 +119,8 @@ class Snapshot:
             columns: Where numbers lie, how many, and of which kind.
             written: Tensors whose writes are counted, all of them known.
             bounds: Begins and ends of what is written, ascending.
-            watched: Tensors to which nobody else may write meanwhile, all of them known.
+            watched: Tensors of one number each, of 4 or 8 bytes, which nobody else may write
+                meanwhile; all of them known.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -139,8 +140,9 @@ class Snapshot:
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
         self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
         self._written = np.array([self._places[id(each)] for each in written], np.int64)
-        own = [(self._places[id(each)], each._version) for each in watched]
+        own = [(each.data_ptr(), each.element_size(), 0) for each in watched]
         self.watched = np.array(own, np.int64).reshape(-1, look.WATCH // 8)
+        self.watch()
         for place, array, count in (
             (look.LISTS, self._list_records, len(lists)),
             (look.DICTS, self._dict_records, len(dicts)),
@@ -164,6 +166,12 @@ class Snapshot:
         self._taken = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
         self._pairs = ctypes.c_int64.from_address(self._address + 8 * look.PAIRS)
         self._call = routine()
+
+    def watch(self) -> None:
+        """What others have written is known: the numbers that are watched are as they should be."""
+        for watch in self.watched:
+            kind = ctypes.c_int64 if watch[1] == 8 else ctypes.c_uint32
+            watch[2] = kind.from_address(int(watch[0])).value
 
     def _record(self, record: Int64, tensor: Tensor) -> None:
         layout = self._layout
@@ -229,5 +237,4 @@ def trouble() -> str:
 
 def snapshot() -> Snapshot | None:
     """A new one, where torch's layout is known, and `THALWEG_NATIVE_LOOK` is not 0."""
-    found = probe.layout()
-    return None if isinstance(found, str) or trouble() else Snapshot(found)
+    return None if trouble() else Snapshot(cast("Layout", probe.layout()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_void_p
 from functools import cache, partial
 from typing import Any
 
@@ -54,7 +54,8 @@ class Launch:
         handle: From `function`.
         grid: How many programs there are, in two dimensions.
         shared: Bytes of shared memory that it needs.
-        arguments: What it is given; tensors as their addresses. They are kept alive.
+        arguments: What it is given; tensors as their addresses. Whoever has its calls keeps them
+            alive.
         parameters: How many parameters it has; what comes after its arguments is zero.
         device: The number of its device.
     """
@@ -68,17 +69,19 @@ class Launch:
         parameters: int,
         device: int,
     ) -> None:
-        self._arguments = arguments
         given = [each if isinstance(each, int) else each.data_ptr() for each in arguments]
         given += [0] * (parameters - len(given))
-        self._values = [ctypes.c_int64(each) for each in given]
-        self._pointers = (c_void_p * len(given))(
-            *(ctypes.cast(ctypes.pointer(each), c_void_p) for each in self._values)
+        values = (c_int64 * len(given))(*given)
+        first = ctypes.addressof(values)
+        pointers = (c_void_p * len(given))(
+            *range(first, first + ctypes.sizeof(values), ctypes.sizeof(c_int64))
         )
+        # The driver reads them when it is called, which may be after the launch itself is gone.
+        pointers.read = values, arguments  # pyright: ignore[reportAttributeAccessIssue]
         self._device, self._stream = device, c_void_p()
         self._bound = (
             handle, c_uint(grid[0]), c_uint(grid[1]), c_uint(1), c_uint(THREADS), c_uint(1),
-            c_uint(1), c_uint(shared), self._stream, self._pointers, None,
+            c_uint(1), c_uint(shared), self._stream, pointers, None,
         )  # fmt: skip
         self._context = c_void_p()
         with torch.cuda.device(device):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
 
 from thalweg.engines.arrays import Array, Int64
+
+MOST = 16  # copies that are on their way: so many steps the host is ahead, at most
 
 
 class Mirror:
@@ -27,13 +30,9 @@ class Mirror:
         plain = torch.from_numpy(host)  # pyright: ignore[reportUnknownMemberType]
         self.there = torch.empty_like(plain, device=device)
         self._is_sent = False
-        # Two, so that one is written while the other may still be on its way.
-        self._staged: list[tuple[torch.Tensor, Any]] = []
+        # What was sent may still be on its way when the next is written; the oldest is first.
+        self._staged: deque[tuple[torch.Tensor, Any]] = deque()
         self._pinned = device.type == "cuda"
-        if self._pinned:
-            self._staged = [
-                (torch.empty_like(plain, pin_memory=True), torch.cuda.Event()) for _ in range(2)
-            ]
         self._plain = plain
         self._spare: torch.Tensor | None = None  # what the next graph reads
         self._in_graphs: list[torch.Tensor] = []
@@ -58,18 +57,25 @@ class Mirror:
         self._provide()
         if self._is_sent:
             return self.there
-        if self._staged:
-            self._staged.reverse()
-            staged, event = self._staged[0]
-            event.synchronize()
+        if self._pinned:
+            staged, event = self._arrived()
             staged.copy_(self._plain)
             with torch.cuda.device(self.there.device):
                 self.there.copy_(staged, non_blocking=True)
                 event.record()
+            self._staged.append((staged, event))
         else:
             self.there.copy_(self._plain)
         self._is_sent = True
         return self.there
+
+    def _arrived(self) -> tuple[torch.Tensor, Any]:
+        """Pinned memory that nothing reads any more; nobody waits, unless `MOST` are being read."""
+        if not self._staged or (len(self._staged) < MOST and not self._staged[0][1].query()):
+            return torch.empty_like(self._plain, pin_memory=True), torch.cuda.Event()
+        staged, event = self._staged.popleft()
+        event.synchronize()
+        return staged, event
 
     def _captured(self) -> torch.Tensor:
         """A copy that each replay makes again, of memory that nobody writes to any more."""

@@ -55,9 +55,8 @@ class BuiltIn(RuleOptimizer):
                 values[name] = self._scalar(self.NAMES.get(name, name), dtype)
         return values
 
-    def _beside_hypers(self) -> tuple[Any, ...] | None:
-        found = super()._beside_hypers()
-        return None if found is None else tuple(getattr(self, n) for n in self.EXACT.values())
+    def _exact_values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.EXACT.values())
 
     def _hyper_tensors(self, dtype: Any, *names: str) -> dict[str, Any]:
         """Hyperparameters, and epsilon, as 0-d tensors."""

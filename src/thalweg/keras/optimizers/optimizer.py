@@ -28,6 +28,7 @@ from thalweg.core.meshes import is_imported, is_on_mesh
 from thalweg.core.outcome import Outcome, raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.plan_cache import PlanCache, Plans
+from thalweg.core.repeats import note_repeated
 from thalweg.core.section import Call
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
@@ -207,8 +208,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def _step_alone(self, given: Any, name: str | None, aggregates: bool) -> Any:
         """Apply gradients outside of any strategy."""
         kept = self._plans.now()
-        quick = kept.repeats.step(self, kept, given)
-        if quick is not None and quick.take(self, kept, given):
+        if kept.quick is not None and kept.quick.take(self, kept, given):
             return self.iterations
         given = given if type(given) is list else as_pairs(given)
         if not given:
@@ -228,7 +228,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         if executing_eagerly():
             outcome = repeat(hooks, kept, given, how)
             if outcome is not None:
-                kept.repeats.note(_quick_step)
+                note_repeated(kept, _quick_step)
                 return outcome
         if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
             return None

@@ -119,11 +119,15 @@ class RuleOptimizer(Optimizer):
         made = (cls._decayed_lr, cls._rule, cls._rule_scalars, cls._hyper_scalars, cls._scalar)
         return not all(map(is_ours, made))
 
-    def _beside_hypers(self) -> tuple[Any, ...] | None:
-        """What scalars are made of beside variables; None if they change from step to step."""
+    def _are_scalars_known(self) -> bool:
+        """Whether hyperparameters are the same in each step until somebody writes to them."""
         if self._has_own_scalars() or self._initial_decay:
-            return None
-        return () if all(isinstance(each, Tensor) for each in self._hyper.values()) else None
+            return False
+        return all(isinstance(each, Tensor) for each in self._hyper.values())
+
+    def _exact_values(self) -> tuple[Any, ...]:
+        """What scalars are made of that is no variable."""
+        return ()
 
     def _rate(self, dtype: Dtype) -> Any:
         """The learning rate of this step, as a subclass's `_decayed_lr` would have it."""

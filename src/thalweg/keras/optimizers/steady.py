@@ -13,11 +13,12 @@ from thalweg.core.hooks import Dtype
 from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.steady import (
-    INT64,
     Launches,
     hold_tensors,
     is_repeatable,
     is_traced,
+    look,
+    plan_of,
     snapshot,
     stands,
 )
@@ -25,6 +26,7 @@ from thalweg.ground.running import executing_eagerly
 from thalweg.keras.optimizers.hooks import RuleHooks
 from thalweg.variable import Variable, variable_constraint
 
+FAILED = -1  # to make scalars
 _PLAIN = (Tensor, torch.nn.Parameter, Variable)
 
 
@@ -41,11 +43,16 @@ class SteadyStep:
         self._rule = planned.request.rule
         self._selection = optimizer._selection()
         self._asked = _asked(optimizer)
+        self._exact = optimizer._exact_values()
+        self._read(optimizer)
+
+    def _read(self, optimizer: Any) -> None:
+        """Read what others may have written to."""
         self._step = int(optimizer.iterations.item())
         self._hypers: dict[Dtype, dict[str, Any]] = {}
-        self._beside = optimizer._beside_hypers()
-        if self._beside is not None:
-            self._hypers = {each: optimizer._hyper_scalars(each) for each in planned.ready.dtypes}
+        if optimizer._are_scalars_known():
+            dtypes = self._planned.ready.dtypes
+            self._hypers = {each: optimizer._hyper_scalars(each) for each in dtypes}
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyStep | None:
@@ -63,7 +70,7 @@ class SteadyStep:
         return made if made._plan(optimizer, given) else None
 
     def _plan(self, optimizer: Any, given: list[tuple[Tensor, Tensor]]) -> bool:
-        found, ready = snapshot(), self._planned.ready
+        found, ready = snapshot(), plan_of(self._planned)
         if found is None:
             return False
         count = optimizer.iterations
@@ -73,6 +80,8 @@ class SteadyStep:
         written = [*ready.written, count]
         if not hold_tensors(found, [*variables, *slots, *written, *hypers]):
             return False
+        if not all(each.numel() == 1 and each.element_size() in (4, 8) for each in hypers):
+            return False
         found.hold_dict(optimizer._hyper._values)
         for var in variables:
             found.hold_dict(vars(var))  # where it may be given a constraint
@@ -80,7 +89,7 @@ class SteadyStep:
         found.finish(
             [(var, grad, cell) for (grad, var), cell in zip(given, launches.cells, strict=True)],
             launches.records(),
-            [(count.data_ptr(), 1, INT64)],
+            [(count.data_ptr(), 1, look.INT64)],
             written,
             ready.bounds,
             [count, *hypers],
@@ -116,33 +125,37 @@ class SteadyStep:
             or optimizer._selection() != self._selection
             or not all(map(is_, _asked(optimizer), self._asked))
             or optimizer._transformers
-            or not _are(optimizer._beside_hypers(), self._beside)
+            or not all(map(is_, optimizer._exact_values(), self._exact))
         ):
             return False
-        found, following = self._snapshot, self._step + 1
+        other = self._look_and_write(optimizer, given)
+        if other == look.WRITTEN_BY_OTHERS:  # to a rate, say
+            self._read(optimizer)
+            self._snapshot.watch()
+            other = self._look_and_write(optimizer, given)
+        if other:
+            kept.quick = None
+            return False
+        self._step += 1
+        self._snapshot.watched[0, 2] += 1  # last: until then somebody else has counted
+        return True
+
+    def _look_and_write(self, optimizer: Any, given: Any) -> int:
+        """What is not as it was; if that is nothing, the step is taken."""
+        found = self._snapshot
         try:
             for launch in self._launches.all:
                 launch.set_scalars({0: self._scalars(optimizer, launch.dtype)})
         except Exception:  # the careful way says it
-            return False
-        found.columns[0, 3] = following
+            return FAILED
+        found.columns[0, 3] = self._step + 1
         self._launches.set_threads(found.launches)
-        if found.take(given):
-            kept.repeats.forget()
-            return False
-        self._step = following
-        found.watched[0, 1] += 1
-        return True
+        return found.take(given)
 
     def _scalars(self, optimizer: Any, dtype: Dtype) -> dict[str, Any]:
         if dtype in self._hypers:
             return derived(self._rule, {**self._hypers[dtype]}, dtype, self._step + 1)
         return optimizer._rule_scalars(dtype)
-
-
-def _are(found: tuple[Any, ...] | None, known: tuple[Any, ...] | None) -> bool:
-    """Whether scalars are made of the same as before, or made anew in any case."""
-    return known is None or (found is not None and all(map(is_, found, known)))
 
 
 def _asked(optimizer: Any) -> tuple[Any, ...]:

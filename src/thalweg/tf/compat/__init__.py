@@ -1,9 +1,8 @@
 """`tf.compat`: TensorFlow 1's API as `v1`, `tf` itself as `v2`, and text and bytes."""
 
-from collections.abc import Callable
 from typing import Any
 
-from thalweg.tf.missing import not_provided
+from thalweg.tf.compat.later import find as __getattr__
 
 
 def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
@@ -22,11 +21,3 @@ def as_str_any(value: Any, encoding: str = "utf-8") -> str:
 
 
 as_str = as_text
-
-_later: dict[str, Callable[[], Any]] = {}  # `tf` says here how to find what needs all of it
-
-
-def __getattr__(name: str) -> Any:
-    if name in _later:
-        return _later[name]()
-    raise not_provided("compat", name)
