@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thalweg import optim
+from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
 from thalweg.engines.cpu import snapshot
 from thalweg.errors import FailedPreconditionError
 from thalweg.ground.locks import Mark
-from thalweg.optim.fused_optimizer import StepCache
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
@@ -455,7 +455,7 @@ def differences(seed: int, steps: int = 30) -> str:
 def test_whatever_changes_the_step_is_the_careful_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StepCache, "longest_wait", 1)
+    monkeypatch.setattr(PlanCache, "longest_wait", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert not differences(seed)

@@ -18,7 +18,7 @@ from attack.moves import CUTS, MOVES, Move, Spoilt
 from attack.server import figures_of
 from attack.torch_trainings import FACES
 from attack.trainings import Training
-from thalweg.optim.fused_optimizer import StepCache
+from thalweg.core.plan_cache import PlanCache
 
 TRIED = (
     "trainings of keras, v1, optimize_loss, sessions and optim with 12 random changes between steps"
@@ -125,7 +125,7 @@ def warm() -> None:
     """Have kernels in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    StepCache.longest_wait = 1  # as many steps as can be are taken in one call
+    PlanCache.longest_wait = 1  # as many steps as can be are taken in one call
     for number in range(90):
         face = FACES[number % len(FACES)]
         for is_twin in (False, True):

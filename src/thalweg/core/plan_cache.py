@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -34,10 +34,22 @@ class Planned(NamedTuple):
 class PlanCache:
     """What is kept from one step to the next."""
 
+    longest_wait: ClassVar[int] = 1024  # repeated steps, until one is planned again in one call
+
     def __init__(self) -> None:
         self.gate = Dispatcher()
         self.last: Planned | None = None  # the step that may be repeated
+        self.quick: Any = None  # what takes it in one call
+        self._waits, self._patience = 0, 1  # repeated steps before the next one of those
         self._alone: dict[int, PlanCache] = {}
+
+    def is_due(self) -> bool:
+        """Whether a step that was repeated is to be planned: not at each what changes at each."""
+        self._waits += 1
+        if self._waits < self._patience:
+            return False
+        self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
+        return True
 
     def alone(self, var: Tensor) -> PlanCache:
         """What is kept for steps over this variable only."""

@@ -21,6 +21,7 @@ from thalweg.core.hooks import Hooks
 from thalweg.core.plan_cache import Planned
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import group as engine
+from thalweg.engines.cpu import look as look
 from thalweg.engines.cpu.launch import threads_for
 from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
@@ -89,7 +90,7 @@ class Launches:
     """
 
     def __init__(self, planned: Planned, places: Sequence[int]) -> None:
-        ready = cast("DensePlan", planned.ready)
+        ready = plan_of(planned)
         self.all = [Launch(cast("engine.Group", each), places) for each in ready.groups]
         self._large = [k for k, each in enumerate(self.all) if each.elements >= SERIAL]
         self._spare = np.zeros(1, np.int64)  # for gradients without elements
@@ -126,6 +127,11 @@ def is_repeatable(planned: Planned | None, hooks: Hooks) -> bool:
         and hooks.taken is None
         and not hooks.calls
     )
+
+
+def plan_of(planned: Planned) -> DensePlan:
+    """The plan of a step that is repeatable."""
+    return cast("DensePlan", planned.ready)
 
 
 def stands(planned: Planned, gradients: Sequence[Any]) -> bool:

@@ -41,7 +41,6 @@ from thalweg.ground.tracing import untraced
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.hooks import GroupHooks
-from thalweg.optim.in_backward import listen
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.scaled import Scaled, said_once
@@ -76,8 +75,6 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 class StepCache:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
-    longest_wait: ClassVar[int] = 1024  # repeated steps, until one is planned again in one call
-
     def __init__(self, optimizer: Any) -> None:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
@@ -103,18 +100,17 @@ class StepCache:
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
         self.due: tuple[ParamState, Any, Sequence[int]] | None = None  # of which it may be made
-        self._waits, self._patience = 0, 1  # repeated steps before the next one of those
 
     @property
     def total(self) -> int:
         """How many steps were taken, those in one call each among them."""
-        return self.count + (0 if self.quick is None else self.quick.untold)
+        return self.count + (0 if self.quick is None else self.quick.taken - self.quick.told)
 
     def settle(self) -> None:
         """Count the steps that were taken in one call each."""
         with self._lock:
-            if self.quick is not None and self.quick.untold:
-                self.count += self.quick.tell()
+            if self.quick is not None and self.quick.told < self.quick.taken:
+                self.count, self.quick.told = self.total, self.quick.taken
                 self.last, self.decided = LastStep(True, "", self.count), None
                 self.seen, self.applied = GradientReport(), False
 
@@ -126,9 +122,7 @@ class StepCache:
     def note_repeated(self, part: ParamState, hooks: Any, places: Sequence[int]) -> None:
         """A step was repeated: the next one may be taken in one call."""
         self.forget_quick()
-        self._waits += 1
-        if self._waits >= self._patience:  # what changes at each step is not planned at each
-            self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
+        if part.kept.is_due():
             hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
             self.due = (part, hooks, places)
 
@@ -276,10 +270,16 @@ class FusedOptimizer(Scaled):
     def _begin(self) -> None:
         """Do for the parameters what options ask for before their first step."""
         self._own.operands.read_again(self)
-        if self._around.in_backward:
-            listen(self)
+        self._listen()
         if self._around.of(Flat).gradients == "flat":
             self._flatten()
+
+    def _listen(self) -> None:
+        """Have parameters updated as soon as their gradients are complete, if that is asked for."""
+        if self._around.in_backward:
+            with importing:
+                from thalweg.optim.in_backward import listen
+            listen(self)
 
     def __getstate__(self) -> dict[str, Any]:
         for param in self._params():  # `copy.deepcopy` copies them
@@ -337,8 +337,7 @@ class FusedOptimizer(Scaled):
                 raise FailedPreconditionError(
                     "A step inside of swapped() would move averages instead of parameters."
                 )
-            if self._around.in_backward:
-                listen(self)
+            self._listen()
             own.taken = self._found_finite()
             if own.taken is None and self._skip_overflowed_step():
                 return loss

@@ -30,7 +30,6 @@ from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import TorchHooks
-from thalweg.optim.in_backward import place_of
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
@@ -291,6 +290,8 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """The same of one parameter."""
+        with importing:
+            from thalweg.optim.in_backward import place_of
         place = cast("int", place_of(self, param))
         rule = self._around.rule(self._rule(self.param_groups[place]))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}

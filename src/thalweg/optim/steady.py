@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from thalweg.optim.groups import Options
 from thalweg.optim.hooks import TorchHooks
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_params_of = itemgetter("params")
 
 
 class _Scalars:
@@ -82,10 +84,6 @@ def _hold(known: Options | None, group: Group) -> bool:
     )
 
 
-def _params_of(group: Group) -> Any:
-    return group["params"]
-
-
 def _is_common(column: Any) -> bool:
     """Whether a number is the same for all parameters, which lie in a block in their order."""
     return type(column) is Column and column._places is None and column.common is not None
@@ -107,7 +105,7 @@ class SteadyStep:
         self.selection = hooks.selection
         self.columns: list[Column] = part.columns
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
-        self._told = 0
+        self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
     @staticmethod
     def of(optimizer: Any, part: Any, hooks: Any, places: Sequence[int]) -> SteadyStep | None:
@@ -200,16 +198,6 @@ class SteadyStep:
     def taken(self) -> int:
         """How many steps it has taken."""
         return self.snapshot.taken
-
-    @property
-    def untold(self) -> int:
-        """How many of them the optimizer has not counted yet."""
-        return self.snapshot.taken - self._told
-
-    def tell(self) -> int:
-        """The same; they are counted now."""
-        before, self._told = self._told, self.snapshot.taken
-        return self._told - before
 
     def take(self, optimizer: Any) -> bool:
         """Take it, if everything is as it was.

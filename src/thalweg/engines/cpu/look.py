@@ -49,7 +49,14 @@ IN_STORAGE_CONTEXT = 34
 IN_STORAGE_BYTES = 35
 IN_AUTOGRAD_GRADIENT = 36
 IN_COUNTER = 37
-BLOCK = 38
+PAIRS = 38  # a list of gradients and variables, or 0: gradients are those that parameters have
+WATCHED = 39  # numbers that nobody else may have written
+CLASS_OF_LISTS = 41
+CLASS_OF_TUPLES = 42
+CLASS_OF_GRADIENTS = 43
+PY_TUPLE_SIZE = 44
+PY_TUPLE_GET_ITEM = 45
+BLOCK = 46
 
 AHEAD = 8  # tensors
 
@@ -59,7 +66,8 @@ DICT = 24  # the dictionary, how many entries, where keys and values are listed 
 TENSOR = 192
 GRADIENT = 64
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
-COLUMN = 32  # where numbers lie, how many, bytes of each, what they become
+COLUMN = 32  # where numbers lie, how many, their kind, what they become
+WATCH = 24  # where a number lies, how many bytes it has, what they are
 
 # Words of a tensor's record.
 OBJECT = 0
@@ -87,6 +95,11 @@ ITEM = 5  # bytes of an element
 GRADIENT_FLAGS = 6
 GRADIENT_KEYS = 7
 
+# Kinds of numbers.
+FLOAT32 = 4
+FLOAT64 = 8
+INT64 = 0
+
 # What is not as it was.
 OTHER_LIST = 1
 OTHER_DICT = 2
@@ -95,6 +108,8 @@ OTHER_MEMORY = 4
 OTHER_COUNTER = 5
 OTHER_GRADIENT = 6
 SHARED_GRADIENT = 7
+OTHER_PAIRS = 8
+WRITTEN_BY_OTHERS = 9
 CONSTANTS = {name: value for name, value in globals().items() if name.isupper()}
 
 
@@ -203,14 +218,37 @@ def is_apart(block, address, needed):
     return 1
 
 
-def gradient_differs(block, gradient):
+def gradient_of(block, record):
+    """The TensorImpl that a parameter has as its gradient, or 0."""
+    autograd = word(word(record[OBJECT] + block[IN_OBJECT]) + block[IN_IMPL_AUTOGRAD])
+    if autograd == 0:
+        return 0
+    return word(autograd + block[IN_AUTOGRAD_GRADIENT])
+
+
+def gradient_in_pair(block, record, number):
+    """The TensorImpl of the gradient in a pair, if that is one with the variable, else 0."""
+    pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
+    if word(pair + 8) != block[CLASS_OF_TUPLES]:
+        return 0
+    if call(block[PY_TUPLE_SIZE], pair) != 2:
+        return 0
+    if call(block[PY_TUPLE_GET_ITEM], pair, 1) != record[OBJECT]:
+        return 0
+    own = call(block[PY_TUPLE_GET_ITEM], pair, 0)
+    if word(own + 8) != block[CLASS_OF_GRADIENTS]:
+        return 0
+    return word(own + block[IN_OBJECT])
+
+
+def gradient_differs(block, gradient, number):
     """What is other than it was in the gradient of a parameter that was looked at, or 0."""
     record = int64_pointer(gradient[OWNER])
-    impl = word(record[OBJECT] + block[IN_OBJECT])
-    autograd = word(impl + block[IN_IMPL_AUTOGRAD])
     found, storage = 0, 0
-    if autograd != 0:
-        found = word(autograd + block[IN_AUTOGRAD_GRADIENT])
+    if block[PAIRS] == 0:
+        found = gradient_of(block, record)
+    else:
+        found = gradient_in_pair(block, record, number)
     if found != 0:
         if word(found + block[IN_IMPL_KEYS]) != gradient[GRADIENT_KEYS]:
             return OTHER_GRADIENT
@@ -246,6 +284,11 @@ def look(block):
         return OTHER_LIST
     if dicts_differ(block):
         return OTHER_DICT
+    if block[PAIRS] != 0:
+        if word(block[PAIRS] + 8) != block[CLASS_OF_LISTS]:
+            return OTHER_PAIRS
+        if call(block[PY_LIST_SIZE], block[PAIRS]) != block[GRADIENTS]:
+            return OTHER_PAIRS
     last = block[TENSORS + 1] + TENSOR * (block[TENSORS] - 1)
     for k in range(block[TENSORS]):
         record = int64_pointer(block[TENSORS + 1] + TENSOR * k)
@@ -256,8 +299,15 @@ def look(block):
         found = tensor_differs(block, record)
         if found != 0:
             return found
+    for k in range(block[WATCHED]):
+        watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
+        if watch[1] == 8:
+            if word(watch[0]) != watch[2]:
+                return WRITTEN_BY_OTHERS
+        elif int64(uint32_pointer(watch[0])[0]) != watch[2]:
+            return WRITTEN_BY_OTHERS
     for k in range(block[GRADIENTS]):
-        found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k))
+        found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k), k)
         if found != 0:
             return found
     return 0
@@ -276,7 +326,11 @@ def write(block):
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
         number = float64_pointer(block[COLUMNS + 1] + COLUMN * k + 24)[0]
-        if column[2] == 4:
+        if column[2] == INT64:
+            whole = int64_pointer(column[0])
+            for i in range(column[1]):
+                whole[i] = column[3]
+        elif column[2] == FLOAT32:
             narrow = float32_pointer(column[0])
             for i in range(column[1]):
                 narrow[i] = number

@@ -21,7 +21,14 @@ from thalweg.engines.probe import Layout
 
 _DIMENSIONS = 5  # that a tensor has in itself
 _ENTRY = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
-_FUNCTIONS = ("PyList_Size", "PyList_GetItem", "PyDict_Size", "PyDict_Next")
+_FUNCTIONS = {
+    look.PY_LIST_SIZE: "PyList_Size",
+    look.PY_LIST_GET_ITEM: "PyList_GetItem",
+    look.PY_DICT_SIZE: "PyDict_Size",
+    look.PY_DICT_NEXT: "PyDict_Next",
+    look.PY_TUPLE_SIZE: "PyTuple_Size",
+    look.PY_TUPLE_GET_ITEM: "PyTuple_GetItem",
+}
 
 
 def _source() -> str:
@@ -45,12 +52,13 @@ def routine() -> Callable[[int], None]:
 
 
 @cache
-def _functions() -> list[int]:
-    found: list[int] = []
-    for name in _FUNCTIONS:
-        function = getattr(ctypes.pythonapi, name)
-        found.append(ctypes.cast(function, ctypes.c_void_p).value or 0)
-    return found
+def _functions() -> dict[int, int]:
+    """The addresses of Python's functions, by the word of a block that has them."""
+    pointer = ctypes.c_void_p
+    return {
+        place: ctypes.cast(getattr(ctypes.pythonapi, name), pointer).value or 0
+        for place, name in _FUNCTIONS.items()
+    }
 
 
 def _at(address: int, offset: int) -> int:
@@ -88,7 +96,7 @@ class Snapshot:
         """The number of a tensor that is as it is now; None if nobody could tell."""
         place = self._places.get(id(tensor))
         if place is None:
-            if tensor.dim() > _DIMENSIONS or type(tensor).grad is not Tensor.grad:
+            if tensor.dim() > _DIMENSIONS:
                 return None
             place = self._places[id(tensor)] = len(self._tensors)
             self._tensors.append(tensor)
@@ -101,15 +109,18 @@ class Snapshot:
         columns: Sequence[tuple[int, int, int]],
         written: Sequence[Tensor],
         bounds: Int64,
+        watched: Sequence[Tensor] = (),
     ) -> None:
         """Write the block.
 
         Args:
             gradients: For each parameter itself, its gradient, and where its address goes.
             launches: Kernels and arguments; what calls them on several threads, and on how many.
-            columns: Where numbers lie, how many, and bytes of each.
+            columns: Where numbers lie, how many, and of which kind.
             written: Tensors whose writes are counted, all of them known.
             bounds: Begins and ends of what is written, ascending.
+            watched: Tensors of one number each, of 4 or 8 bytes, which nobody else may write
+                meanwhile; all of them known.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -129,6 +140,9 @@ class Snapshot:
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
         self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
         self._written = np.array([self._places[id(each)] for each in written], np.int64)
+        own = [(each.data_ptr(), each.element_size(), 0) for each in watched]
+        self.watched = np.array(own, np.int64).reshape(-1, look.WATCH // 8)
+        self.watch()
         for place, array, count in (
             (look.LISTS, self._list_records, len(lists)),
             (look.DICTS, self._dict_records, len(dicts)),
@@ -138,15 +152,26 @@ class Snapshot:
             (look.COLUMNS, self.columns, len(columns)),
             (look.WRITTEN, self._written, len(written)),
             (look.BOUNDS, self.bounds, len(self.bounds)),
+            (look.WATCHED, self.watched, len(watched)),
         ):
             block[place], block[place + 1] = count, array.ctypes.data
-        block[look.PY_LIST_SIZE : look.PY_DICT_NEXT + 1] = _functions()
+        for place, address in _functions().items():
+            block[place] = address
+        block[look.CLASS_OF_LISTS], block[look.CLASS_OF_TUPLES] = id(list), id(tuple)
+        block[look.CLASS_OF_GRADIENTS] = id(Tensor)
         fields = astuple(layout)
         block[look.IN_OBJECT : look.IN_OBJECT + len(fields)] = fields
         self._address = block.ctypes.data
         self._result = ctypes.c_int64.from_address(self._address)
         self._taken = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
+        self._pairs = ctypes.c_int64.from_address(self._address + 8 * look.PAIRS)
         self._call = routine()
+
+    def watch(self) -> None:
+        """What others have written is known: the numbers that are watched are as they should be."""
+        for watch in self.watched:
+            kind = ctypes.c_int64 if watch[1] == 8 else ctypes.c_uint32
+            watch[2] = kind.from_address(int(watch[0])).value
 
     def _record(self, record: Int64, tensor: Tensor) -> None:
         layout = self._layout
@@ -190,8 +215,14 @@ class Snapshot:
         """How many steps were taken by it."""
         return self._taken.value
 
-    def take(self) -> int:
-        """Take the step, if all is as it was: 0; else what is not."""
+    def take(self, pairs: list[Any] | None = None) -> int:
+        """Take the step, if all is as it was: 0; else what is not.
+
+        Args:
+            pairs: Optional. Gradients and variables, where gradients are not the parameters' own.
+        """
+        if pairs is not None:
+            self._pairs.value = id(pairs)
         self._call(self._address)
         return self._result.value
 

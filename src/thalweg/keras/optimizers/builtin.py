@@ -55,6 +55,9 @@ class BuiltIn(RuleOptimizer):
                 values[name] = self._scalar(self.NAMES.get(name, name), dtype)
         return values
 
+    def _exact_values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.EXACT.values())
+
     def _hyper_tensors(self, dtype: Any, *names: str) -> dict[str, Any]:
         """Hyperparameters, and epsilon, as 0-d tensors."""
         own = [name for name in names if name != "epsilon"]

@@ -27,7 +27,8 @@ from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.meshes import is_imported, is_on_mesh
 from thalweg.core.outcome import Outcome, raise_first, say_refused
 from thalweg.core.pairs import Pair, as_pairs
-from thalweg.core.plan_cache import Plans
+from thalweg.core.plan_cache import PlanCache, Plans
+from thalweg.core.repeats import note_repeated
 from thalweg.core.section import Call
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
@@ -65,6 +66,13 @@ def _in_replicas() -> Any:
     """What optimizers do in strategies, which most trainings do not have."""
     with importing:
         return import_module("thalweg.keras.optimizers.replicas")
+
+
+def _quick_step(optimizer: Any, kept: PlanCache, given: Any) -> Any:
+    """What takes the next step of an optimizer in one call, if there can be such a thing."""
+    with importing:
+        from thalweg.keras.optimizers.steady import SteadyStep
+    return SteadyStep.of(optimizer, kept, given)
 
 
 class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimizer, Described):
@@ -199,6 +207,9 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
 
     def _step_alone(self, given: Any, name: str | None, aggregates: bool) -> Any:
         """Apply gradients outside of any strategy."""
+        kept = self._plans.now()
+        if kept.quick is not None and kept.quick.take(self, kept, given):
+            return self.iterations
         given = given if type(given) is list else as_pairs(given)
         if not given:
             return self._step_over_nothing()
@@ -217,6 +228,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         if executing_eagerly():
             outcome = repeat(hooks, kept, given, how)
             if outcome is not None:
+                note_repeated(kept, _quick_step)
                 return outcome
         if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
             return None
@@ -245,6 +257,11 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         """What counts a step of these variables beside `iterations`, as functions in C."""
         return []
+
+    @classmethod
+    def _counts_more(cls) -> bool:
+        """Whether a step counts more than `iterations`."""
+        return cls._counted is not Optimizer._counted
 
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)

@@ -112,6 +112,23 @@ class RuleOptimizer(Optimizer):
             values["learning_rate"] = dtype(rate)
         return derived(self._rule(), values, dtype, int(self.iterations.item()) + 1)
 
+    @classmethod
+    @cache
+    def _has_own_scalars(cls) -> bool:
+        """Whether a user's subclass makes scalars by itself."""
+        made = (cls._decayed_lr, cls._rule, cls._rule_scalars, cls._hyper_scalars, cls._scalar)
+        return not all(map(is_ours, made))
+
+    def _are_scalars_known(self) -> bool:
+        """Whether hyperparameters are the same in each step until somebody writes to them."""
+        if self._has_own_scalars() or self._initial_decay:
+            return False
+        return all(isinstance(each, Tensor) for each in self._hyper.values())
+
+    def _exact_values(self) -> tuple[Any, ...]:
+        """What scalars are made of that is no variable."""
+        return ()
+
     def _rate(self, dtype: Dtype) -> Any:
         """The learning rate of this step, as a subclass's `_decayed_lr` would have it."""
         is_own = type(self)._decayed_lr is not Optimizer._decayed_lr
