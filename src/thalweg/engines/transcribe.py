@@ -70,14 +70,17 @@ class Transcript:
 
     def passes(self, result: int, parameter: int) -> bool:
         """Whether a result is nothing but the parameter at that position, never assigned."""
-        name = LOCAL_PREFIX + self.positional[parameter]
-        expression = self.results[result]
-        if not (isinstance(expression, ast.Name) and expression.id == name):
-            return False
-        return all(
-            not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+        name, expression = LOCAL_PREFIX + self.positional[parameter], self.results[result]
+        is_name = isinstance(expression, ast.Name) and expression.id == name
+        return is_name and name not in self._assigned
+
+    @functools.cached_property
+    def _assigned(self) -> frozenset[str]:
+        return frozenset(
+            node.id
             for statement in self.body
             for node in ast.walk(statement)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
 
     def rounded(self, result: int) -> bool:
