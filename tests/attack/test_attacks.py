@@ -20,11 +20,21 @@ RUN = Path(__file__).with_name("run.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "interruptions"])
 def test_nothing_fails_under_an_attack(name: str) -> None:
     figures = load(name).attack(False, SEED)
     assert figures.cases
     assert not figures.failures, "\n".join(figures.failures[:20])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("names", interruptions.PARTS)
+def test_no_interrupted_step_is_torn(names: str) -> None:
+    figures = interruptions.attacked(names, SEED)
+    assert not figures.failures, "\n".join(figures.failures)
+    count = interruptions.CASES[False] * len(interruptions.KINDS)
+    assert figures.cases == count * len(names.split(","))
 
 
 def test_nothing_fails_on_a_few_resealed_files() -> None:
