@@ -82,7 +82,16 @@ def test_the_attack_notices_a_missing_check(name: str) -> None:
     module = load(name)
     with Server(module.__name__) as server:
         for defect in NOTICED[name]:
-            assert noticed(server, module.GOOD, defect), defect
+            assert noticed(server, name, defect), defect
+
+
+# In which of the cases some were found, hundreds of others before it: a search begins there.
+FOUND = {
+    ("changes", "gradients are read at once"): 400,
+    ("changes", "sums are not looked at"): 490,
+    ("changes", "sums may lie anywhere"): 710,
+    ("changes", "what torch refuses is half done"): 480,
+}
 
 
 # Those that each face must meet.
@@ -103,7 +112,7 @@ def test_the_attack_notices_a_missing_check_in_every_face(
 ) -> None:
     module = load(name)
     with Server(module.__name__) as server:
-        assert noticed(server, module.GOOD, defect, face, len(module.FACES))
+        assert noticed(server, name, defect, face, len(module.FACES))
 
 
 @pytest.mark.slow
@@ -127,12 +136,11 @@ def test_a_fault_at_a_system_call_notices_files_that_are_written_in_place() -> N
         assert any("a broken file" in outcome for _, outcome in outcomes)
 
 
-def noticed(
-    server: Server, good: tuple[str, ...], defect: str, face: int = 0, faces: int = 1
-) -> bool:
+def noticed(server: Server, name: str, defect: str, face: int = 0, faces: int = 1) -> bool:
     """Whether one of some hundred cases, of a face, fails if the library has this defect."""
+    good, begin = load(name).GOOD, FOUND.get((name, defect), 0)
     numbers = range(face, 800 * faces, faces)
-    for first in range(0, 800, 10):
+    for first in (*range(begin, 800, 10), *range(0, begin, 10)):
         cases = [(SEED, number) for number in numbers[first : first + 10]]
         if set(server.run(cases, defect)) - set(good):
             return True
