@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -75,14 +76,32 @@ NOTICED = {
 }
 
 
+@pytest.fixture(scope="module")
+def served() -> Iterator[Callable[[str], Server]]:
+    """The server of an attack's cases, which is kept until another's is asked for.
+
+    It is warm after seconds, and each of its children is given a defect of its own.
+    """
+    kept: dict[str, Server] = {}
+
+    def server_of(name: str) -> Server:
+        if name not in kept:
+            while kept:
+                kept.popitem()[1].close()
+            kept[name] = Server(load(name).__name__)
+        return kept[name]
+
+    yield server_of
+    for server in kept.values():
+        server.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NOTICED)
-def test_the_attack_notices_a_missing_check(name: str) -> None:
-    module = load(name)
-    with Server(module.__name__) as server:
-        for defect in NOTICED[name]:
-            assert noticed(server, name, defect), defect
+def test_the_attack_notices_a_missing_check(name: str, served: Callable[[str], Server]) -> None:
+    for defect in NOTICED[name]:
+        assert noticed(served(name), name, defect), defect
 
 
 # In which of the cases some were found, hundreds of others before it: a search begins there.
@@ -108,11 +127,9 @@ IN_A_FACE = [
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("name", "face", "defect"), IN_A_FACE)
 def test_the_attack_notices_a_missing_check_in_every_face(
-    name: str, face: int, defect: str
+    name: str, face: int, defect: str, served: Callable[[str], Server]
 ) -> None:
-    module = load(name)
-    with Server(module.__name__) as server:
-        assert noticed(server, name, defect, face, len(module.FACES))
+    assert noticed(served(name), name, defect, face, len(load(name).FACES))
 
 
 @pytest.mark.slow
