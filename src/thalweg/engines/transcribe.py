@@ -75,13 +75,10 @@ class Transcript:
         return is_name and name not in self._assigned
 
     @functools.cached_property
-    def _assigned(self) -> frozenset[str]:
-        return frozenset(
-            node.id
-            for statement in self.body
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        )
+    def _assigned(self) -> set[str]:
+        nodes = (node for statement in self.body for node in ast.walk(statement))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
     def rounded(self, result: int) -> bool:
         """Whether a result comes out of arithmetic, which has flushed it where denormals are."""
