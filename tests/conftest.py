@@ -23,6 +23,22 @@ settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that may take longer than others come first: one of minutes at the end would run alone.
+
+    pytest-xdist keeps the order, but begins with large parts, of which one worker would get all of
+    these: `--maxschedchunk=1` is for where they are chosen.
+    """
+    usual = float(config.getini("timeout"))
+
+    def longer(item: pytest.Item) -> float:
+        own = item.get_closest_marker("timeout")
+        return max(usual, own.args[0]) if own else usual
+
+    items.sort(key=longer, reverse=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def eager_mode() -> None:
     """Tests begin in eager mode, whatever the first of them calls."""

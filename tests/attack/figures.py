@@ -34,6 +34,12 @@ class Figures:
         for title, outcome in zip(titles, outcomes, strict=True):
             self.note(title, outcome, outcome in accepted)
 
+    def add(self, other: Figures) -> None:
+        """Count the cases of another part."""
+        self.cases += other.cases
+        self.kinds.update(other.kinds)
+        self.failures += other.failures
+
     def line(self) -> str:
         """The figures in a line."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))

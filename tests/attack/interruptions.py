@@ -71,19 +71,24 @@ class Training:
         self.step(number)
 
     def bits(self) -> list[bytes]:
-        return [bytes(each.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
-                for each in self.state()]  # fmt: skip
+        # Copies: steps look up memory that NumPy shares among all that the process has.
+        copies = (each.detach().clone().contiguous() for each in self.state())
+        return [each.view(-1).view(torch.uint8).numpy().tobytes() for each in copies]
 
 
 SHAPES = [(300, 40), (40,), (7, 3), ()]
 
 
 def variables(dtypes: list[torch.dtype], **options: Any) -> list[Variable]:
+    """Of the first, NumPy shares the memory."""
     generator = torch.Generator().manual_seed(1)
-    return [
+    made = [
         Variable(torch.randn(shape, generator=generator).to(dtype), name=f"w{index}", **options)
         for index, (shape, dtype) in enumerate(zip(SHAPES, dtypes * 4, strict=False))
     ]
+    made[0].detach().as_subclass(Tensor).view(torch.uint8).numpy()
+    assert not made[0].untyped_storage().resizable()
+    return made
 
 
 def gradients(own: list[Variable], number: int, sparse: bool = False) -> list[Any]:
@@ -237,18 +242,29 @@ def loading(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> A
 
 
 def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
-    """Groups of parameters that are added, each to one that has taken steps."""
+    """Groups of parameters that are added, each to one that has taken steps.
+
+    When there are many it begins with one again, as every step is over all of them.
+    """
 
     def build() -> Training:
         generator = torch.Generator().manual_seed(2)
-        new = [torch.nn.Parameter(torch.randn(2, generator=generator))]
+
+        def one() -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.randn(2, generator=generator))
+
+        new = [one()]
         opt = make(new[:])
 
         def ready(_: int) -> None:
+            nonlocal opt
+            if len(new) > 20:
+                new[:] = [one()]
+                opt = make(new[:])
             opt.zero_grad()
             sum((param * param).sum() for param in new).backward()
             opt.step()
-            new.append(torch.nn.Parameter(torch.randn(2, generator=generator)))
+            new.append(one())
 
         def state() -> list[Tensor]:
             own = opt.param_groups
@@ -449,6 +465,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 }
 
 
+PARTS = [",".join([*TRAININGS][part::6]) for part in range(6)]  # each as long as another
 TRIED = (
     f"steps of {len(TRAININGS)} trainings, interrupted by SIGINT or an asynchronous exception at"
     " random moments, or at a random instruction"
@@ -507,25 +524,26 @@ def told(
 def attack(long: bool, seed: int) -> Figures:
     """Interrupt steps of each training, two processes at a time, in rounds over all trainings."""
     figures, count = Figures(), CASES[False]
-    for own in range(seed, seed + CASES[long] // count):
-        if not clock.is_over():
-            _round(figures, count, own)
+    with ThreadPoolExecutor(2) as pool:
+        for own in range(seed, seed + CASES[long] // count):
+            if not clock.is_over():
+                for found in pool.map(attacked, PARTS, itertools.repeat(own)):
+                    figures.add(found)
     return figures
 
 
-def _round(figures: Figures, count: int, seed: int) -> None:
-    def each(name: str) -> tuple[dict[str, int], str]:
-        try:
-            return told(name, ",".join(KINDS), count, seed, 60 + 1.5 * count * len(KINDS))
-        except RuntimeError as error:
-            return {"failed": count * len(KINDS)}, str(error)
-
-    with ThreadPoolExecutor(2) as pool:
-        for name, (found, said) in zip(TRAININGS, pool.map(each, TRAININGS), strict=True):
-            if set(found) & {*WRONG, "failed"}:
-                figures.failures.append(f"{name}, seed {seed}: {said}")
-            figures.kinds.update(found)
-            figures.cases += sum(found.values())
+def attacked(names: str, seed: int) -> Figures:
+    """Interrupt steps of some trainings, in a process of their own."""
+    figures, count = Figures(), CASES[False] * len(KINDS)
+    try:
+        found, said = told(names, ",".join(KINDS), CASES[False], seed, 900)
+    except RuntimeError as error:
+        found, said = {"failed": count * len(names.split(","))}, str(error)
+    if set(found) & {*WRONG, "failed"}:
+        figures.failures.append(f"seed {seed}: {said}")
+    figures.kinds.update(found)
+    figures.cases += sum(found.values())
+    return figures
 
 
 def interrupt(name: str, how: str, count: int, seed: int = 0) -> dict[str, int]:

@@ -43,8 +43,8 @@ def _no(*_: Any) -> bool:
 def _first_slots() -> None:
     made = DensePlan.__init__
 
-    def init(self: Any, asked: Any) -> None:
-        made(self, asked)
+    def init(self: Any, *given: Any) -> None:
+        made(self, *given)
         blocks: dict[int, Any] = {}
         for slot in (slot for own in self.slots for slot in own):
             blocks.setdefault(slot.untyped_storage().data_ptr() or id(slot), slot)

@@ -70,15 +70,15 @@ class Transcript:
 
     def passes(self, result: int, parameter: int) -> bool:
         """Whether a result is nothing but the parameter at that position, never assigned."""
-        name = LOCAL_PREFIX + self.positional[parameter]
-        expression = self.results[result]
-        if not (isinstance(expression, ast.Name) and expression.id == name):
-            return False
-        return all(
-            not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
-            for statement in self.body
-            for node in ast.walk(statement)
-        )
+        name, expression = LOCAL_PREFIX + self.positional[parameter], self.results[result]
+        is_name = isinstance(expression, ast.Name) and expression.id == name
+        return is_name and name not in self._assigned
+
+    @functools.cached_property
+    def _assigned(self) -> set[str]:
+        nodes = (node for statement in self.body for node in ast.walk(statement))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
     def rounded(self, result: int) -> bool:
         """Whether a result comes out of arithmetic, which has flushed it where denormals are."""
