@@ -11,7 +11,7 @@ import torch
 
 from thalweg.storage import bundle, stored
 from thalweg.storage.bundle.messages import Entry, Header
-from thalweg.storage.bundle.proto import encoded
+from thalweg.storage.bundle.proto import encode_varint
 from thalweg.storage.bundle.table import encoded_table
 from thalweg.storage.checksum import crc32c, masked
 
@@ -26,7 +26,7 @@ Pair = tuple[int, bytes, bytes]  # how many bytes it shares, the rest of its key
 def block(pairs: Sequence[Pair], whole: Sequence[int] = (0,), count: int | None = None) -> bytes:
     """A block without trailer."""
     made = b"".join(
-        encoded(shared) + encoded(len(tail)) + encoded(len(value)) + tail + value
+        encode_varint(shared) + encode_varint(len(tail)) + encode_varint(len(value)) + tail + value
         for shared, tail, value in pairs
     )
     return made + struct.pack(f"<{len(whole)}I", *whole) + struct.pack(
@@ -41,7 +41,7 @@ def sealed(data: bytes, kind: int = 0) -> bytes:
 
 def handle(offset: int, length: int) -> bytes:
     """Where a block is."""
-    return encoded(offset) + encoded(length)
+    return encode_varint(offset) + encode_varint(length)
 
 
 def footer(remarks: bytes, listing: bytes, magic: int = MAGIC) -> bytes:
@@ -66,7 +66,13 @@ def ended(file: bytes, listed: Sequence[Pair], remarks: bytes | None = None) -> 
     offsets, place = [], 0
     for shared, tail, value in listed:
         offsets.append(place)
-        place += len(encoded(shared) + encoded(len(tail)) + encoded(len(value)) + tail + value)
+        place += len(
+            encode_varint(shared)
+            + encode_varint(len(tail))
+            + encode_varint(len(value))
+            + tail
+            + value
+        )
     listing = block(listed, offsets or (0,))
     second = len(file)
     return file + sealed(listing) + footer(handle(first, len(empty)), handle(second, len(listing)))

@@ -406,7 +406,7 @@ def test_wrong_strings_are_refused(tmp_path: Path) -> None:
     for count in (2, 4):
         with pytest.raises(DataLossError, match=f"{count} strings with"):
             bundle.read(write(tmp_path / "ckpt", strings(data, checksum, count), data))
-    huge = proto.encoded(2**64 - 1) + b"\0" * 12
+    huge = proto.encode_varint(2**64 - 1) + b"\0" * 12
     with pytest.raises(DataLossError, match="1 strings with 18446744073709551615 bytes do not fit"):
         bundle.read(write(tmp_path / "ckpt", strings(huge, 0, 1), huge))
 

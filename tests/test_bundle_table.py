@@ -264,7 +264,7 @@ def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
 def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     with folder.Folder(str(prefix)) as home:
-        file = home.shard(DATA)
+        file = home.open_shard(DATA)
         os.truncate(f"{prefix}{DATA}", 10)
         with pytest.raises(Flaw, match=rf"ckpt{DATA} ends at 10, within what is read"):
             file.read(4, file.size - 4)

@@ -18,7 +18,7 @@ from thalweg.core.hyperparameters import is_function, is_number
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.schedules import LearningRateSchedule
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.variable import dtype_name, is_variable, name_of, to_tensor
 
 # Arguments of optimizers that are no numbers.
@@ -72,7 +72,7 @@ def _different(name: str, own: Any, other: Any) -> list[str]:
     """Where two values differ, by the names of what they hold."""
     if own == other:
         return []
-    ours, theirs = table(own), table(other)
+    ours, theirs = as_object(own), as_object(other)
     if ours and ours.keys() == theirs.keys():
         return [
             each
@@ -234,7 +234,7 @@ def _rules() -> Sequence[Rule]:
 
 def _yours(plain: Any) -> str:
     """What in a description only its owner can make; "" if nothing."""
-    own, parts = table(plain), list[Any]()
+    own, parts = as_object(plain), list[Any]()
     if isinstance(plain, list):
         parts = cast(list[Any], plain)
     found = [own.get(YOURS, ""), *map(_yours, [*parts, *own.values()])]
@@ -242,10 +242,10 @@ def _yours(plain: Any) -> str:
 
 
 def _is_number(plain: Any) -> bool:
-    return type(plain) in (int, float) or SCALAR in table(plain)
+    return type(plain) in (int, float) or SCALAR in as_object(plain)
 
 
 def _shown(plain: Any) -> str:
-    for content in table(plain).values() if len(table(plain)) == 1 else ():
+    for content in as_object(plain).values() if len(as_object(plain)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(plain)

@@ -16,7 +16,7 @@ from thalweg.checkpoint.tensorflow.converting import differing
 from thalweg.checkpoint.tensorflow.loading import outlined
 from thalweg.errors import DataLossError, ThalwegError
 from thalweg.storage import bundle, container, keras_files
-from thalweg.storage.located import Kind, located
+from thalweg.storage.located import Kind, locate_checkpoint
 from thalweg.storage.stored import Listed, Stored
 
 Path = str | os.PathLike[str]
@@ -64,7 +64,7 @@ def listing(path: Path, progress: Progress | None = None) -> Listing:
         DataLossError: It is of no kind that is known here, or is damaged.
         ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
     """
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     title, kind = place.path, place.writer
     if kind == "thalweg":
         found = container.describe(title)
@@ -98,7 +98,7 @@ def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def has_checksums(path: Path) -> bool:
     """Whether a checkpoint holds checksums of its tensors: HDF5 has none."""
-    return located(path).kind != Kind.HDF5
+    return locate_checkpoint(path).kind != Kind.HDF5
 
 
 def verified(path: Path, progress: Progress | None = None) -> Listing:
@@ -111,7 +111,7 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
     Raises:
         ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
     """
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
         container.verify(place.path, progress)
     elif place.writer == "tensorflow":
@@ -136,10 +136,10 @@ def differences(
     Raises:
         ThalwegError: See `contents`.
     """
-    writers = [located(each).checked().writer for each in (one, other)]
+    writers = [locate_checkpoint(each).check_readable().writer for each in (one, other)]
     if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
         ours, theirs = (one, other) if writers[0] == "thalweg" else (other, one)
-        place = located(ours).path
+        place = locate_checkpoint(ours).path
         try:
             found = differing(theirs, place, rules, progress(theirs))
         except DataLossError:
@@ -171,7 +171,7 @@ def compared(one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, St
 
 def contents(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
     """All tensors of a file, verified."""
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
         return container.read(place.path, progress=progress).tensors
     if place.writer == "tensorflow":

@@ -14,7 +14,7 @@ from thalweg.checkpoint.steps import steps_of
 from thalweg.errors import DataLossError
 from thalweg.storage import container
 from thalweg.storage.header import Description
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.storage.stored import Stored
 
 _WHOLE, _OF_POWERS = ("I64", "I32"), {"F32": np.float32, "F64": np.float64}
@@ -35,7 +35,7 @@ def step_of(path: str | os.PathLike[str], found: Description) -> int | None:
     document = found.document
     if type(document.get("step")) is int:
         return document["step"]
-    state, variables = table(document.get("state")), table(document.get("variables"))
+    state, variables = as_object(document.get("state")), as_object(document.get("variables"))
     places = [_named(each, name) for name in _COUNTERS for each in (state, variables)]
     counters = [name for name in (*places, *_COUNTERS) if name in found.tensors]
     powers = {_named(state, power): beta for power, beta in _POWERS.items()}
@@ -63,7 +63,7 @@ def _multiplied(
     document: Mapping[str, Any], tensors: Mapping[str, Stored], powers: Mapping[str, str]
 ) -> int | None:
     """How often one of the powers was multiplied by what the optimizer was given as beta."""
-    arguments = table(table(document.get("optimizer")).get("arguments"))
+    arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
         kind = _OF_POWERS.get(tensors[name].dtype) if name in tensors else None
         value = _argument(arguments, beta)
@@ -76,10 +76,10 @@ def _multiplied(
 
 def _named(plain: Mapping[str, Any], name: str) -> str:
     """The tensor behind a name, there or in what is wrapped; "" if there is none."""
-    found = table(plain.get(name)).get(kinds.TENSOR)
+    found = as_object(plain.get(name)).get(kinds.TENSOR)
     if isinstance(found, str):
         return found
-    return next(filter(None, (_named(table(each), name) for each in plain.values())), "")
+    return next(filter(None, (_named(as_object(each), name) for each in plain.values())), "")
 
 
 def _argument(arguments: Mapping[str, Any], name: str) -> Any:
@@ -87,7 +87,7 @@ def _argument(arguments: Mapping[str, Any], name: str) -> Any:
     if name in arguments:
         return arguments[name]
     inner = [
-        table(table(table(each).get(described.OPTIMIZER)).get("arguments"))
+        as_object(as_object(as_object(each).get(described.OPTIMIZER)).get("arguments"))
         for each in arguments.values()
     ]
     return next((found for each in inner if (found := _argument(each, name)) is not None), None)
@@ -95,7 +95,7 @@ def _argument(arguments: Mapping[str, Any], name: str) -> Any:
 
 def arguments(plain: Any) -> str:
     """Arguments in words: "learning_rate=0.1, beta_1=0.9"; those that are None are left out."""
-    given = table(plain).items()
+    given = as_object(plain).items()
     return ", ".join(f"{name}={in_words(each)}" for name, each in given if each is not None)
 
 
@@ -103,10 +103,10 @@ def in_words(plain: Any) -> str:
     """A value of a description as one would write it."""
     if isinstance(plain, list):
         return f"[{', '.join(map(in_words, cast(list[Any], plain)))}]"
-    own = table(plain)
+    own = as_object(plain)
     mark = next(iter(own), "")
     content = own.get(mark)
-    inner = table(content)
+    inner = as_object(content)
     match mark:
         case described.SCHEDULE:
             return f"{inner.get('class_name')}({arguments(inner.get('config'))})"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.core.state import flaw, kept
 from thalweg.errors import InvalidConfigError, InvalidTypeError, NotFoundError
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 
 # What is no JSON is a dict of one such key.
 TENSOR = "$tensor"  # the name of a tensor
@@ -125,7 +125,7 @@ class Reader:
             return [self(each) for each in cast(list[Any], plain)]
         if not isinstance(plain, dict):
             return plain
-        own = table(plain)
+        own = as_object(plain)
         mark = next(iter(own), "")
         if not mark.startswith("$"):
             return {key: self(each) for key, each in own.items()}

@@ -40,8 +40,8 @@ from thalweg.ground.tracing import untraced
 from thalweg.optim.sharded import is_on_mesh
 from thalweg.storage import container
 from thalweg.storage.foreign import TRAINING, reader_of
-from thalweg.storage.json_text import table
-from thalweg.storage.located import located
+from thalweg.storage.json_text import as_object
+from thalweg.storage.located import locate_checkpoint
 from thalweg.storage.stored import Stored, of_tensor
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def restore(
     tensors = named(variables or None, module)
     if optimizer is not None and optimizer is not False:
         optimizer = known(optimizer)
-    path = located(path).ours()
+    path = locate_checkpoint(path).path_if_ours()
     contents = container.mapped(path, progress=progress)
     document = _checked(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
@@ -382,7 +382,7 @@ def _optimizer(
     if given is None:
         return described.made(description, tensors)
     own = described.described(given, tensors)
-    loaded = {"schedule_decay", *table(document["state"].get("hyperparameters"))}
+    loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
     found = described.differences(description, own, loaded)
     is_other = description["class"] != own["class"]
     if found and (check or is_other):
@@ -398,11 +398,11 @@ def _named(reader: Reader, document: Mapping[str, Any], part: str) -> dict[str, 
         InvalidConfigError: It is something else, which a mark in JSON may stand for.
     """
     found = reader(document[part])
-    if not isinstance(found, dict) or not all(type(name) is str for name in table(found)):
+    if not isinstance(found, dict) or not all(type(name) is str for name in as_object(found)):
         raise InvalidConfigError(
             f"{part!r} must be a dict of values by name, not {state.shown(found)}."
         )
-    return table(found)
+    return as_object(found)
 
 
 def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -413,7 +413,7 @@ def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if not isinstance(document.get(name, {}), dict):
             raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
-        description = table(document["optimizer"])
+        description = as_object(document["optimizer"])
         if not isinstance(description.get("class"), str) or not isinstance(
             description.get("arguments"), dict
         ):

@@ -243,9 +243,9 @@ def _watched(path: str) -> Iterator[Progress | None]:
 
 def _bytes_of(path: str) -> int:
     """How large the files of a checkpoint are."""
-    from thalweg.storage.located import located
+    from thalweg.storage.located import locate_checkpoint
 
-    place = located(path).path
+    place = locate_checkpoint(path).path
     files = [place, *glob.glob(f"{glob.escape(place)}.data-*")]
     return sum(os.path.getsize(each) for each in files if os.path.isfile(each))
 
@@ -268,7 +268,7 @@ def _as_json(found: Listing) -> dict[str, Any]:
 
 def _summary(found: Listing) -> Iterator[str]:
     from thalweg.checkpoint.glanced import arguments, in_words
-    from thalweg.storage.json_text import table
+    from thalweg.storage.json_text import as_object
 
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(found.tensors)
@@ -280,7 +280,7 @@ def _summary(found: Listing) -> Iterator[str]:
         yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
     if found.document.get("step") is not None and not found.optimizers:
         yield f"step: {found.document['step']}"
-    for name, value in table(found.document.get("metrics")).items():
+    for name, value in as_object(found.document.get("metrics")).items():
         yield f"{name}: {in_words(value)}"
 
 

@@ -22,7 +22,7 @@ class Calls(Lock):
         self._under_way: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
         on_fork(self, Calls._put_back)
 
-    def begin(self, module: torch.nn.Module, is_outermost: bool) -> None:
+    def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Remember what a module has; it is held by now."""
         if is_outermost:
             self._under_way.clear()  # of calls that failed
@@ -35,7 +35,7 @@ class Calls(Lock):
             ]
         )
 
-    def end(self) -> None:
+    def end_call(self) -> None:
         """The module that was begun last has its own again."""
         self._under_way.pop()
 

@@ -13,7 +13,7 @@ import torch
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import known_size, known_sizes, sizes_of
-from thalweg.graph.ops import created
+from thalweg.graph.ops import creation_node
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import joining, products
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
@@ -140,7 +140,9 @@ def eye(
     def make(size: Any, kind: torch.dtype) -> Any:
         return torch.eye(*size[-2:], dtype=kind).expand(size).contiguous()
 
-    return created(make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name or "eye")
+    return creation_node(
+        make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name or "eye"
+    )
 
 
 def range(

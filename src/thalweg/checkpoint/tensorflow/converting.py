@@ -35,9 +35,9 @@ from thalweg.errors import (
     listed,
 )
 from thalweg.storage import bundle, container
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.storage.keras_files import KerasFile
-from thalweg.storage.located import Kind, located
+from thalweg.storage.located import Kind, locate_checkpoint
 from thalweg.storage.stored import Stored, dtype_of
 from thalweg.variable import Variable
 
@@ -101,7 +101,7 @@ def convert(
             " into a checkpoint of TensorFlow, has its own."
         )
     if to == "thalweg":
-        place = located(path)
+        place = locate_checkpoint(path)
         if place.kind is Kind.OURS:
             raise UnsupportedCheckpointError(
                 f'{place.path} is a checkpoint of thalweg already: to="tf" turns it into one that'
@@ -142,7 +142,7 @@ def differing(
     document = contents.document
     if document.get("kind") != saving.KIND:
         return None
-    origin, given = table(document.get("extra")).get(_ORIGIN), Rules.of(rules)
+    origin, given = as_object(document.get("extra")).get(_ORIGIN), Rules.of(rules)
     if isinstance(origin, dict):
         file = load(theirs, progress)
         counter, optimizer = _counter(file), None
@@ -150,15 +150,15 @@ def differing(
         if "optimizer" in document:
             optimizer = described.made(document["optimizer"], variables)
         if given is None and isinstance(document.get(_NAMES), dict):
-            names = table(document[_NAMES])
+            names = as_object(document[_NAMES])
             given = Rules(function=lambda name: _place(names.get(name)))
         made, left = _ours(file, given or SAME, optimizer, None, counter, {})
         found = [f"{name!r} is in {os.fspath(theirs)} only" for name in left]
-        steps = table(made.document["extra"])[_ORIGIN][GLOBAL_STEP]
-        if steps != table(origin).get(GLOBAL_STEP):
-            found.append(f"{GLOBAL_STEP} is {steps} and {table(origin).get(GLOBAL_STEP)}")
+        steps = as_object(made.document["extra"])[_ORIGIN][GLOBAL_STEP]
+        if steps != as_object(origin).get(GLOBAL_STEP):
+            found.append(f"{GLOBAL_STEP} is {steps} and {as_object(origin).get(GLOBAL_STEP)}")
         return made.stored(), contents.tensors, found
-    if located(theirs).checked().writer != "tensorflow":
+    if locate_checkpoint(theirs).check_readable().writer != "tensorflow":
         return None
     read = bundle.read(theirs, progress=progress)
     arguments, left = _theirs(ours, given, "tf1" if read.graph is None else "tf2", progress)
@@ -306,9 +306,9 @@ def _theirs(
     own, has_place = _zeros(path)
     given: Any = None if has_place else False
     restored = saving.restore(path, variables=own, optimizer=given, progress=progress)
-    opt, extra = restored.optimizer, table(restored.extra)
-    origin = table(extra.get(_ORIGIN))
-    steps, averages = origin.get(GLOBAL_STEP), table(origin.get(_AVERAGES))
+    opt, extra = restored.optimizer, as_object(restored.extra)
+    origin = as_object(extra.get(_ORIGIN))
+    steps, averages = origin.get(GLOBAL_STEP), as_object(origin.get(_AVERAGES))
     step = own.pop(GLOBAL_STEP, None)
     if step is None and isinstance(steps, int):
         step = Variable(np.int64(steps), GLOBAL_STEP, trainable=False)
@@ -327,7 +327,7 @@ def _theirs(
 
 def _zeros(path: Path) -> tuple[dict[str, Any], bool]:
     """Variables as those of a file of ours, not read yet; whether TensorFlow has its optimizer."""
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.kind is not Kind.OURS:
         raise UnsupportedCheckpointError(
             f"{place.path} is a checkpoint of {place.of}, and only one of thalweg is turned"
@@ -339,12 +339,12 @@ def _zeros(path: Path) -> tuple[dict[str, Any], bool]:
         for name, each in found.tensors.items()
     }
     given: Any = Reader(tensors)(found.document.get("variables", {}))
-    own = table(given)
+    own = as_object(given)
     if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
         raise InvalidConfigError(
             f"{os.fspath(path)} is no checkpoint of a training: its 'variables' are no tensors by"
             " name."
         )
-    optimizer = table(found.document.get("optimizer")).get("class")
+    optimizer = as_object(found.document.get("optimizer")).get("class")
     is_torchs = isinstance(optimizer, str) and optimizer.startswith(OF_TORCH)
     return {name: Variable(value, name) for name, value in own.items()}, not is_torchs

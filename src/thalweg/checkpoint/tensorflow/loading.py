@@ -15,7 +15,7 @@ from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.bundle import ObjectGraph
 from thalweg.storage.foreign import reader_of
-from thalweg.storage.located import located
+from thalweg.storage.located import locate_checkpoint
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
 
@@ -43,7 +43,7 @@ def load(
         UnsafeCheckpointError: It leads to other files.
         UnsupportedCheckpointError: It holds what is not read; the error names it.
     """
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer == "keras":
         return sorted_file(place.path, keras_files.read(place.path, progress))
     if place.writer == "thalweg":
@@ -63,7 +63,7 @@ def load(
 
 def outlined(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
     """As `load`, but of a checkpoint of TensorFlow no values are read, except those of scalars."""
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer != "tensorflow":
         return load(path)
     entries = [each for each in bundle.describe(place.path) if each.dtype in ITEM_BYTES]

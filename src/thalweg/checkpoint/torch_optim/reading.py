@@ -13,7 +13,7 @@ from thalweg.checkpoint.torch_optim.families import NAMES, family_of
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.core.state import flaw, kept, mismatch, shown
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.variable import name_of
 
 Group = dict[str, Any]
@@ -113,7 +113,7 @@ def _parts(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
 def _is_group(group: Any) -> bool:
     if not isinstance(group, dict):
         return False
-    own = table(group)
+    own = as_object(group)
     parts = [own.get("params"), own.get("param_names", [])]
     if not all(isinstance(part, list) for part in parts):
         return False

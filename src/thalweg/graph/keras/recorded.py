@@ -99,7 +99,7 @@ def _add_count(
 ) -> Any:
     """The operation that counts a step after its updates."""
 
-    def count(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
+    def count_step(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
             run([counting(step if own is None else own), *optimizer._counted({}, leaves)])
 
@@ -109,7 +109,7 @@ def _add_count(
         [by_reference(var) for var in variables],
     ]
     done = [made for made in updates if made is not None]
-    op = operation(count, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
+    op = operation(count_step, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
     op.written += tuple(kept_in_graph(optimizer, []))
     return op
 

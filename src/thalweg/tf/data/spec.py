@@ -11,7 +11,7 @@ import torch
 from thalweg import graph
 from thalweg.core.nest import mapped
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.shapes import inferred
+from thalweg.graph.shapes import infer_outputs
 from thalweg.ground.running import eagerly, is_symbolic
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype
@@ -145,7 +145,7 @@ def after(function: Callable[..., Any], spec: Any, first: Callable[[], Iterator[
     """
     with graph.Graph().as_default():
         symbols = mapped(lambda each: graph.placeholder(each.dtype or "float32", each.shape), spec)
-        found = inferred(lambda element: converted(function(element)), (symbols,), "map")
+        found = infer_outputs(lambda element: converted(function(element)), (symbols,), "map")
     if not (isinstance(found, graph.Output) and found.shape is None):
         return spec_of(found)
     try:

@@ -39,7 +39,7 @@ from thalweg.graph import (
     placeholder,
 )
 from thalweg.graph.keras.variables import track
-from thalweg.graph.names import cleaned
+from thalweg.graph.names import node_name_from
 from thalweg.ground.running import eagerly
 from thalweg.ground.switches import no_grad
 from thalweg.variable import as_dtype, dtype_name, tensor_of
@@ -96,7 +96,7 @@ def _symbol_of(tensor: Any) -> SymbolicTensor:
         )
     inputs = keras.utils.get_source_inputs(tensor)
     if any(each is tensor for each in inputs):
-        return placeholder(tensor.dtype, tensor.shape, cleaned(maker.name))
+        return placeholder(tensor.dtype, tensor.shape, node_name_from(maker.name))
     return keras.Model(inputs, tensor, name=maker.name)([graph_variable_of(x) for x in inputs])
 
 
@@ -168,7 +168,7 @@ def _recorded(
     outputs = operation(
         run,
         [weights, [by_reference(each) for each in states], args, kwargs],
-        cleaned(layer.name),
+        node_name_from(layer.name),
         kind="pure",
         outputs=[Output(as_dtype(leaf.dtype), leaf.shape) for leaf in leaves],
     )

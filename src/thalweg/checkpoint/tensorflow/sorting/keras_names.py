@@ -21,7 +21,7 @@ from thalweg.checkpoint.tensorflow.sorting.keras_objects import OTHERS
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.checkpoint.tensorflow.sorting.loss_scales import SCALE, STEPS, scaled_by, usual
 from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
@@ -69,7 +69,7 @@ def sorted_file(
 def _without_scale(file: KerasFile) -> KerasFile:
     """The file with the optimizer inside of one that scales the loss."""
     own = {name: each for name, each in file.optimizer.items() if _INNER in name}
-    inner = table(table(file.config).get("inner_optimizer"))
+    inner = as_object(as_object(file.config).get("inner_optimizer"))
     name, config = inner.get("class_name"), inner.get("config")
     if file.kind == "h5" and isinstance(name, str):  # which has the arrays of the inner one alone
         own = own or dict(file.optimizer)
@@ -78,7 +78,7 @@ def _without_scale(file: KerasFile) -> KerasFile:
     return replace(
         file,
         class_name=name if isinstance(name, str) else None,
-        config=table(config) if isinstance(config, dict) else None,
+        config=as_object(config) if isinstance(config, dict) else None,
         optimizer=own,
     )
 

@@ -138,7 +138,7 @@ class CheckpointManager:
             path = self._checkpoint.write(f"{self._prefix}-{number}")
         self._saved_step = step
         self._latest = path
-        self._keeper = self._keeper.after(path)
+        self._keeper = self._keeper.after_saving(path)
         self._note(path)
         listed = self._keeper.paths
         for old in self._keeper.too_old():

@@ -17,7 +17,7 @@ from thalweg.errors import (
 )
 from thalweg.storage import bundle, container
 from thalweg.storage.located import ENDING as SUFFIX
-from thalweg.storage.located import Kind, Located, located
+from thalweg.storage.located import Kind, Located, locate_checkpoint
 from thalweg.storage.stored import ITEM_BYTES, Stored, dtype_of
 from thalweg.v1.train.saving.objects import files
 
@@ -125,7 +125,7 @@ class CheckpointReader:
 
 
 def _located(prefix: str) -> Located:
-    place = located(prefix)
+    place = locate_checkpoint(prefix)
     if place.kind is Kind.MISSING:
         raise MissingFileError(
             "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
@@ -136,4 +136,4 @@ def _located(prefix: str) -> Located:
 
 def exists(prefix: str) -> bool:
     """Whether there is a checkpoint with that prefix, or a file that may be one."""
-    return located(prefix).kind not in (Kind.MISSING, Kind.FOLDER)
+    return locate_checkpoint(prefix).kind not in (Kind.MISSING, Kind.FOLDER)

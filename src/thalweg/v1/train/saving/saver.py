@@ -222,7 +222,7 @@ class Saver:
 
     def _list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
         """Write the file `checkpoint`, and delete an old checkpoint."""
-        keeper = self._keeper.after(prefix) if self._keeper.most else self._keeper
+        keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
         beside = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
         write_state(folder, CheckpointState(prefix, tuple(beside or [prefix])), latest)

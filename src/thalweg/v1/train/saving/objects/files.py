@@ -15,7 +15,7 @@ from thalweg.errors import (
 from thalweg.storage import bundle, container, disk
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.storage.foreign import reader_of
-from thalweg.storage.located import ENDING, Kind, located
+from thalweg.storage.located import ENDING, Kind, locate_checkpoint
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.saving.objects.members import VALUE
 
@@ -61,7 +61,7 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
 
 
 def _read(prefix: str) -> tuple[ObjectGraph, dict[str, Stored]]:
-    place = located(prefix).of_savers()
+    place = locate_checkpoint(prefix).of_savers()
     if place.kind is not Kind.OURS:
         read = bundle.read(place.path)
         if read.graph is None:
