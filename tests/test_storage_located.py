@@ -55,7 +55,7 @@ def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Pat
     w = torch.zeros(2)
     checkpoint.restore(prefix, variables={"w": w})
     assert w.tolist() == [1.0, 1.0]
-    assert list(files.contents(prefix)) == ["variables/w"]
+    assert list(files.read_tensors(prefix)) == ["variables/w"]
     assert train.NewCheckpointReader(prefix).get_variable_to_shape_map() == {"variables/w": [2]}
     with pytest.raises(ThalwegError, match=r"of thalweg: .* beside it is .*model\.ckpt-5\.index"):
         tensorflow.load(prefix)
@@ -130,7 +130,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("read", [tensorflow.load, files.listing, files.verified, files.contents])
+@pytest.mark.parametrize(
+    "read", [tensorflow.load, files.list_file, files.list_verified, files.read_tensors]
+)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_every_reader_says_the_same_of_what_is_no_checkpoint(
     kind: str, read: object, tmp_path: Path

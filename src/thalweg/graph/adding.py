@@ -108,7 +108,7 @@ def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
 
 
 def _user_frame() -> str:
-    """The line of the user's code that led here."""
+    """The line of user code that led here."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back

@@ -21,7 +21,7 @@ def must_hold(
     summarize: int | None = None,
     name: str = "Assert",
 ) -> Any:
-    """Have InvalidArgumentError raised where a condition does not hold.
+    """Raise InvalidArgumentError where a condition does not hold.
 
     Args:
         check: Is called with the values of `tensors`; returns a bool or a tensor of bools, of which

@@ -228,7 +228,7 @@ def _check_reuse(
 
 
 def _takes_argument(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes an argument of that name, as far as it tells."""
+    """Whether a function's signature, if it has one, takes an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

@@ -79,7 +79,7 @@ def _add_derivatives(
     zero: bool,
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
-    """The derivatives by those sources that the targets depend on, of one operation."""
+    """Add one operation that computes the derivatives by the sources that the targets depend on."""
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:

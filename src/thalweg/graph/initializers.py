@@ -55,7 +55,7 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
 
 
 def _random_node(draw: Draw, shape: Any, dtype: Any, seed: int | None, name: str) -> Any:
-    """A node that draws anew in each run; with a seed, the same sequence in each session."""
+    """A node that draws new numbers in each run; with a seed, the same sequence in each session."""
     generator = numbers_of(seed)
 
     def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:

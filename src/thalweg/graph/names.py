@@ -30,7 +30,7 @@ class Names:
         return found
 
     def mark_used(self, name: str) -> None:
-        """Let a name count as in use."""
+        """Mark a name as used."""
         self._uses.setdefault(name.lower(), 1)
 
 

@@ -81,7 +81,7 @@ class Plan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Tell of an error those who wait for what has not run, if `failed` was not it.
+        """Pass an error to those who wait for what has not run, unless it was `failed` itself.
 
         Args:
             failed: The step that failed; None if the run has not begun.

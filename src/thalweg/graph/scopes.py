@@ -115,7 +115,7 @@ class Scopes:
             return self._names.make_unique(scope + checked(name, scope), mark_as_used)
 
     def claim_name(self, name: str) -> None:
-        """Let a whole name count as given away."""
+        """Mark a whole name as used."""
         with self.lock:
             self._names.mark_used(checked(name))
 

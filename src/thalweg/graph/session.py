@@ -179,7 +179,7 @@ class Session:
         return held is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """The value of a tensor that the run of `frame` has not computed or has let go."""
+        """The value of a tensor that the run of `frame` has not computed, or has released."""
         plan = self._plan_for((tensor,), frozenset(frame.feeds))
         return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 

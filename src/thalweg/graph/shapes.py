@@ -171,7 +171,7 @@ def _run_trial(
     rank: int = 0,
     watch: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Any:
-    """One trial, inside of `watch`; each tensor of the result becomes an `Output`."""
+    """Run one trial inside of `watch`; each tensor of the result becomes an `Output`."""
     trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
     def trial_value(leaf: Any) -> Any:
@@ -191,7 +191,7 @@ def _run_trial(
 def _describe_misfit(
     function: Callable[..., Any], arguments: Sequence[Any], inputs: Sequence[SymbolicTensor]
 ) -> str:
-    """Why what is known of the shapes does not fit together, "" if it may."""
+    """Why the known shapes do not fit together; "" if they may."""
     calls = []
     for size in (*_SIZES, _SMALL):
         watch = Failure()

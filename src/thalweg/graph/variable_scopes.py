@@ -63,11 +63,11 @@ class VariableScope:
         self.reuse = True
 
     def set_initializer(self, initializer: Any) -> None:
-        """Have variables begin so by default, from now on."""
+        """Set the default initializer of variables made from now on."""
         self.initializer = initializer
 
     def set_regularizer(self, regularizer: Any) -> None:
-        """Have variables be penalized so by default, from now on."""
+        """Set the default regularizer of variables made from now on."""
         self.regularizer = regularizer
 
     def set_custom_getter(self, custom_getter: Getter | None) -> None:
@@ -75,11 +75,11 @@ class VariableScope:
         self.custom_getter = custom_getter
 
     def set_dtype(self, dtype: Any) -> None:
-        """Have variables be of this dtype by default, from now on."""
+        """Set the default dtype of variables made from now on."""
         self.dtype = dtype
 
     def set_use_resource(self, use_resource: bool | None) -> None:
-        """Have variables be resource variables or not by default, from now on."""
+        """Set whether variables made from now on are resource variables by default."""
         self.use_resource = use_resource
 
     def get_collection(self, name: str) -> list[Any]:

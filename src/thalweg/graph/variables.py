@@ -423,7 +423,7 @@ def declared_shape(shape: Any, known: Sequence[int | None] | None) -> Shape | No
 
 
 def needs_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function cannot be called without arguments, as far as it tells."""
+    """Whether a function's signature, if it has one, requires arguments."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -432,7 +432,7 @@ def needs_arguments(function: Callable[..., Any]) -> bool:
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
-    """Let a variable begin with a value; what was built before to initialize it stays as it is."""
+    """Set a variable's initial value; initializers that were built before stay as they are."""
     variable.initializer = add(
         variable.graph,
         f"{variable.op.name}/Assign",

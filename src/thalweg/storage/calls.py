@@ -1,4 +1,4 @@
-"""System calls as a commit needs them: again after a signal, and down to the disk itself."""
+"""System calls as a commit needs them: retried after signals, and durable on the disk itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINKS = 40  # as many as Linux follows
 
 
 def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call again what a signal has interrupted; Python does that for most calls, not for all."""
+    """Retry a call that a signal interrupted; Python does so for most calls, not for all."""
     while True:
         try:
             return call(*args, **options)
@@ -44,7 +44,7 @@ def without_links(path: str) -> str:
 
 
 def status(path: str) -> os.stat_result | None:
-    """What the system says of a path itself, not of what a link leads to; None if it is not."""
+    """The status of a path itself, not of what a link leads to; None if there is nothing."""
     try:
         return retry_interrupted(os.lstat, path)
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def status(path: str) -> os.stat_result | None:
 
 
 def give_ownership(file: int, old: os.stat_result) -> None:
-    """Give a new file to the owner and the group of another; one that may not have it sees nothing.
+    """Give a new file the owner and group of another; a group that cannot get it gets no access.
 
     Args:
         file: The new file, open.
@@ -74,7 +74,7 @@ def close(file: int) -> None:
 
 
 def start_writeback(file: int, begin: int, size: int) -> None:
-    """Have the disk begin with what it would otherwise only be given by `fsync`."""
+    """Start writing to the disk now what would otherwise wait for `fsync`."""
     advise = getattr(os, "posix_fadvise", None)
     if advise is not None:
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def start_writeback(file: int, begin: int, size: int) -> None:
 
 
 def sync(file: int) -> None:
-    """Return when the disk has what was written."""
+    """Wait until what was written is on the disk."""
     full: Any = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: `fsync` leaves it in the disk's cache
     if full is not None and fcntl is not None:
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def open_folder(path: str) -> int | None:
 
 
 def close_folder(folder: int | None) -> None:
-    """Close a folder, which nothing depends on any more."""
+    """Close a folder; nothing depends on it any more, so errors are ignored."""
     if folder is not None:
         with contextlib.suppress(OSError):
             os.close(folder)

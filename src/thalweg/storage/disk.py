@@ -196,7 +196,7 @@ class _Commit:
 
     @contextlib.contextmanager
     def report_write_errors(self) -> Generator[None]:
-        """Say of a failed system call how far it all had come."""
+        """Raise failed system calls as errors that say how much had been written."""
         try:
             yield
         except OSError as error:

@@ -123,7 +123,7 @@ def _read_both_ends(file: BinaryIO) -> tuple[int, bytes, bytes]:
 
 
 def _identify_bytes(start: bytes, end: bytes) -> Look | None:
-    """What a file looks like, as far as its first and its last bytes tell."""
+    """What a file looks like by its first and its last bytes."""
     for begin, look in _KNOWN:
         if start.startswith(begin):
             return look

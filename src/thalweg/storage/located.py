@@ -1,4 +1,4 @@
-"""What a path leads to, told by content: the one place that says so for all readers."""
+"""What a path leads to, judged by content: the one place that decides it for all readers."""
 
 from __future__ import annotations
 

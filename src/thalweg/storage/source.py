@@ -78,7 +78,7 @@ class Source:
         return UnsafeCheckpointError(f"{self.title}: at byte {offset}: {text}")
 
     def unsupported_error(self, offset: int, text: str) -> UnsupportedCheckpointError:
-        """The error of what is known and not read here."""
+        """The error of a feature that is known and not supported."""
         return UnsupportedCheckpointError(f"{self.title}: at byte {offset}: {text}")
 
 

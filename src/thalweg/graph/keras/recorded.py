@@ -101,7 +101,7 @@ def _add_count(
 
     def count_step(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
-            run([counting(step if own is None else own), *optimizer._counted({}, leaves)])
+            run([counting(step if own is None else own), *optimizer._counting_calls({}, leaves)])
 
     step = optimizer.iterations  # of eager mode, if a step was taken before there was a graph
     inputs = [

@@ -32,7 +32,7 @@ class Bundle:
 
 
 def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
-    """See that all tensors are of dtypes that are read.
+    """Refuse tensors of dtypes that are not read.
 
     Args:
         wanted: Names, with the numbers of their dtypes.

@@ -59,7 +59,7 @@ class _Tensor:
 
 
 def suffixes_of(folder: Folder) -> list[str]:
-    """What the names of the files of such a checkpoint have behind its prefix; none if it is none.
+    """The suffixes of the files of such a checkpoint, behind its prefix; [] if it is not one.
 
     Args:
         folder: The folder of the prefix.
@@ -190,7 +190,7 @@ def _add_slices(known: dict[str, _Tensor], found: Message) -> None:
 
 
 def _check_tensor(tensor: _Tensor) -> None:
-    """See that a description can be true."""
+    """Refuse a description that cannot be true."""
     if not tensor.slices or (tensor.dtype == STRING and len(tensor.slices) > 1):
         raise Flaw(f"it is {name_of(tensor.dtype)} in {len(tensor.slices)} slices")
     if prod(length for length in tensor.shape if length) * 16 >= LARGEST:

@@ -1,4 +1,4 @@
-"""What is wrong with a file, told from the inside out: the flaw, where it is, in which file."""
+"""What is wrong with a file, from the inside out: the flaw, where it is, and in which file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Flaw(Exception):
 
 @contextmanager
 def locate_flaws(place: str) -> Generator[None]:
-    """Say of flaws where they are."""
+    """Prefix flaws with where they are."""
     try:
         yield
     except Flaw as flaw:
@@ -42,7 +42,7 @@ def raise_flaws(path: str) -> Generator[None]:
 
 
 def quote_name(name: str | bytes) -> str:
-    """A name as errors show it; a very long one is cut."""
+    """A name as errors show it; a very long one is shortened."""
     text = repr(name[:_SHOWN])
     return text if len(name) <= _SHOWN else f"{text}... ({len(name)} long)"
 

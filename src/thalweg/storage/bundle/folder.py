@@ -46,7 +46,7 @@ class File:
             done += count
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -124,7 +124,7 @@ class Folder:
         return File(found, name)
 
     def list_suffixes(self) -> list[str]:
-        """What the names of all files that begin with the prefix have behind it, in order."""
+        """The suffixes of all files whose names begin with the prefix, in order."""
         here = self._path or "." if self._descriptor is None else self._descriptor
         names = sorted(os.listdir(here))
         return [name[len(self._base) :] for name in names if name.startswith(self._base)]

@@ -184,7 +184,7 @@ def _item_bytes(entry: Entry) -> int:
 
 
 def _check(entry: Entry, shards: int) -> None:
-    """See that an entry can be true, whatever the files hold."""
+    """Refuse an entry that cannot be true, whatever the files hold."""
     if not 0 <= entry.shard < shards:
         raise Flaw(f"it lies in file {entry.shard} of {shards}")
     if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
@@ -210,7 +210,7 @@ def _check_slices(tensor: Described) -> None:
 
 
 def _check_apart(tensors: dict[str, Described]) -> None:
-    """See that no two tensors share bytes: no file can promise more than it has."""
+    """Refuse tensors that share bytes, so that no file can promise more than it has."""
     places = sorted(
         (part.entry.shard, part.entry.offset, part.entry.size, name)
         for name, tensor in tensors.items()

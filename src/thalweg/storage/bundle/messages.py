@@ -113,7 +113,7 @@ def parse_entry(data: bytes) -> Entry:
 
 
 def parse_shape(data: bytes) -> tuple[int, ...]:
-    """The shape that a TensorShape tells.
+    """The shape in a TensorShape.
 
     Raises:
         Flaw: It is unknown, has a negative length, or too many axes.
@@ -135,7 +135,7 @@ def encoded_shape(lengths: tuple[int, ...]) -> bytes:
 
 
 def slice_of(data: bytes) -> Slice:
-    """What a TensorSlice tells.
+    """The extents in a TensorSlice.
 
     Raises:
         Flaw: It is none.

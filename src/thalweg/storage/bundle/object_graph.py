@@ -79,7 +79,7 @@ class ObjectGraph:
 
 
 def decode_graph(data: bytes) -> ObjectGraph:
-    """The graph that a message tells.
+    """The graph in a message.
 
     Raises:
         Flaw: The bytes are none, or name nodes that are not there.

@@ -70,7 +70,7 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], whole: tuple[int, ...]) -> None:
-    """See that slices of some shapes have together as many elements as the whole.
+    """Check that slices together have as many elements as the whole.
 
     Raises:
         Flaw: They have not, or the whole has more axes than arrays have.
@@ -87,7 +87,7 @@ def check_count(shapes: Iterable[tuple[int, ...]], whole: tuple[int, ...]) -> No
 
 
 def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """See that no slices lie upon each other; if there are enough, they cover all.
+    """Check that no two slices overlap; if there are enough of them, they then cover all.
 
     Memory is a byte for each element, so what slices are said to have must be there.
 

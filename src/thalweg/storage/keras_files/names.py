@@ -68,7 +68,7 @@ def variables_by_path(
 
 
 def _variable_names(kind: str, datasets: list[Dataset]) -> list[str]:
-    """The names of a layer's variables; their numbers, where they cannot be told."""
+    """The names of a layer's variables, or their numbers where the names are not known."""
     numbers = [dataset.name.rpartition("/")[2] for dataset in datasets]
     names = _NAMES.get(kind, ())
     if names[-1:] == ("bias",) and len(numbers) == len(names) - 1:
