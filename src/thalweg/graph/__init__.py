@@ -89,7 +89,7 @@ from thalweg.graph.ops import (
 from thalweg.graph.rows import deduplicated
 from thalweg.graph.session import InteractiveSession, Session
 from thalweg.graph.shapes import Output
-from thalweg.graph.sizes import as_ints, known_size, known_sizes, sizes_of
+from thalweg.graph.sizes import ints, known_size, known_sizes, sizes_of
 from thalweg.graph.slices import IndexedSlicesValue, SymbolicSlices
 from thalweg.graph.variable_scopes import (
     AUTO_REUSE,
@@ -131,7 +131,6 @@ __all__ = [
     "after_writes",
     "apply_as_one_update",
     "apply_constraint",
-    "as_ints",
     "assign",
     "assign_add",
     "assign_sub",
@@ -170,6 +169,7 @@ __all__ = [
     "handle_of",
     "identity",
     "initialize_all_variables",
+    "ints",
     "is_symbolic",
     "is_variable_initialized",
     "known_size",

@@ -13,7 +13,7 @@ from thalweg.graph.adding import add
 from thalweg.graph.default import get_default_graph, graph_variable_of, has_symbol
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
-from thalweg.graph.sizes import as_ints, known_sizes, sizes_of
+from thalweg.graph.sizes import ints, known_sizes, sizes_of
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable, alias_node, scatter_node
 from thalweg.ground.running import executing_eagerly, resolve
@@ -252,7 +252,7 @@ def creation_node(function: Callable[..., torch.Tensor], shape: Any, dtype: Any,
     outputs = [Output(kind, known_sizes(sizes), ())]
 
     def create_tensor(sizes: Any) -> torch.Tensor:
-        return function(as_ints(sizes), kind)
+        return function(ints(sizes), kind)
 
     return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
 

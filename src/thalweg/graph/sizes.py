@@ -33,15 +33,15 @@ def sizes_of(shape: Any) -> Any:
         return mapped(lambda size: size, shape)  # what the caller does to a list is not seen
     if any(leaf is None for leaf in leaves):
         raise InvalidArgumentError(f"{shape} does not say all sizes: tf.shape says them in a run.")
-    return as_ints(shape)
+    return ints(shape)
 
 
-def as_ints(shape: Any) -> tuple[int, ...]:
+def ints(shape: Any) -> tuple[int, ...]:
     """Numbers, in a nest of tensors, arrays and numbers, as ints."""
     if isinstance(shape, torch.Tensor | np.ndarray):
         return tuple(int(size) for size in shape.reshape(-1).tolist())
     if isinstance(shape, Iterable):
-        return tuple(size for item in shape for size in as_ints(item))
+        return tuple(size for item in shape for size in ints(item))
     return (int(shape),)
 
 
@@ -69,7 +69,7 @@ def known_size(number: Any) -> int | None:
 
 def _trial_sizes(nest: Any, trial: _Trial) -> list[int]:
     leaves = [trial[x] if isinstance(x, SymbolicTensor) else x for x in leaves_of(nest)]
-    return [number for leaf in leaves for number in as_ints(leaf)]
+    return [number for leaf in leaves for number in ints(leaf)]
 
 
 class _Trial(dict[SymbolicTensor, Any]):

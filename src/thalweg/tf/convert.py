@@ -115,7 +115,7 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     return decorate
 
 
-sizes = graph.as_ints  # of what is no symbolic tensor
+sizes = graph.ints  # of what is no symbolic tensor
 
 
 def told(

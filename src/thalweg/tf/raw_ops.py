@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg import graph
-from thalweg.graph.variables import scatter_node
+from thalweg.graph.variables import scatter_node as scattered  # the documented name
 from thalweg.ground.scattering import UPDATES, scatter
 from thalweg.tf.arrays import gather, identity
 from thalweg.tf.missing import attribute_of
@@ -68,7 +68,7 @@ def _scatter_function(update: str) -> Callable[..., Any]:
     def function(*, resource: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         if isinstance(resource, graph.GraphVariable):
             title = name or f"ResourceScatter{update.capitalize()}"
-            return scatter_node(resource, indices, updates, update, title).op
+            return scattered(resource, indices, updates, update, title).op
         return scatter(resource, indices, updates, update)
 
     function.__doc__ = f'Change rows of a variable by "{update}": see `ground.scattering.scatter`.'

@@ -89,7 +89,7 @@ def constant(
     In a graph the last of too few values is repeated; `verify_shape` says whether the value must
     have the shape itself.
     """
-    sizes = None if shape is None else graph.as_ints(shape)
+    sizes = None if shape is None else graph.ints(shape)
     return graph.constant(value, dtype, sizes, name, verify_shape)
 
 
