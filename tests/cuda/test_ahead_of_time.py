@@ -13,7 +13,7 @@ from thalweg.engines.codegen import Update
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import WIDTH, generate
-from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
+from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import exp, gradient_squares, log, variable_squares
@@ -269,6 +269,11 @@ def test_peaks(capability, name, tmp_path):
     binary = launch.compiled_for(generate_peak(name), True, capability)
     assert max(widths(binary, "ld")) >= 8
     assert_small(binary, tmp_path)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_a_tree(capability, tmp_path):
+    assert_small(launch.compiled_for(generate_combine(), False, capability), tmp_path)
 
 
 def fast_kernel(kind, name="float32"):

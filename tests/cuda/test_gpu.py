@@ -204,10 +204,10 @@ class Training:
         return [each.detach().cpu().double() for each in (*self.params, *own)]
 
 
-def assert_near(found, wanted):
+def assert_near(found, wanted, rtol=1e-5, atol=1e-6):
     """Powers of float64 leave their traces in the last places of float32, if any."""
     for each, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(each, other, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(each, other, rtol=rtol, atol=atol)
 
 
 @by(OPTIMIZERS)
@@ -335,7 +335,7 @@ def test_a_state_of_torch_goes_on():
     for _ in range(3):
         own.step()
         theirs.step()
-    assert_near(own.written(), theirs.written())
+    assert_near(own.written(), theirs.written(), atol=1e-5)  # a rate of 0.1; torch rounds elsewhere
     assert list(own.optimizer.state[own.params[0]]) == list(
         theirs.optimizer.state[theirs.params[0]]
     )
@@ -348,7 +348,8 @@ def test_fast_kernels_are_near(dtype):
         with thalweg.engine(math="fast"):
             found.step()
         wanted.step()
-    assert_near(found.written(), wanted.written())
+    last = 2**-7 if dtype is torch.bfloat16 else 1e-6  # what the last place is worth, at most
+    assert_near(found.written(), wanted.written(), rtol=max(2 * last, 1e-5), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ema_decay", "masters", "state_dtype", "gradients", "accumulate"])

@@ -12,12 +12,13 @@ from torch.nn.parameter import is_lazy
 
 from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.core.described import Described
+from thalweg.core.meshes import is_on_mesh
 from thalweg.core.pairs import distinct, flatten
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import LISTED, Loading, differences, keys_of, mismatch
 from thalweg.core.state import distinct as distinct_names
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.optim.sharded import entry_of, is_on_mesh, locals_of
+from thalweg.optim.sharded import entry_of, locals_of
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]

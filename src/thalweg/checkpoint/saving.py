@@ -27,6 +27,7 @@ from thalweg.checkpoint.named import (
 from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
+from thalweg.core.meshes import any_on_mesh
 from thalweg.core.slots import SlotStore
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -37,7 +38,6 @@ from thalweg.errors import (
 )
 from thalweg.ground.switches import no_grad
 from thalweg.ground.tracing import untraced
-from thalweg.optim.sharded import is_on_mesh
 from thalweg.storage import container
 from thalweg.storage.foreign import TRAINING, reader_of
 from thalweg.storage.json_text import as_object
@@ -153,7 +153,7 @@ def _copy_training(
     slots = slots_of(optimizer)
     parts = None if slots is None else slots.parts
     ranks = None if parts is None else parts.ranks
-    if any(map(is_on_mesh, tensors.values())):
+    if any_on_mesh(tensors.values()):
         from thalweg.distribute.ranks import Ranks  # which is there where tensors are on one
 
         ranks = Ranks()

@@ -16,7 +16,13 @@ def is_imported() -> bool:
 
 def is_on_mesh(tensor: Any) -> bool:
     """Whether something is a DTensor."""
-    return is_imported() and isinstance(tensor, sys.modules["torch.distributed.tensor"].DTensor)
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def any_on_mesh(tensors: Iterable[Any]) -> bool:
+    """Whether a DTensor is among them; asked in every step."""
+    return is_imported() and any(map(is_on_mesh, tensors))
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -52,5 +58,5 @@ def check_whole(params: Iterable[Tensor], what: str) -> None:
     Raises:
         NotImplementedError: One is among the parameters.
     """
-    if any(map(is_on_mesh, params)):
+    if any_on_mesh(params):
         raise NotImplementedError(f"{what} is not defined for parameters that are DTensors.")

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.core.vectors import Device, functions_of, place_of
+from thalweg.engines import cuda, current
+from thalweg.engines.cuda.available import computes
 from thalweg.engines.measuring import Tree
 
 _HIGHEST = float(np.finfo(np.float32).max)
@@ -38,12 +40,15 @@ def global_norm(squares: Any, overflow: bool) -> Any:
 
 def total(squares: Any) -> Any:
     """The sum of some numbers, in the order in which the leaves of a tensor are added."""
-    return _tree(len(squares), place_of(squares)).combined(squares).sum()
+    there = place_of(squares)
+    is_launched = there is not None and computes(there, current().name)
+    return _tree(len(squares), there, is_launched).combined(squares)[0]
 
 
 @cache
-def _tree(count: int, device: Device) -> Tree:
-    return Tree(np.array([count]), device)
+def _tree(count: int, there: Device, is_launched: bool) -> Tree | cuda.LaunchedTree:
+    counts = np.array([count])
+    return cuda.LaunchedTree(counts, there) if there and is_launched else Tree(counts, there)
 
 
 def clip_factor(norm: Any, limit: Any, whole_is_nan: bool) -> Any:

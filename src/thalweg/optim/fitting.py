@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.meshes import is_on_mesh, local
+from thalweg.core.meshes import any_on_mesh, is_on_mesh, local
 from thalweg.core.vectors import is_host as is_on_host
 from thalweg.engines import current
 from thalweg.engines.cuda.available import computes
@@ -104,7 +104,7 @@ def device_of(params: Sequence[Tensor]) -> torch.device | None:
     if not computes(device, current().name):
         return None
     is_one = all(param.device == device for param in params)
-    return device if is_one and not any(map(is_on_mesh, params)) else None
+    return device if is_one and not any_on_mesh(params) else None
 
 
 def is_host(params: Sequence[Tensor]) -> bool:

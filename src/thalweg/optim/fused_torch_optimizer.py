@@ -222,10 +222,10 @@ class FusedTorchOptimizer(FusedOptimizer):
             return None, device_of(params) or CPU
         return found
 
-    def _has_state(self, group: Group, param: Tensor) -> bool:
-        rule, own = self._around.rule(self._rule(group)), self.state.get(param, {})
-        names = [slot.name for slot in rule.slots]
-        return all(name in own for name in ([STEP, *names] if self._keeps_step else names))
+    def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
+        slots = self._around.rule(self._rule(group)).slots
+        names = {slot.name for slot in slots}.union((STEP,) if self._keeps_step else ())
+        return all(names <= self.state.get(param, {}).keys() for param in params)
 
     def _fits(self, share: _Share) -> bool:
         """Whether a share is computed here.

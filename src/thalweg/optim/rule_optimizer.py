@@ -223,9 +223,10 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return False
         return self._capturable or self._around.of(Unscaling).fused_unscale
 
-    def _has_state(self, group: Group, param: Tensor) -> bool:
+    def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         # It is made with the optimizer, but for what a state that was loaded did not have.
-        return all(name in self.state[param] for name in self._around.keys(param))
+        keys = self._around.keys
+        return all(name in self.state[param] for param in params for name in keys(param))
 
     @property
     def _single(self) -> Collection[str]:

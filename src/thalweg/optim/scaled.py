@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from thalweg.optim.columns import CPU
 from thalweg.optim.fitting import device_of, is_host
 from thalweg.optim.groups import number
 from thalweg.optim.step_options import FOUND_INF, LastStep, StepOptions
+from thalweg.variable import variable_constraint
 
 Homes = tuple[torch.device | None, torch.device]
 _ON_THE_HOST: Homes = (None, CPU)
@@ -48,25 +50,17 @@ class Scaled:
         around = self._around
         if not isinstance(found, Tensor) or is_host([found]) or not self._counts_there():
             return None
-        if around.accumulate > 1 or around.in_backward:
+        given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        params = list(chain.from_iterable(given))
+        if around.accumulate > 1 or around.in_backward or found.device != device_of(params):
             return None
-        given = [
-            (group, param)
-            for group in self.param_groups
-            for param in group["params"]
-            if param.grad is not None
-        ]
-        there = device_of([param for _, param in given])
-        if there is None or found.device != there:
+        if any(variable_constraint(param) is not None for param in params):
             return None
-        is_plain = all(
-            self._has_state(group, param) and getattr(param, "constraint", None) is None
-            for group, param in given
-        )
-        return found.detach().reshape(()) == 0 if is_plain else None
+        has_state = all(map(self._have_state, self.param_groups, given))
+        return found.detach().reshape(()) == 0 if has_state else None
 
-    def _has_state(self, group: Group, param: Tensor) -> bool:
-        """Whether a parameter has all its state."""
+    def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
+        """Whether parameters of a group have all their state."""
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg.core.meshes import is_on_mesh
+from thalweg.core.meshes import any_on_mesh
 from thalweg.core.state import Entry, Part
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def locals_of(params: Sequence[Tensor]) -> Locals | None:
     """What tells the local parts of parameters, if there are DTensors among them."""
-    if not any(map(is_on_mesh, params)):
+    if not any_on_mesh(params):
         return None
     from thalweg.distribute.sharding.meshes import Locals
 

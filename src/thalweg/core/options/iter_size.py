@@ -39,7 +39,7 @@ def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) ->
         if grad is None:
             continue
         values = values_of(grad)
-        share = values * reciprocal(values.new_tensor(count))
+        share = values * reciprocal(values.new_full((), count))
         if isinstance(grad, IndexedSlices):
             made.append(partial(total.detach().index_add_, 0, grad.indices.long(), share))
         else:

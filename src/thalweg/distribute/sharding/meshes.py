@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import Measures
-from thalweg.core.meshes import is_on_mesh
+from thalweg.core.meshes import any_on_mesh, is_on_mesh
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.core.slots import SlotStore
@@ -33,7 +33,7 @@ from thalweg.variable import name_of, variable_constraint
 
 def keep_local_slots(store: SlotStore, variables: Sequence[Any]) -> None:
     """Have a store keep slots of local parts, if there are DTensors among the variables."""
-    if store.parts is None and any(map(is_on_mesh, variables)):
+    if store.parts is None and any_on_mesh(variables):
         store.parts = Locals()
 
 

@@ -9,10 +9,11 @@ from thalweg.ground.lazily import offered
 if TYPE_CHECKING:
     from thalweg.engines.cuda.group import Group
     from thalweg.engines.cuda.sparse import RowsPart
+    from thalweg.engines.cuda.tree import LaunchedTree
 
-__all__ = ["Group", "RowsPart"]
+__all__ = ["Group", "LaunchedTree", "RowsPart"]
 
-_HOMES = {"Group": "group", "RowsPart": "sparse"}
+_HOMES = {"Group": "group", "LaunchedTree": "tree", "RowsPart": "sparse"}
 
 
 def __getattr__(name: str) -> Any:

@@ -66,6 +66,22 @@ def KERNEL_NAME(base, chunks, sizes, found, scalars, streams, ALIGNED: tl.conste
     tl.store(found + leaf, tl.max(peak, axis=0))
 """
 
+FAN = 1 << 10  # leaves that a program folds
+_OF_THREAD = 8  # neighbours that one thread folds: only what is left moves between threads
+
+# What is missing is -0, which changes no number that it is added to.
+_COMBINE = """
+@triton.jit
+def KERNEL_NAME(first, sizes, leaves, above, measures, ALIGNED: tl.constexpr):
+    node, measure = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    count, begin = tl.load(sizes + node), tl.load(first + node)
+    at = tl.arange(0, {threads}) * {of_thread}
+{read}
+{fold}
+    total = tl.where(count > 0, total0, tl.full((), 0, tl.float64))
+    tl.store(above + node * measures + measure + tl.arange(0, 1), total)
+"""
+
 _MAGNITUDES = {
     "float64": ("int64", 2**63 - 1),
     "float32": ("int32", 2**31 - 1),
@@ -236,6 +252,30 @@ def generate_peak(kind: str) -> Kernel:
     integer, magnitude = _MAGNITUDES[kind]
     kernel = _PEAK.format(leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
     return made(header("float64") + "\n\n" + kernel, (), integers=("streams",))
+
+
+def generate_combine() -> Kernel:
+    """The kernel that adds leaves in pairs of neighbours until one is left."""
+    read = [
+        f"total{k} = tl.load(leaves + (begin + at + {k}) * measures + measure,"
+        f" mask=at + {k} < count, other=-0.0)"
+        for k in range(_OF_THREAD)
+    ]
+    fold: list[str] = []
+    parts, threads = _OF_THREAD, FAN // _OF_THREAD
+    while parts > 1:
+        parts //= 2
+        fold += [f"total{k} = total{2 * k} + total{2 * k + 1}" for k in range(parts)]
+    while threads > 1:
+        threads //= 2
+        fold.append(f"total0 = fold_neighbours(total0, {threads})")
+    kernel = _COMBINE.format(
+        threads=FAN // _OF_THREAD,
+        of_thread=_OF_THREAD,
+        read=indented(read, 1),
+        fold=indented(fold, 1),
+    )
+    return made(header("float64") + "\n\n" + kernel, (), integers=("measures",))
 
 
 def _own_helpers(text: str, index: int) -> str:

@@ -266,3 +266,10 @@ def fold(x, HALF: tl.constexpr):
     """The upper half of lanes added to the lower half."""
     low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
     return low + high
+
+
+@triton.jit
+def fold_neighbours(x, HALF: tl.constexpr):
+    """Each number of an even place and the one after it, added."""
+    even, odd = tl.split(tl.reshape(x, (HALF, 2)))
+    return even + odd

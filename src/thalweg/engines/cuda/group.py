@@ -15,8 +15,9 @@ from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import CHUNK, WIDTH
 from thalweg.engines.cuda.mirror import Mirror, kept
 from thalweg.engines.cuda.scalars import Rows
+from thalweg.engines.cuda.tree import LaunchedTree
 from thalweg.engines.engine import Call, Columns, Request, Stages
-from thalweg.engines.measuring import LEAF, Tree, leaf_counts
+from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
 from thalweg.formula import Formula
 from thalweg.ground.lazily import lazy
@@ -182,7 +183,7 @@ class _Leaves:
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
         self.chunks = kept(chunks_of(sizes, LEAF), np.int32, device)
-        self._tree = Tree(self.counts, device)
+        self._tree = LaunchedTree(self.counts, device)
         self._members = len(sizes)
 
     def combined(self, leaves: Tensor) -> Tensor:

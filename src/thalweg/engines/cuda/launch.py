@@ -19,7 +19,7 @@ from thalweg.engines.codegen import Update
 from thalweg.engines.cuda import driver
 from thalweg.engines.cuda.available import interprets
 from thalweg.engines.cuda.codegen import THREADS, Kernel, generate
-from thalweg.engines.cuda.codegen_measure import generate_measure, generate_peak
+from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.formula import Formula
 from thalweg.ground.locks import Awaited
@@ -123,7 +123,8 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
             name: "i64" if name in kernel.integers else _POINTERS[name]
             for name in function.arg_names[:-1]
         }
-        signature["scalars"] = "*fp32" if kernel.kind == "float32" else "*fp64"
+        if "scalars" in signature:
+            signature["scalars"] = "*fp32" if kernel.kind == "float32" else "*fp64"
         signature["ALIGNED"] = "constexpr"
         source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
         options = {"num_warps": THREADS // 32, "enable_fp_fusion": kernel.fast}
@@ -145,6 +146,7 @@ def load(name: str, source: str) -> ModuleType:
 _POINTERS = {
     "base": "*i64", "chunks": "*i32", "sizes": "*i64", "scalar_row": "*i64", "scalars": "",
     "rows": "*i64", "order": "*i64", "named": "*i8", "leaves": "*fp64", "found": "*i64",
+    "first": "*i64", "above": "*fp64",
 }  # fmt: skip
 
 
@@ -217,3 +219,9 @@ def measuring(
 def peaking(kind: str) -> Compiled:
     """The kernel that finds the largest magnitude among numbers of a storage type."""
     return Compiled(generate_peak(kind), np.float64)
+
+
+@cache
+def combining() -> Compiled:
+    """The kernel that combines leaves; see `thalweg.engines.cuda.tree`."""
+    return Compiled(generate_combine(), np.float64)

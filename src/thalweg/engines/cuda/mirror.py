@@ -70,7 +70,7 @@ class Mirror:
         return self.there
 
     def _arrived(self) -> tuple[torch.Tensor, Any]:
-        """Pinned memory that nothing reads any more, so that nobody waits, unless `MOST` are read."""
+        """Pinned memory that nothing reads any more; nobody waits, unless `MOST` are being read."""
         if not self._staged or (len(self._staged) < MOST and not self._staged[0][1].query()):
             return torch.empty_like(self._plain, pin_memory=True), torch.cuda.Event()
         staged, event = self._staged.popleft()

@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg import distribute
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hyperparameters import Hyperparameters, is_function
-from thalweg.core.meshes import is_on_mesh
+from thalweg.core.meshes import any_on_mesh
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import SlotsByVariable
 from thalweg.core.state import Entry, Loading, of_slots, readable, restore
@@ -163,7 +163,7 @@ class Weights(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
-        if any(map(is_on_mesh, missing)):
+        if any_on_mesh(missing):
             distribute.keep_local_slots(self._slots, missing)
         titles = [self._slot_title(var, name) for var in missing]
         made = self._slots.make(missing, name, initial, titles, kind)
