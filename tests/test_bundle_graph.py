@@ -14,7 +14,7 @@ from thalweg.storage.bundle.messages import Entry
 from thalweg.storage.bundle.object_graph import KEY, encode_graph
 from thalweg.storage.bundle.proto import bytes_field, number_field, string_field
 from thalweg.storage.bundle.strings import encoded_strings
-from thalweg.storage.checksum import masked
+from thalweg.storage.checksum import mask_checksum
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
@@ -24,7 +24,9 @@ def put(folder: Path, *texts: bytes) -> Path:
     data, checksum = encoded_strings(texts)
     shape = () if len(texts) == 1 else (len(texts),)
     return write(
-        folder / "ckpt", {KEY.encode(): Entry(7, shape, 0, 0, len(data), masked(checksum))}, data
+        folder / "ckpt",
+        {KEY.encode(): Entry(7, shape, 0, 0, len(data), mask_checksum(checksum))},
+        data,
     )
 
 

@@ -32,10 +32,10 @@ from thalweg.storage.bundle import folder
 from thalweg.storage.bundle.flaw import Flaw
 from thalweg.storage.bundle.messages import Header
 
-HEAD = Header(1).encoded()
+HEAD = Header(1).encode_message()
 PAYLOAD = b"\0\0\x80\x3f" * 2
-ENTRY = entry(PAYLOAD).encoded()
-PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encoded()})
+ENTRY = entry(PAYLOAD).encode_message()
+PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encode_message()})
 GOOD = block(PAIRS)
 EMPTY = sealed(block(()))
 
@@ -175,7 +175,7 @@ def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_what_the_cases_are_made_of_is_read(tmp_path: Path) -> None:
     (tmp_path / f"ckpt{DATA}").write_bytes(PAYLOAD)
-    second = block(pairs({b"c": entry(b"", shape=(0,)).encoded()}))
+    second = block(pairs({b"c": entry(b"", shape=(0,)).encode_message()}))
     for data in (table(GOOD), table(GOOD, second, limits=[b"b", b"cc"])):
         (tmp_path / "ckpt.index").write_bytes(data)
         assert bundle.read(tmp_path / "ckpt").tensors["a"].array().tolist() == [1.0, 1.0]

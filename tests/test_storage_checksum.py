@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thalweg.storage import checksum, checksum_compiled
-from thalweg.storage.checksum import crc32c, masked, unmasked
+from thalweg.storage.checksum import crc32c, mask_checksum, unmask_checksum
 
 BY_INSTRUCTION = checksum_compiled.by_instruction()
 BY_SLICES = checksum_compiled.by_slices(checksum.byte_table())
@@ -77,13 +77,13 @@ def test_any_contiguous_memory_is_read() -> None:
 
 
 def test_masks_are_those_of_tensorflow() -> None:
-    assert masked(0) == 0xA282EAD8
-    assert masked(1) == 0xA284EAD8
-    assert masked(0x8000) == 0xA282EAD9
+    assert mask_checksum(0) == 0xA282EAD8
+    assert mask_checksum(1) == 0xA284EAD8
+    assert mask_checksum(0x8000) == 0xA282EAD9
     dice = random.Random(0)
     for _ in range(1000):
         value = dice.getrandbits(32)
-        assert unmasked(masked(value)) == value != masked(value)
+        assert unmask_checksum(mask_checksum(value)) == value != mask_checksum(value)
 
 
 def test_without_the_instruction_tables_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

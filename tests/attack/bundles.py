@@ -31,7 +31,7 @@ from thalweg.storage import bundle, stored
 from thalweg.storage.bundle import object_graph, proto, strings
 from thalweg.storage.bundle.flaw import Flaw
 from thalweg.storage.bundle.table import encoded_table, iterate_entries
-from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.checksum import crc32c, mask_checksum
 from thalweg.storage.stored import ITEM_BYTES
 
 TRIED = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
@@ -246,7 +246,7 @@ def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
         made = spoiled(made, dice)
     shape = b"\x12\0" if dice.random() < 0.8 else b"\x12\x04\x12\x02\x08\x02"
     head = b"\x08\7" + shape + proto.number_field(4, begin) + proto.number_field(5, len(made))
-    items[at] = items[at][0], head + proto.fixed32_field(6, masked(checksum))
+    items[at] = items[at][0], head + proto.fixed32_field(6, mask_checksum(checksum))
     # In a bundle of objects, their graph comes last.
     return {**files, main_of(files): encoded_table(items), DATA: files[DATA][:begin] + made}
 

@@ -11,7 +11,7 @@ import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.collections import GraphKeys
-from thalweg.graph.creation import create
+from thalweg.graph.creation import create_variable
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
@@ -141,7 +141,7 @@ def _get_whole_name(
             "to set reuse=AUTO_REUSE in variable_scope()?"
         )
     start, wanted = _initial_value(name, shape, kind, initializer)
-    variable = create(
+    variable = create_variable(
         graph,
         start,
         name,

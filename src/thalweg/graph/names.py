@@ -34,7 +34,7 @@ class Names:
         self._uses.setdefault(name.lower(), 1)
 
 
-def checked(name: str, scope: str = "") -> str:
+def check_name(name: str, scope: str = "") -> str:
     """`name`, if it may name a node inside `scope`.
 
     Raises:

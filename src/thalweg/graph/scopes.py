@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from thalweg.graph.names import Names, checked
+from thalweg.graph.names import Names, check_name
 from thalweg.ground.locks import Lock
 
 
@@ -112,12 +112,12 @@ class Scopes:
         """
         scope = "" if absolute else self.scope
         with self.lock:
-            return self._names.make_unique(scope + checked(name, scope), mark_as_used)
+            return self._names.make_unique(scope + check_name(name, scope), mark_as_used)
 
     def claim_name(self, name: str) -> None:
         """Mark a whole name as used."""
         with self.lock:
-            self._names.mark_used(checked(name))
+            self._names.mark_used(check_name(name))
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:

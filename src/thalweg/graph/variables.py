@@ -223,7 +223,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
-        return create(
+        return create_variable(
             self.graph,
             initial,
             name,
@@ -246,7 +246,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             OutOfRangeError: In a run, if the variable has reached `limit`.
         """
         output = Output(self.dtype, self.shape, ())
-        count = functools.partial(_count, self.name, limit)
+        count = functools.partial(_count_up_to, self.name, limit)
         op = add(
             self.graph, "CountUpTo", count, (Reference(self),), outputs=[output], kind="update"
         )
@@ -267,7 +267,7 @@ def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> Any:
     return resolve(variable)
 
 
-def _count(name: str, limit: int, leaf: Any) -> torch.Tensor:
+def _count_up_to(name: str, limit: int, leaf: Any) -> torch.Tensor:
     before = leaf.detach().clone()
     if before.item() >= limit:
         raise OutOfRangeError(f"'{name}' reached limit of {limit}")
@@ -352,7 +352,7 @@ def _alias_value(value: Any) -> Any:
     return value[...] if isinstance(value, torch.Tensor) else value
 
 
-def create(
+def create_variable(
     graph: Nodes,
     initial_value: Any,
     name: str,
@@ -481,7 +481,7 @@ def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> 
     with graph.lock:
         if id(tensor) not in graph.stand_ins:
             known = name_of(tensor, "").removesuffix(":0")
-            variable = create(
+            variable = create_variable(
                 graph,
                 tensor,
                 known or name or "Variable",

@@ -43,12 +43,12 @@ def combine_checksums(first: int, second: int, size: int) -> int:
     return _gf2_product(first, _shift_matrix(size)) ^ second
 
 
-def masked(value: int) -> int:
+def mask_checksum(value: int) -> int:
     """A checksum as TensorFlow stores it, so that one of bytes that hold one is still good."""
     return (((value >> 15) | (value << 17)) + _MASK) & 0xFFFFFFFF
 
 
-def unmasked(value: int) -> int:
+def unmask_checksum(value: int) -> int:
     """The checksum that was stored as `value` by TensorFlow."""
     turned = (value - _MASK) & 0xFFFFFFFF
     return ((turned >> 17) | (turned << 15)) & 0xFFFFFFFF

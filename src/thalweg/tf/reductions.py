@@ -141,7 +141,7 @@ def _of_fractions(
 ) -> Any:
     """A reduction that TensorFlow refuses for integers."""
 
-    def checked(given: Any) -> Any:
+    def check_inexact(given: Any) -> Any:
         if _is_exact(given):
             raise InvalidTypeError(
                 f"{title} takes real or complex numbers, not {dtype_name(given.dtype)}."
@@ -150,7 +150,9 @@ def _of_fractions(
         return given
 
     return _reduction_function(
-        lambda x, axes, keep: function(checked(x), axes, keep), title, lambda x: alone(checked(x))
+        lambda x, axes, keep: function(check_inexact(x), axes, keep),
+        title,
+        lambda x: alone(check_inexact(x)),
     )
 
 

@@ -22,7 +22,7 @@ from thalweg.graph.arguments import by_reference
 from thalweg.graph.control import no_op
 from thalweg.graph.default import get_default_graph, graph_variable_of
 from thalweg.graph.gradients import gradients as gradients_of
-from thalweg.graph.keras.captured import capture
+from thalweg.graph.keras.captured import capture_hypers
 from thalweg.graph.keras.recorded import add_step
 from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.nodes import Operation, SymbolicTensor
@@ -90,7 +90,7 @@ def _add_step(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Ope
         called = optimizer._hyper.called()
         variables = distinct([var for _, var in pairs])
         optimizer._create_all_weights(variables)
-        read = capture(optimizer, called, [var.dtype for var in variables])
+        read = capture_hypers(optimizer, called, [var.dtype for var in variables])
 
         def run_step(grads: list[Any], leaves: list[Tensor], *values: Any) -> None:
             with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
@@ -115,7 +115,7 @@ def learning_rate(optimizer: Any, dtype: torch.dtype) -> Any:
     """See `GraphMode`."""
     optimizer._create_hypers()
     step = optimizer.iterations
-    read = capture(optimizer, optimizer._hyper.called(), [dtype])
+    read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
 
     def compute_rate(_: Any, *values: Any) -> Tensor:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):

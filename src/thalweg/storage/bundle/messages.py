@@ -44,7 +44,7 @@ class Header:
     oldest: int = 0
     refused: tuple[int, ...] = ()
 
-    def encoded(self) -> bytes:
+    def encode_message(self) -> bytes:
         """The message."""
         versions = number_field(1, 1) + number_field(2, self.oldest)
         return (
@@ -76,7 +76,7 @@ class Entry:
     checksum: int = 0
     slices: tuple[Slice, ...] = ()
 
-    def encoded(self) -> bytes:
+    def encode_message(self) -> bytes:
         """The message."""
         place = (
             number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)

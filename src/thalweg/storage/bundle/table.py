@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage.bundle.flaw import Flaw, checksum_flaw, locate_flaws, quote_name
 from thalweg.storage.bundle.proto import encode_varint, read_varint
-from thalweg.storage.checksum import crc32c, masked, unmasked
+from thalweg.storage.checksum import crc32c, mask_checksum, unmask_checksum
 
 Read = Callable[[int, int], bytes]  # as many bytes as asked for, from a position on
 
@@ -93,7 +93,7 @@ def _read_block(read: Read, body: int, offset: int, length: int) -> bytes:
     if offset + length + _TRAILER > body:
         raise Flaw(f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body}")
     data = memoryview(read(offset, length + _TRAILER))
-    stored = unmasked(int.from_bytes(data[length + 1 :], "little"))
+    stored = unmask_checksum(int.from_bytes(data[length + 1 :], "little"))
     calculated = crc32c(data[: length + 1])
     if stored != calculated:
         raise checksum_flaw(stored, calculated)
@@ -210,17 +210,17 @@ class _Block:
         self._count += 1
         self._last = key
 
-    def finished(self) -> bytes:
+    def finish_block(self) -> bytes:
         """The block with its trailer."""
         ends = struct.pack(f"<{len(self._whole) + 1}I", *self._whole, len(self._whole))
         data = bytes(self._data) + ends + bytes([_PLAIN])
-        return data + masked(crc32c(data)).to_bytes(4, "little")
+        return data + mask_checksum(crc32c(data)).to_bytes(4, "little")
 
 
 def _append_block(file: bytearray, block: _Block) -> bytes:
     """Append a block to a file, and say where it is."""
     place = encode_varint(len(file)) + encode_varint(block.size)
-    file += block.finished()
+    file += block.finish_block()
     return place
 
 

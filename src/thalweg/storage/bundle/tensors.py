@@ -12,7 +12,7 @@ from thalweg.storage.bundle.flaw import Flaw, checksum_flaw, locate_flaws, quote
 from thalweg.storage.bundle.folder import File, Folder
 from thalweg.storage.bundle.index import Described, Index, Part
 from thalweg.storage.bundle.object_graph import ObjectGraph
-from thalweg.storage.checksum import crc32c, unmasked
+from thalweg.storage.checksum import crc32c, unmask_checksum
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Reader:
 
         data = np.empty(part.entry.size, np.uint8)
         self._open_shard_of(part).read_into(part.entry.offset, data.data)
-        stored, calculated = unmasked(part.entry.checksum), crc32c(data.data)
+        stored, calculated = unmask_checksum(part.entry.checksum), crc32c(data.data)
         if stored != calculated:
             raise checksum_flaw(stored, calculated)
         self._report_progress(part.entry.size)
@@ -93,7 +93,7 @@ class Reader:
         part = tensor.parts[0]
         data = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
         found, calculated = strings.decode_strings(data, prod(tensor.shape))
-        stored = unmasked(part.entry.checksum)
+        stored = unmask_checksum(part.entry.checksum)
         if stored != calculated:
             raise checksum_flaw(stored, calculated)
         self._report_progress(len(data))

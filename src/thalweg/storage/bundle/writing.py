@@ -16,7 +16,7 @@ from thalweg.storage.bundle.messages import RANK, Entry, Header
 from thalweg.storage.bundle.object_graph import ObjectGraph
 from thalweg.storage.bundle.strings import encoded_strings
 from thalweg.storage.bundle.table import encoded_table
-from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.checksum import crc32c, mask_checksum
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
 
@@ -51,19 +51,19 @@ def write(
     objects, checksum = b"", 0
     if graph is not None:
         objects, checksum = encoded_strings([object_graph.encode_graph(graph)])
-    made: dict[bytes, bytes] = {b"": Header(1).encoded()}
+    made: dict[bytes, bytes] = {b"": Header(1).encode_message()}
 
     def data_parts() -> Iterator[bytes | memoryview]:
         offset = 0
         for key in _in_order(items, graph):
             tensor = items[key]
-            place = 0, offset, len(tensor.data), masked(crc32c(tensor.data))
-            made[key] = Entry(NUMBERS[tensor.dtype], tensor.shape, *place).encoded()
+            place = 0, offset, len(tensor.data), mask_checksum(crc32c(tensor.data))
+            made[key] = Entry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
             offset += len(tensor.data)
             yield tensor.data
         if graph is not None:
-            entry = Entry(STRING, (), 0, offset, len(objects), masked(checksum))
-            made[object_graph.KEY.encode()] = entry.encoded()
+            entry = Entry(STRING, (), 0, offset, len(objects), mask_checksum(checksum))
+            made[object_graph.KEY.encode()] = entry.encode_message()
             yield objects
 
     total = sum(len(tensor.data) for tensor in items.values()) + len(objects)

@@ -19,7 +19,7 @@ from thalweg.ground.running import executing_eagerly, is_symbolic, resolve
 from thalweg.tf.data import spec as specs
 from thalweg.tf.data.iterators import Iterator as EagerIterator
 from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator
-from thalweg.tf.data.steps import batches, checked, padded, shuffled
+from thalweg.tf.data.steps import batches, checked, padded, shuffle_elements
 from thalweg.variable import as_dtype
 
 _FOREVER = (None, -1)
@@ -386,7 +386,7 @@ class Dataset:
                 generators.append(torch.Generator().manual_seed(begin))
             if reshuffle_each_iteration is False:
                 generators[0].manual_seed(generators[0].initial_seed())
-            yield from shuffled(every, size, generators[0])
+            yield from shuffle_elements(every, size, generators[0])
 
         return self._add_sized_step("buffer_size", buffer_size, step)
 

@@ -77,7 +77,7 @@ def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: An
     return made
 
 
-def shuffled(every: Iterator[Any], size: int, generator: torch.Generator) -> Iterator[Any]:
+def shuffle_elements(every: Iterator[Any], size: int, generator: torch.Generator) -> Iterator[Any]:
     """The next is always one of the first `size` elements that are left."""
     held = list(itertools.islice(every, size))
     while held:
