@@ -111,7 +111,7 @@ def list_verified(path: Path, progress: Progress | None = None) -> Listing:
         progress: Called with the bytes that are read and those there are.
 
     Raises:
-        ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
+        ThalwegError: As `list_file`, and DataLossError where a tensor is damaged; names it.
     """
     place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
@@ -139,7 +139,7 @@ def differences(
         progress: What is called with the bytes that are read of a path and those there are.
 
     Raises:
-        ThalwegError: See `contents`.
+        ThalwegError: See `read_tensors`.
     """
     writers = [locate_checkpoint(each).check_readable().writer for each in (one, other)]
     if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
@@ -168,7 +168,7 @@ def compare_tensors(
 
     Args:
         one, other: The files, of any kind, for the words.
-        a, b: Their tensors; see `contents`.
+        a, b: Their tensors; see `read_tensors`.
     """
     found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
     found += [f"{name!r} is in {os.fspath(other)} only" for name in b if name not in a]

@@ -79,7 +79,7 @@ def read(
 
     Args:
         folder: The folder of its files.
-        suffixes: What `files` says.
+        suffixes: What `suffixes_of` says.
         names: The tensors that are read; all if it is None.
         progress: Called after each file with the bytes that are read and those there are.
 

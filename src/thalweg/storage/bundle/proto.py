@@ -48,7 +48,7 @@ def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def packed_numbers(data: bytes) -> Iterator[int]:
-    """The numbers of a field that has many; errors as of `varint`."""
+    """The numbers of a field that has many; errors as of `read_varint`."""
     at = 0
     while at < len(data):
         each, at = read_varint(data, at, len(data))

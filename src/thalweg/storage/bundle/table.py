@@ -31,7 +31,7 @@ _BLOCK = 1 << 18  # bytes after which a block of data ends
 
 
 def is_table(read: Read, size: int) -> bool:
-    """Whether a file ends as a table does; arguments as for `entries`."""
+    """Whether a file ends as a table does; arguments as for `iterate_entries`."""
     return size >= FOOTER and read(size - FOOTER, FOOTER).endswith(_MAGIC)
 
 

@@ -70,7 +70,7 @@ def write(
 
     def files_to_write() -> Iterator[tuple[str, Iterable[bytes | memoryview], int]]:
         yield f"{path}.data-00000-of-00001", data_parts(), total
-        index = encoded_table(sorted(made.items()))  # `parts` has told checksums by now
+        index = encoded_table(sorted(made.items()))  # `data_parts` has told checksums by now
         yield f"{path}.index", [index], len(index)
 
     disk.replace_together(files_to_write(), progress)

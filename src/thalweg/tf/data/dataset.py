@@ -84,7 +84,7 @@ class Dataset:
         spec: Any = None,
         counted: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """`_then`, of a step that is given a size, too, which may be a symbolic tensor."""
+        """`_add_step`, of a step that is given a size, too, which may be a symbolic tensor."""
         if not is_symbolic(number):
             size = checked(title, number)
             return self._add_step(lambda every: step(every, size), spec, counted)
@@ -304,7 +304,7 @@ class Dataset:
         step: Callable[[Iterator[Any], int], Iterator[Any]],
         spec: Callable[[int | None], Any],
     ) -> Dataset:
-        """`_sized`, of a step that makes batches; `spec` is given their size, if all have one."""
+        """`_add_sized_step`, of a step that makes batches; `spec` is given their size, if all have one."""
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
 
         def count_batches(count: int) -> int:

@@ -171,7 +171,7 @@ def make_wrapped(
     given: Mapping[str, Any],
     file: TensorFlowCheckpoint,
 ) -> Any:
-    """As `made`; in a file with masters the optimizer of these.
+    """As `make_optimizer`; in a file with masters the optimizer of these.
 
     Raises:
         OptionError: The loss scale is fixed and not given as `loss_scale`.

@@ -96,7 +96,7 @@ def decode_graph(nodes: Any, source: str) -> ObjectGraph:
     """A graph from its JSON.
 
     Args:
-        nodes: What `encoded` returned.
+        nodes: What `encode_graph` returned.
         source: Where it is from, for messages.
 
     Raises:

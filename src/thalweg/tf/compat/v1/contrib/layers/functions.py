@@ -111,7 +111,7 @@ def _with_weights(
     layer: type[Any], default: str
 ) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Any]]:
     """Makes a function of what takes inputs and returns the arguments of a layer; it has the
-    arguments of `_finishing`, too.
+    arguments of `_layer_application`, too.
     """
 
     def decorate(size_of: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
