@@ -29,7 +29,7 @@ Place = tuple[int | None, str]  # of a layer in the model, if that is known, and
 
 
 def read_archive(source: Source) -> tuple[Described, Arrays, Arrays, dict[str, Place]]:
-    """The optimizer's class and configuration, and what `read_weights` returns, of a `.keras` file."""
+    """What `read_weights` returns, behind the class and configuration, of a `.keras` file."""
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
         if name not in members:

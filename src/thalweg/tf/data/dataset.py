@@ -304,7 +304,7 @@ class Dataset:
         step: Callable[[Iterator[Any], int], Iterator[Any]],
         spec: Callable[[int | None], Any],
     ) -> Dataset:
-        """`_add_sized_step`, of a step that makes batches; `spec` is given their size, if all have one."""
+        """Add a step that makes batches; `spec` is given their size, if all of them have one."""
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
 
         def count_batches(count: int) -> int:
