@@ -178,5 +178,5 @@ def _anywhere(self: source.Source, begin: int, size: int, what: str) -> source.P
 
 
 DEFECTS["what lies beyond the end is not looked for"] = lambda: setattr(
-    source.Source, "part", _anywhere
+    source.Source, "read_part", _anywhere
 )
