@@ -11,9 +11,9 @@ import torch
 
 from thalweg.storage import bundle, stored
 from thalweg.storage.bundle.messages import Entry, Header
-from thalweg.storage.bundle.proto import encoded
+from thalweg.storage.bundle.proto import encode_varint
 from thalweg.storage.bundle.table import encoded_table
-from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.checksum import crc32c, mask_checksum
 
 GOLDENS = Path(__file__).parent / "goldens" / "checkpoints"
 RECORDED = GOLDENS / "bundles"
@@ -26,7 +26,7 @@ Pair = tuple[int, bytes, bytes]  # how many bytes it shares, the rest of its key
 def block(pairs: Sequence[Pair], whole: Sequence[int] = (0,), count: int | None = None) -> bytes:
     """A block without trailer."""
     made = b"".join(
-        encoded(shared) + encoded(len(tail)) + encoded(len(value)) + tail + value
+        encode_varint(shared) + encode_varint(len(tail)) + encode_varint(len(value)) + tail + value
         for shared, tail, value in pairs
     )
     return made + struct.pack(f"<{len(whole)}I", *whole) + struct.pack(
@@ -36,12 +36,12 @@ def block(pairs: Sequence[Pair], whole: Sequence[int] = (0,), count: int | None 
 
 def sealed(data: bytes, kind: int = 0) -> bytes:
     """A block with its trailer."""
-    return data + bytes([kind]) + masked(crc32c(data + bytes([kind]))).to_bytes(4, "little")
+    return data + bytes([kind]) + mask_checksum(crc32c(data + bytes([kind]))).to_bytes(4, "little")
 
 
 def handle(offset: int, length: int) -> bytes:
     """Where a block is."""
-    return encoded(offset) + encoded(length)
+    return encode_varint(offset) + encode_varint(length)
 
 
 def footer(remarks: bytes, listing: bytes, magic: int = MAGIC) -> bytes:
@@ -66,7 +66,13 @@ def ended(file: bytes, listed: Sequence[Pair], remarks: bytes | None = None) -> 
     offsets, place = [], 0
     for shared, tail, value in listed:
         offsets.append(place)
-        place += len(encoded(shared) + encoded(len(tail)) + encoded(len(value)) + tail + value)
+        place += len(
+            encode_varint(shared)
+            + encode_varint(len(tail))
+            + encode_varint(len(value))
+            + tail
+            + value
+        )
     listing = block(listed, offsets or (0,))
     second = len(file)
     return file + sealed(listing) + footer(handle(first, len(empty)), handle(second, len(listing)))
@@ -84,7 +90,7 @@ def entry(data: bytes, offset: int = 0, dtype: int = 1, shape: Any = None, **cha
         "shape": (len(data) // 4,) if shape is None else shape,
         "offset": offset,
         "size": len(data),
-        "checksum": masked(crc32c(data)),
+        "checksum": mask_checksum(crc32c(data)),
         **changed,
     }
     return Entry(**found)
@@ -98,7 +104,10 @@ def write(
 ) -> Path:
     """A bundle of these entries, whatever they say."""
     items = {b"": header, **entries}
-    made = {key: each if isinstance(each, bytes) else each.encoded() for key, each in items.items()}
+    made = {
+        key: each if isinstance(each, bytes) else each.encode_message()
+        for key, each in items.items()
+    }
     shards = header.shards if isinstance(header, Header) else 1
     Path(f"{prefix}.index").write_bytes(encoded_table(sorted(made.items())))
     Path(f"{prefix}.data-00000-of-{shards:05d}").write_bytes(data)

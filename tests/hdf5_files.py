@@ -10,7 +10,7 @@ import h5py
 
 from thalweg.storage.hdf5 import file
 from thalweg.storage.hdf5.file import Group
-from thalweg.storage.keras_files.opened import opened
+from thalweg.storage.keras_files.opened import open_source
 from thalweg.storage.stored import Stored
 
 
@@ -23,15 +23,15 @@ def made(path: Path, fill: Callable[[h5py.File], Any], **given: Any) -> Path:
 
 def arrays(path: Path) -> dict[str, Stored]:
     """All arrays of a file by path."""
-    with opened(path) as source:
-        return {each.name: each.read() for each in file.root(source).datasets()}
+    with open_source(path) as source:
+        return {each.name: each.read() for each in file.root_group(source).iterate_datasets()}
 
 
 def texts(path: Path, at: str = "") -> dict[str, list[bytes]]:
     """The attributes of a group."""
-    with opened(path) as source:
-        group: Any = file.root(source)
+    with open_source(path) as source:
+        group: Any = file.root_group(source)
         for name in at.split("/") if at else []:
             group = group.members[name]
         assert isinstance(group, Group)
-        return {name: each.texts() for name, each in group.attributes.items()}
+        return {name: each.read_texts() for name, each in group.attributes.items()}

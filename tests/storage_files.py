@@ -62,7 +62,7 @@ def whole(text: str | bytes, data: bytes) -> bytes:
     """A file with a header of any text that begins as ours do: its checksum is put in."""
     raw = text.encode() if isinstance(text, str) else text
     length = len(raw).to_bytes(8, "little")
-    return (header.sealed(length, raw) if header.BEGIN.match(raw) else length + raw) + data
+    return (header.seal_header(length, raw) if header.BEGIN.match(raw) else length + raw) + data
 
 
 def packed(found: Header, manifest: Header | str, data: bytes) -> bytes:

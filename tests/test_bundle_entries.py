@@ -22,7 +22,7 @@ from thalweg.storage.bundle import proto
 from thalweg.storage.bundle.messages import Entry, Header
 from thalweg.storage.bundle.slices import key_of
 from thalweg.storage.bundle.strings import encoded_strings
-from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.checksum import crc32c, mask_checksum
 
 PAYLOAD = struct.pack("<8f", *range(8))  # what every file of data below holds
 HALF = PAYLOAD[:16]
@@ -33,7 +33,7 @@ def at(begin: int, length: int, **changed: Any) -> Entry:
     return entry(PAYLOAD[begin : begin + length], **{"offset": begin, **changed})
 
 
-GOOD = at(0, 16).encoded()
+GOOD = at(0, 16).encode_message()
 WHOLE = {b"a": at(0, 16), b"w": at(16, 16)}
 
 # The entry of "w" instead, the class of the error, its words behind the name.
@@ -115,7 +115,7 @@ ENTRIES: dict[str, tuple[Entry | bytes, type[ThalwegError], str]] = {
     "over another": (at(12, 16), DataLossError, "it begins at 12, before 'a' ends at 16"),
     "same as another": (at(0, 16), DataLossError, "it begins at 0, before 'a' ends at 16"),
     "wrong checksum": (
-        at(16, 16, checksum=masked(crc32c(HALF))),
+        at(16, 16, checksum=mask_checksum(crc32c(HALF))),
         DataLossError,
         rf"Checksum does not match: stored {crc32c(HALF)} vs\. calculated on the restored bytes"
         rf" {crc32c(PAYLOAD[16:])}",
@@ -151,7 +151,10 @@ def test_what_the_entries_are_made_of_is_read(tmp_path: Path) -> None:
     assert [each.array().tolist() for each in found.values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     gap = {b"a": at(0, 8), b"w": at(24, 8)}
     assert len(bundle.read(write(tmp_path / "gap", gap, PAYLOAD)).tensors) == 2
-    more = {**WHOLE, b"w": at(16, 16).encoded() + b"\xfa\x7f\2ab"}  # a field of later versions
+    more = {
+        **WHOLE,
+        b"w": at(16, 16).encode_message() + b"\xfa\x7f\2ab",
+    }  # a field of later versions
     assert len(bundle.read(write(tmp_path / "more", more, PAYLOAD)).tensors) == 2
 
 
@@ -255,7 +258,7 @@ SLICES: dict[str, tuple[dict[bytes, Entry | bytes], type[ThalwegError], str]] = 
         "it has 40 axes and is kept in slices",
     ),
     "no slice": (
-        {b"w": Entry(1, (4, 2)).encoded() + b"\x3a\x02\x0a\x7f"},
+        {b"w": Entry(1, (4, 2)).encode_message() + b"\x3a\x02\x0a\x7f"},
         DataLossError,
         "'w': field 1 is cut off",
     ),
@@ -381,7 +384,7 @@ LENGTHS = b"\3\0\xac\2"
 
 
 def strings(data: bytes, checksum: int, count: int = 3) -> dict[bytes, Entry]:
-    return {b"t": Entry(7, (count,), 0, 0, len(data), masked(checksum))}
+    return {b"t": Entry(7, (count,), 0, 0, len(data), mask_checksum(checksum))}
 
 
 def test_wrong_strings_are_refused(tmp_path: Path) -> None:
@@ -406,7 +409,7 @@ def test_wrong_strings_are_refused(tmp_path: Path) -> None:
     for count in (2, 4):
         with pytest.raises(DataLossError, match=f"{count} strings with"):
             bundle.read(write(tmp_path / "ckpt", strings(data, checksum, count), data))
-    huge = proto.encoded(2**64 - 1) + b"\0" * 12
+    huge = proto.encode_varint(2**64 - 1) + b"\0" * 12
     with pytest.raises(DataLossError, match="1 strings with 18446744073709551615 bytes do not fit"):
         bundle.read(write(tmp_path / "ckpt", strings(huge, 0, 1), huge))
 

@@ -18,7 +18,7 @@ from thalweg.errors import (
 )
 from thalweg.storage import bundle
 from thalweg.storage.bundle.messages import Slice, encoded_shape, encoded_slice
-from thalweg.storage.bundle.proto import block, encoded, number, string
+from thalweg.storage.bundle.proto import bytes_field, encode_varint, number_field, string_field
 from thalweg.storage.bundle.slices import key_of
 from thalweg.storage.bundle.table import FOOTER, encoded_table
 
@@ -29,26 +29,26 @@ ALL: Slice = ((0, None), (0, None))
 
 
 def floats(*values: float) -> bytes:
-    return block(5, struct.pack(f"<{len(values)}f", *values))
+    return bytes_field(5, struct.pack(f"<{len(values)}f", *values))
 
 
 def described(
     slices: Sequence[Slice] = (ALL,), shape: tuple[int, ...] = (2, 2), dtype: int = 1
 ) -> bytes:
     """What is said of the tensor "w"."""
-    made = string(1, "w") + block(2, encoded_shape(shape)) + number(3, dtype)
-    return block(1, made + b"".join(block(4, encoded_slice(each)) for each in slices))
+    made = string_field(1, "w") + bytes_field(2, encoded_shape(shape)) + number_field(3, dtype)
+    return bytes_field(1, made + b"".join(bytes_field(4, encoded_slice(each)) for each in slices))
 
 
 def value(extents: Slice, data: bytes) -> tuple[bytes, bytes]:
     """A slice of "w" with its key."""
-    made = string(1, "w") + block(2, encoded_slice(extents)) + block(3, data)
-    return key_of("w", extents), block(2, made)
+    made = string_field(1, "w") + bytes_field(2, encoded_slice(extents)) + bytes_field(3, data)
+    return key_of("w", extents), bytes_field(2, made)
 
 
 def put(path: Path, described: bytes, *values: tuple[bytes, bytes]) -> Path:
     """A file with such values, in order."""
-    path.write_bytes(encoded_table([(b"", block(1, described)), *sorted(values)]))
+    path.write_bytes(encoded_table([(b"", bytes_field(1, described)), *sorted(values)]))
     return path
 
 
@@ -67,12 +67,20 @@ GOOD: dict[str, tuple[bytes, list[tuple[bytes, bytes]], object]] = {
     ),
     "negative numbers": (
         described(dtype=6),
-        [value(ALL, block(7, encoded(-128) + encoded(127) + encoded(-1) + encoded(0)))],
+        [
+            value(
+                ALL,
+                bytes_field(
+                    7,
+                    encode_varint(-128) + encode_varint(127) + encode_varint(-1) + encode_varint(0),
+                ),
+            )
+        ],
         [[-128, 127], [-1, 0]],
     ),
     "numbers of 64 bits": (
         described(dtype=9),
-        [value(ALL, block(10, encoded(-(2**63)) + encoded(2**63 - 1) + b"\0\1"))],
+        [value(ALL, bytes_field(10, encode_varint(-(2**63)) + encode_varint(2**63 - 1) + b"\0\1"))],
         [[-(2**63), 2**63 - 1], [0, 1]],
     ),
     "one number": (described(shape=(1, 1), dtype=10), [value(ALL, b"\x58\1")], [[True]]),
@@ -95,33 +103,38 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
     "more numbers": (described(), [value(ALL, FOUR * 2)], DataLossError, "32 bytes are given"),
     "three bytes": (
         described(),
-        [value(ALL, block(5, b"abc"))],
+        [value(ALL, bytes_field(5, b"abc"))],
         DataLossError,
         "3 bytes are given, not 16",
     ),
     "another field": (
         described(),
-        [value(ALL, block(6, bytes(16)))],
+        [value(ALL, bytes_field(6, bytes(16)))],
         DataLossError,
         "0 bytes are given",
     ),
     "another kind": (described(), [value(ALL, b"\x28\1")], DataLossError, "numbers are of kind 0"),
     "too large a number": (
         described(dtype=6),
-        [value(ALL, block(7, b"\x80\1\0\0\0"))],
+        [value(ALL, bytes_field(7, b"\x80\1\0\0\0"))],
         DataLossError,
         "128 is beyond I8",
     ),
     "negative without a sign": (
         described(dtype=4),
-        [value(ALL, block(7, encoded(-1)))],
+        [value(ALL, bytes_field(7, encode_varint(-1)))],
         DataLossError,
         "18446744073709551615 is beyond U8",
     ),
-    "no bool": (described(dtype=10), [value(ALL, block(11, b"\2"))], DataLossError, "2 is no bool"),
+    "no bool": (
+        described(dtype=10),
+        [value(ALL, bytes_field(11, b"\2"))],
+        DataLossError,
+        "2 is no bool",
+    ),
     "half a number": (
         described(dtype=3),
-        [value(ALL, block(7, b"\x80"))],
+        [value(ALL, bytes_field(7, b"\x80"))],
         DataLossError,
         "a number is cut off",
     ),
@@ -176,7 +189,7 @@ WRONG: dict[str, tuple[bytes, list[tuple[bytes, bytes]], type[ThalwegError], str
     "strings in slices": (described([TOP, BOTTOM], dtype=7), [], DataLossError, "in 2 slices"),
     "fewer strings": (
         described(dtype=7),
-        [value(ALL, block(8, b"a"))],
+        [value(ALL, bytes_field(8, b"a"))],
         DataLossError,
         "1 strings are given, not 4",
     ),
@@ -204,7 +217,7 @@ def test_strings_are_read(tmp_path: Path) -> None:
     path = put(
         tmp_path / "ckpt",
         described(shape=(1, 2), dtype=7),
-        value(ALL, block(8, b"a") + block(8, b"")),
+        value(ALL, bytes_field(8, b"a") + bytes_field(8, b"")),
     )
     assert bundle.read(path).strings == {"w": [b"a", b""]}
 

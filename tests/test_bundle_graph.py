@@ -11,10 +11,10 @@ from thalweg.errors import DataLossError
 from thalweg.storage import bundle
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph
 from thalweg.storage.bundle.messages import Entry
-from thalweg.storage.bundle.object_graph import KEY, encoded
-from thalweg.storage.bundle.proto import block, number, string
+from thalweg.storage.bundle.object_graph import KEY, encode_graph
+from thalweg.storage.bundle.proto import bytes_field, number_field, string_field
 from thalweg.storage.bundle.strings import encoded_strings
-from thalweg.storage.checksum import masked
+from thalweg.storage.checksum import mask_checksum
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
@@ -24,7 +24,9 @@ def put(folder: Path, *texts: bytes) -> Path:
     data, checksum = encoded_strings(texts)
     shape = () if len(texts) == 1 else (len(texts),)
     return write(
-        folder / "ckpt", {KEY.encode(): Entry(7, shape, 0, 0, len(data), masked(checksum))}, data
+        folder / "ckpt",
+        {KEY.encode(): Entry(7, shape, 0, 0, len(data), mask_checksum(checksum))},
+        data,
     )
 
 
@@ -48,11 +50,11 @@ def test_a_sample_is_told() -> None:
 
 
 def node(*fields: bytes) -> bytes:
-    return block(1, b"".join(fields))
+    return bytes_field(1, b"".join(fields))
 
 
 def child(place: int, name: str) -> bytes:
-    return block(1, number(1, place) + string(2, name))
+    return bytes_field(1, number_field(1, place) + string_field(2, name))
 
 
 WRONG: dict[str, tuple[bytes, str]] = {
@@ -63,14 +65,15 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "negative child": (node(child(-1, "a")), "object 0: it names object -1 of 1"),
     "child twice": (node(child(0, "a"), child(0, "a")), "object 0: it has 'a' twice"),
     "slot beyond": (
-        node() + node(block(3, number(1, 1) + string(2, "m") + number(3, 2))),
+        node()
+        + node(bytes_field(3, number_field(1, 1) + string_field(2, "m") + number_field(3, 2))),
         "object 1: it names object 2 of 2",
     ),
     "variable beyond": (
-        node() + node(block(3, number(1, 7) + string(2, "m"))),
+        node() + node(bytes_field(3, number_field(1, 7) + string_field(2, "m"))),
         "object 1: it names object 7 of 2",
     ),
-    "no text": (node(block(1, block(2, b"\xff"))), r"object 0: b'\\xff' is no UTF-8"),
+    "no text": (node(bytes_field(1, bytes_field(2, b"\xff"))), r"object 0: b'\\xff' is no UTF-8"),
 }
 
 
@@ -82,7 +85,7 @@ def test_a_wrong_graph_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_graph_is_one_string(tmp_path: Path) -> None:
-    whole = encoded(ObjectGraph((Node(),)))
+    whole = encode_graph(ObjectGraph((Node(),)))
     assert bundle.read(put(tmp_path, whole)).graph == ObjectGraph((Node(),))
     with pytest.raises(DataLossError, match=f"'{KEY}': it has 2 strings"):
         bundle.read(put(tmp_path, whole, whole))
@@ -90,7 +93,7 @@ def test_a_graph_is_one_string(tmp_path: Path) -> None:
 
 def test_a_graph_that_turns_in_a_circle_is_read(tmp_path: Path) -> None:
     around = ObjectGraph((Node({"next": 1, "self": 0}), Node({"back": 0})))
-    assert bundle.read(put(tmp_path, encoded(around))).graph == around
+    assert bundle.read(put(tmp_path, encode_graph(around))).graph == around
 
 
 def test_a_graph_is_read_whatever_is_asked_for() -> None:

@@ -24,7 +24,7 @@ from thalweg.storage import bundle, stored
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable, proto, slices
 from thalweg.storage.bundle.dtypes import NUMBERS
 from thalweg.storage.bundle.object_graph import KEY
-from thalweg.storage.bundle.table import encoded_table, entries
+from thalweg.storage.bundle.table import encoded_table, iterate_entries
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
 ALIKE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -67,14 +67,16 @@ def test_tensors_come_back(tmp_path: Path, given_tensors: dict[str, Stored]) -> 
 @given(st.dictionaries(st.binary(max_size=12), st.binary(max_size=6), max_size=60))
 def test_tables_come_back(items: dict[bytes, bytes]) -> None:
     data = encoded_table(sorted(items.items()))
-    assert dict(entries(lambda offset, size: data[offset : offset + size], len(data))) == items
+    assert (
+        dict(iterate_entries(lambda offset, size: data[offset : offset + size], len(data))) == items
+    )
 
 
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_numbers_come_back(value: int) -> None:
-    data = proto.encoded(value)
-    assert proto.varint(data, 0, len(data)) == (value % 2**64, len(data))
-    message = proto.Message(proto.number(3, value), {3: proto.VARINT})
+    data = proto.encode_varint(value)
+    assert proto.read_varint(data, 0, len(data)) == (value % 2**64, len(data))
+    message = proto.Message(proto.number_field(3, value), {3: proto.VARINT})
     assert message.number(3) == value % 2**64
     assert message.signed(3) == (value if value < 2**63 else value - 2**64)
 

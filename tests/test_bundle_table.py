@@ -32,10 +32,10 @@ from thalweg.storage.bundle import folder
 from thalweg.storage.bundle.flaw import Flaw
 from thalweg.storage.bundle.messages import Header
 
-HEAD = Header(1).encoded()
+HEAD = Header(1).encode_message()
 PAYLOAD = b"\0\0\x80\x3f" * 2
-ENTRY = entry(PAYLOAD).encoded()
-PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encoded()})
+ENTRY = entry(PAYLOAD).encode_message()
+PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encode_message()})
 GOOD = block(PAIRS)
 EMPTY = sealed(block(()))
 
@@ -175,7 +175,7 @@ def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_what_the_cases_are_made_of_is_read(tmp_path: Path) -> None:
     (tmp_path / f"ckpt{DATA}").write_bytes(PAYLOAD)
-    second = block(pairs({b"c": entry(b"", shape=(0,)).encoded()}))
+    second = block(pairs({b"c": entry(b"", shape=(0,)).encode_message()}))
     for data in (table(GOOD), table(GOOD, second, limits=[b"b", b"cc"])):
         (tmp_path / "ckpt.index").write_bytes(data)
         assert bundle.read(tmp_path / "ckpt").tensors["a"].array().tolist() == [1.0, 1.0]
@@ -264,7 +264,7 @@ def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
 def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
     with folder.Folder(str(prefix)) as home:
-        file = home.shard(DATA)
+        file = home.open_shard(DATA)
         os.truncate(f"{prefix}{DATA}", 10)
         with pytest.raises(Flaw, match=rf"ckpt{DATA} ends at 10, within what is read"):
             file.read(4, file.size - 4)

@@ -114,7 +114,7 @@ def test_a_file_of_a_newer_version_always_raises(step: int, tmp_path: Path) -> N
     newer = manager.save(step)
     content = newer.read_bytes().replace(b'"version":"1"', b'"version":"2"')
     length = int.from_bytes(content[:8], "little")
-    sealed = header.sealed(content[:8], content[8 : 8 + length])
+    sealed = header.seal_header(content[:8], content[8 : 8 + length])
     newer.write_bytes(sealed + content[8 + length :])
     os.utime(newer, (1, 1))
     with pytest.raises(thalweg.UnsupportedCheckpointError, match="is of version 2"):

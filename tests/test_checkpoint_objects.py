@@ -96,7 +96,7 @@ class Network:
 
     def values(self) -> dict[str, torch.Tensor]:
         """What a checkpoint would have now, by TensorFlow's keys."""
-        _, values = self.checkpoint._contents()
+        _, values = self.checkpoint._snapshot()
         return {key.removesuffix(ENDING): value for key, value in values.items()}
 
 
@@ -185,7 +185,7 @@ def in_graph(graph: Any, folder: str) -> tuple[Network, Any, Any, Any]:
 
 
 def session_values(network: Network, session: Any) -> dict[str, torch.Tensor]:
-    _, values = network.checkpoint._contents(session)
+    _, values = network.checkpoint._snapshot(session)
     return {key.removesuffix(ENDING): value for key, value in values.items()}
 
 
@@ -395,7 +395,7 @@ def test_nadam_and_added_weights(tmp_path: Path) -> None:
 
 
 def snapshot(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    return checkpoint._contents()[1]
+    return checkpoint._snapshot()[1]
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

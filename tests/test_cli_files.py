@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from thalweg import Variable, checkpoint
-from thalweg.checkpoint.files import compared
+from thalweg.checkpoint.files import compare_tensors
 from thalweg.cli import files
 from thalweg.cli.main import main
 from thalweg.keras.optimizers import Adam, schedules
@@ -282,7 +282,7 @@ def test_the_bar_is_for_terminals_alone(trained: Path, monkeypatch: pytest.Monke
 def test_equal_tensors_are_compared_at_once() -> None:
     large = of_tensor(torch.zeros(1 << 25))
     begin = time.process_time()
-    assert compared("a", {"w": large}, "b", {"w": of_tensor(torch.zeros(1 << 25))}) == []
+    assert compare_tensors("a", {"w": large}, "b", {"w": of_tensor(torch.zeros(1 << 25))}) == []
     assert time.process_time() - begin < 1.0  # element by element it is 6 seconds
 
 

@@ -11,7 +11,7 @@ import torch
 
 from thalweg import Variable
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.steps import after, steps_of
+from thalweg.checkpoint.steps import power_after, steps_of
 from thalweg.v1.train import AdamOptimizer
 
 
@@ -22,7 +22,7 @@ def test_powers_are_those_of_an_optimizer(beta: float, kind: Any) -> None:
     for steps in range(1, 200):
         opt.apply_gradients([(torch.ones(1), w)])
         power = opt._get_beta_accumulators()[0]
-        found = after(kind(beta), steps)
+        found = power_after(kind(beta), steps)
         assert (found.dtype, found) == (power.numpy().dtype, power.numpy())
 
 
@@ -43,7 +43,7 @@ def test_a_power_that_tells_nothing(power: float, beta: float) -> None:
 
 
 def test_many_steps_take_no_time() -> None:
-    assert after(np.float32(0.9), 10**15) == 0
+    assert power_after(np.float32(0.9), 10**15) == 0
 
 
 @pytest.mark.parametrize("steps", [820, 829, 830, 840, 1000, 1100])
@@ -54,9 +54,9 @@ def test_a_long_training_is_saved_as_tensorflow_does_and_read_again(
     opt.apply_gradients([([1.0], w)])
     powers = opt._get_beta_accumulators()
     for power, beta in zip(powers, (np.float32(0.9), np.float32(0.999)), strict=True):
-        power.assign(torch.tensor(after(beta, steps - 1)))
+        power.assign(torch.tensor(power_after(beta, steps - 1)))
     opt.apply_gradients([([1.0], w)])
-    wanted = [after(np.float32(beta), steps) for beta in (0.9, 0.999)]
+    wanted = [power_after(np.float32(beta), steps) for beta in (0.9, 0.999)]
     assert [power.item() for power in powers] == wanted  # below the normal numbers 0
     tensorflow.save(tmp_path / "ckpt", opt, [w], kind="tf1")
     again = Variable([0.0], name="w")

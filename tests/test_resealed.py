@@ -97,14 +97,14 @@ def test_counts_that_no_integer_holds(dtype: torch.dtype) -> None:
 
 def test_a_power_that_is_no_real_number(tmp_path: Path) -> None:
     made = _Graph()
-    node = made.variable("w", of_tensor(torch.ones(2)), "w")
-    place = made.place(["optimizer"])
+    node = made.add_variable("w", of_tensor(torch.ones(2)), "w")
+    place = made.find_or_add(["optimizer"])
     for kind, name in (("m", "w/Adam"), ("v", "w/Adam_1")):
-        made.slot(place, node, "w", kind, of_tensor(torch.ones(2)), name)
+        made.add_slot(place, node, "w", kind, of_tensor(torch.ones(2)), name)
     for power in ("beta1_power", "beta2_power"):
-        made.variable(f"optimizer/{power}", of_tensor(torch.tensor(1j)), power)
-    made.variable("global_step", of_tensor(torch.tensor(5)), "global_step")
-    bundle.write(tmp_path / "ckpt", made.tensors, made.graph())
+        made.add_variable(f"optimizer/{power}", of_tensor(torch.tensor(1j)), power)
+    made.add_variable("global_step", of_tensor(torch.tensor(5)), "global_step")
+    bundle.write(tmp_path / "ckpt", made.tensors, made.as_object_graph())
     own, given = {"w": Variable([0.0, 0.0], "w")}, {"learning_rate": 0.1, "epsilon": 1e-6}
     with pytest.raises(CheckpointMismatchError, match="beta1_power' is complex64"):
         tensorflow.restore(tmp_path / "ckpt", own, **given)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from thalweg.storage import checksum, checksum_compiled
-from thalweg.storage.checksum import crc32c, masked, unmasked
+from thalweg.storage.checksum import crc32c, mask_checksum, unmask_checksum
 
 BY_INSTRUCTION = checksum_compiled.by_instruction()
-BY_SLICES = checksum_compiled.by_slices(checksum.table())
+BY_SLICES = checksum_compiled.by_slices(checksum.byte_table())
 WAYS: dict[str, Callable[[memoryview, int], int] | None] = {
     "table": checksum._by_table,
     "slices": BY_SLICES,
@@ -77,17 +77,17 @@ def test_any_contiguous_memory_is_read() -> None:
 
 
 def test_masks_are_those_of_tensorflow() -> None:
-    assert masked(0) == 0xA282EAD8
-    assert masked(1) == 0xA284EAD8
-    assert masked(0x8000) == 0xA282EAD9
+    assert mask_checksum(0) == 0xA282EAD8
+    assert mask_checksum(1) == 0xA284EAD8
+    assert mask_checksum(0x8000) == 0xA282EAD9
     dice = random.Random(0)
     for _ in range(1000):
         value = dice.getrandbits(32)
-        assert unmasked(masked(value)) == value != masked(value)
+        assert unmask_checksum(mask_checksum(value)) == value != mask_checksum(value)
 
 
 def test_without_the_instruction_tables_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum_compiled, "_instruction", lambda: None)
+    monkeypatch.setattr(checksum_compiled, "_crc_instructions", lambda: None)
     monkeypatch.setattr(checksum_compiled, "by_slices", lambda table: BY_SLICES)
     monkeypatch.setattr(checksum, "_made", [])
     data = random.Random(0).randbytes(10_000)
@@ -97,7 +97,9 @@ def test_without_the_instruction_tables_are_taken(monkeypatch: pytest.MonkeyPatc
 def test_the_function_for_arm_is_good_llvm() -> None:
     from llvmlite import binding
 
-    text = str(checksum_compiled._module("llvm.aarch64.crc32cx", "llvm.aarch64.crc32cb"))
+    text = str(
+        checksum_compiled._module_of_instructions("llvm.aarch64.crc32cx", "llvm.aarch64.crc32cb")
+    )
     module = binding.parse_assembly(text)
     module.verify()
     assert text.count('call i32 @"llvm.aarch64.crc32cx"') == 8
@@ -108,4 +110,6 @@ def test_sums_of_parts_are_combined(size: int) -> None:
     data = random.Random(size).randbytes(size)
     for cut in {0, 1, size // 3, size}:
         first, second = data[:cut], data[cut:]
-        assert checksum.combined(crc32c(first), crc32c(second), len(second)) == crc32c(data)
+        assert checksum.combine_checksums(crc32c(first), crc32c(second), len(second)) == crc32c(
+            data
+        )

@@ -380,19 +380,19 @@ def test_folders_above_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_files_are_opened(path: Path) -> None:
-    with disk.opened(path) as file:
+    with disk.open_for_reading(path) as file:
         assert file.read() == OLD
     path.with_name("link").symlink_to(path)
-    with disk.opened(path.with_name("link")) as file:
+    with disk.open_for_reading(path.with_name("link")) as file:
         assert not os.get_inheritable(file.fileno())
     path.with_name("circle").symlink_to("circle")
     for missing in ("missing", "ckpt/x", "a\0b", "circle", "circle/x", "x" * 300):
         with pytest.raises(MissingFileError, match=missing.replace("\0", r"\\x00")):
-            disk.opened(path.parent / missing)
+            disk.open_for_reading(path.parent / missing)
     with pytest.raises(InvalidArgumentError, match="a folder"):
-        disk.opened(path.parent)
+        disk.open_for_reading(path.parent)
     with pytest.raises(InvalidArgumentError, match="a device"):
-        disk.opened("/dev/zero")
+        disk.open_for_reading("/dev/zero")
 
 
 def test_no_descriptors_are_left_open(path: Path) -> None:
@@ -404,7 +404,7 @@ def test_no_descriptors_are_left_open(path: Path) -> None:
     with pytest.raises(InvalidArgumentError):
         disk.replace(path, NEW, 1)
     with pytest.raises(InvalidArgumentError):
-        disk.opened(path.parent)
+        disk.open_for_reading(path.parent)
     assert os.listdir("/proc/self/fd") == before
 
 

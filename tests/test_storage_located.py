@@ -18,7 +18,7 @@ from thalweg import Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager, files, tensorflow
 from thalweg.errors import DataLossError, MissingFileError, ThalwegError, UnsafeCheckpointError
 from thalweg.storage import bundle
-from thalweg.storage.located import Kind, located
+from thalweg.storage.located import Kind, locate_checkpoint
 from thalweg.tf.io import gfile
 from thalweg.v1 import train
 from thalweg.v1.summary import FileWriter
@@ -37,14 +37,14 @@ def _copied(folder: Path) -> Path:
 def test_a_bundle_is_found_by_the_name_of_each_of_its_files(ending: str, tmp_path: Path) -> None:
     prefix = _copied(tmp_path)
     Path(f"{prefix}.meta").write_bytes(b"a graph")
-    found = located(f"{prefix}{ending}")
+    found = locate_checkpoint(f"{prefix}{ending}")
     assert (found.path, found.kind, found.writer) == (str(prefix), Kind.BUNDLE, "tensorflow")
 
 
 def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run.safetensors", variables={"w": torch.ones(2)})
     for name in ("run", "run.safetensors"):
-        found = located(tmp_path / name)
+        found = locate_checkpoint(tmp_path / name)
         assert (found.path, found.kind) == (str(tmp_path / "run.safetensors"), Kind.OURS)
 
 
@@ -55,11 +55,11 @@ def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Pat
     w = torch.zeros(2)
     checkpoint.restore(prefix, variables={"w": w})
     assert w.tolist() == [1.0, 1.0]
-    assert list(files.contents(prefix)) == ["variables/w"]
+    assert list(files.read_tensors(prefix)) == ["variables/w"]
     assert train.NewCheckpointReader(prefix).get_variable_to_shape_map() == {"variables/w": [2]}
     with pytest.raises(ThalwegError, match=r"of thalweg: .* beside it is .*model\.ckpt-5\.index"):
         tensorflow.load(prefix)
-    assert located(f"{prefix}.index").kind is Kind.BUNDLE
+    assert locate_checkpoint(f"{prefix}.index").kind is Kind.BUNDLE
     assert tensorflow.load(f"{prefix}.index").step == 5
 
 
@@ -67,7 +67,7 @@ def test_a_file_of_keras_is_not_hidden_by_what_it_was_turned_into(tmp_path: Path
     path = tmp_path / "it.keras"
     shutil.copy(GOLDENS / "keras_files" / "adam.keras", path)
     checkpoint.save(f"{path}.safetensors", variables={"w": torch.ones(2)})
-    assert located(path).kind is Kind.KERAS
+    assert locate_checkpoint(path).kind is Kind.KERAS
 
 
 def _made(kind: str, folder: Path) -> Path:
@@ -130,7 +130,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("read", [tensorflow.load, files.listing, files.verified, files.contents])
+@pytest.mark.parametrize(
+    "read", [tensorflow.load, files.list_file, files.list_verified, files.read_tensors]
+)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_every_reader_says_the_same_of_what_is_no_checkpoint(
     kind: str, read: object, tmp_path: Path
@@ -144,7 +146,7 @@ def test_every_reader_says_the_same_of_what_is_no_checkpoint(
 def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path) -> None:
     path = _made(kind, tmp_path)
     cls, message = REFUSED[kind]
-    if located(path).kind is not Kind.MISSING:  # there a saver has TensorFlow's words
+    if locate_checkpoint(path).kind is not Kind.MISSING:  # there a saver has TensorFlow's words
         with pytest.raises(cls, match=message):
             train.NewCheckpointReader(path)
     if not path.suffix:  # which a Checkpoint leaves off

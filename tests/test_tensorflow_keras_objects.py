@@ -144,16 +144,18 @@ def _written(
     """What Keras 2.11 writes: the slot m of the k-th variable is full of k, v of 10 + k."""
     made = _Graph()
     for path, full, shape in variables:
-        made.variable(path, of_tensor(torch.zeros(shape)), full)
-    made.variable("optimizer/_iterations", of_tensor(torch.tensor(3)), "iteration")
-    made.variable("optimizer/_learning_rate", of_tensor(torch.tensor(0.5)), "learning_rate")
+        made.add_variable(path, of_tensor(torch.zeros(shape)), full)
+    made.add_variable("optimizer/_iterations", of_tensor(torch.tensor(3)), "iteration")
+    made.add_variable("optimizer/_learning_rate", of_tensor(torch.tensor(0.5)), "learning_rate")
     slots = [(index, *variables[index][1:], kind) for index in order for kind in ("m", "v")]
     for number, (index, full, shape, kind) in enumerate(slots, 1):
         value = torch.full(shape, index + 10.0 * (kind == "v"))
-        made.variable(f"optimizer/_variables/{number}", of_tensor(value), f"{title}/{kind}/{full}")
+        made.add_variable(
+            f"optimizer/_variables/{number}", of_tensor(value), f"{title}/{kind}/{full}"
+        )
     for path, value in more.items():
-        made.variable(path.replace("__", "/"), of_tensor(value), path.rpartition("__")[2])
-    bundle.write(folder / "ckpt", made.tensors, made.graph())
+        made.add_variable(path.replace("__", "/"), of_tensor(value), path.rpartition("__")[2])
+    bundle.write(folder / "ckpt", made.tensors, made.as_object_graph())
     return tensorflow.load(folder / "ckpt")
 
 
@@ -247,12 +249,12 @@ def test_a_loss_scale_of_tf_keras_is_no_variable_of_the_model(steps: str, tmp_pa
 
 def test_a_loss_scale_of_tf_train_goes_into_ours(tmp_path: Path) -> None:
     made, w = _Graph(), thalweg.Variable(torch.zeros(2), "w")
-    node = made.variable("w", of_tensor(torch.ones(2)), "w")
-    inner = made.place(["optimizer", "base_optimizer"])
-    made.slot(inner, node, "w", "momentum", of_tensor(torch.full((2,), 3.0)), "w/Momentum")
+    node = made.add_variable("w", of_tensor(torch.ones(2)), "w")
+    inner = made.find_or_add(["optimizer", "base_optimizer"])
+    made.add_slot(inner, node, "w", "momentum", of_tensor(torch.full((2,), 3.0)), "w/Momentum")
     for name, value in (("current_loss_scale", 64.0), ("good_steps", 5)):
-        made.variable(f"optimizer/loss_scale/{name}", of_tensor(torch.tensor(value)), name)
-    bundle.write(tmp_path / "ckpt", made.tensors, made.graph())
+        made.add_variable(f"optimizer/loss_scale/{name}", of_tensor(torch.tensor(value)), name)
+    bundle.write(tmp_path / "ckpt", made.tensors, made.as_object_graph())
     momentum = train.MomentumOptimizer(0.1, 0.9)
     opt = MixedPrecisionLossScaleOptimizer(momentum, "dynamic")
     tensorflow.restore(tmp_path / "ckpt", {"w": w}, optimizer=opt)

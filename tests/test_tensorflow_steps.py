@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg.checkpoint.steps import after, beta_of, steps_of, told
+from thalweg.checkpoint.steps import beta_of, power_after, steps_and_betas, steps_of
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 100, 700])
@@ -17,7 +17,7 @@ def test_steps_are_the_index_of_the_running_product(beta: float, steps: int) -> 
     for _ in range(steps + 1):
         power = np.float32(power * np.float32(beta))
         power = np.float32(0) if power < np.finfo(np.float32).tiny else power
-    assert after(np.float32(beta), steps) == power
+    assert power_after(np.float32(beta), steps) == power
     if power:
         assert steps_of(power, np.float32(beta)) == steps
         assert beta_of(power, steps) == beta
@@ -26,16 +26,16 @@ def test_steps_are_the_index_of_the_running_product(beta: float, steps: int) -> 
 
 
 def test_long_trainings_and_doubles() -> None:
-    assert steps_of(after(np.float32(0.999), 80_000), np.float32(0.999)) == 80_000
-    assert steps_of(after(np.float32(0.99999), 200_001), np.float32(0.99999)) == 200_001
-    assert steps_of(after(np.float64(0.9), 3000), np.float64(0.9)) == 3000
+    assert steps_of(power_after(np.float32(0.999), 80_000), np.float32(0.999)) == 80_000
+    assert steps_of(power_after(np.float32(0.99999), 200_001), np.float32(0.99999)) == 200_001
+    assert steps_of(power_after(np.float64(0.9), 3000), np.float64(0.9)) == 3000
     assert steps_of(np.float32(0.123), np.float32(0.9)) is None
     for beta in (0.0, 1.0, -0.5, np.nan):
         assert steps_of(np.float32(0.5), np.float32(beta)) is None
 
 
 def _of(steps: int, dtype: Any = np.float32, **betas: float) -> dict[str, Any]:
-    return {name: after(dtype(beta), steps) for name, beta in betas.items()}
+    return {name: power_after(dtype(beta), steps) for name, beta in betas.items()}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_powers_tell(
     betas: tuple[float | None, float | None],
     notes: int,
 ) -> None:
-    found = told(powers, counters)
+    found = steps_and_betas(powers, counters)
     assert found.count == count
     assert (found.betas.get("beta1"), found.betas.get("beta2")) == betas
     assert len(found.notes) == notes
@@ -82,10 +82,10 @@ def test_what_powers_tell(
 
 def test_a_count_beyond_measure_is_not_looked_for() -> None:
     powers = _of(3, beta1=0.9, beta2=0.999)
-    assert told(powers, {"global_step": 2**62}).count == 3
+    assert steps_and_betas(powers, {"global_step": 2**62}).count == 3
 
 
 def test_betas_that_are_doubles_stay_doubles() -> None:
     powers = _of(5, np.float64, beta1=0.9, beta2=0.999)
-    found = told(powers, {"global_step": 5})
+    found = steps_and_betas(powers, {"global_step": 5})
     assert {type(beta) for beta in found.betas.values()} == {np.float64}

@@ -632,7 +632,7 @@ def test_a_save_is_of_one_step(face: str, tmp_path: Path) -> None:
     seen = set()
     try:
         for _ in range(30):
-            _, values = checkpoint._contents()
+            _, values = checkpoint._snapshot()
             count = next(v for k, v in values.items() if k.startswith(("opt/iter", "step")))
             own = [v for k, v in values.items() if k.startswith("w/") and "SLOT" not in k]
             assert {float(each) for value in own for each in value.unique()} == {float(count)}

@@ -69,7 +69,7 @@ def test_hooks_are_called_in_order(graph: tf.Graph, pages: list[str]) -> None:
         assert pages == ["a begin", "b begin", "a created", "b created"]
         assert session.run(train_op) is None
         assert session.run({"w": w, "none": []}) == {"w": [1.0], "none": []}
-        raw = session._opened()
+        raw = session._require_session()
     assert pages[4:] == ["a before", "b before", "a after", "b after"] * 2 + ["a end", "b end"]
     assert raw.closed
 
@@ -105,7 +105,7 @@ def test_the_end_of_an_iterator_ends_the_block(graph: tf.Graph, pages: list[str]
 def test_an_error_ends_it_without_the_hooks(graph: tf.Graph, pages: list[str]) -> None:
     counted()
     session = train.MonitoredSession(hooks=[Diary(pages)])
-    raw = session._opened()
+    raw = session._require_session()
     with pytest.raises(ZeroDivisionError), session:
         raise ZeroDivisionError
     assert pages == ["begin", "created"]
@@ -120,7 +120,7 @@ def test_an_error_of_a_hook_at_the_end_closes_it(graph: tf.Graph) -> None:
             raise ZeroDivisionError
 
     session = train.MonitoredSession(hooks=[Failing()])
-    raw = session._opened()
+    raw = session._require_session()
     with pytest.raises(ZeroDivisionError):
         session.close()
     assert raw.closed
@@ -464,7 +464,7 @@ def test_bits_are_those_of_a_training_without_a_stop(name: str, tmp_path: Path) 
             ):
                 training.session = session
                 training.take(int(session.run(training.step)), last)
-                found = bits(session._opened())
+                found = bits(session._require_session())
         ends.append(found)
     assert ends[0] == ends[1]
 

@@ -30,8 +30,8 @@ from thalweg.errors import (
 from thalweg.storage import bundle, stored
 from thalweg.storage.bundle import object_graph, proto, strings
 from thalweg.storage.bundle.flaw import Flaw
-from thalweg.storage.bundle.table import encoded_table, entries
-from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.bundle.table import encoded_table, iterate_entries
+from thalweg.storage.checksum import crc32c, mask_checksum
 from thalweg.storage.stored import ITEM_BYTES
 
 TRIED = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
@@ -105,7 +105,7 @@ def spoiled(data: bytes, dice: random.Random) -> bytes:
 def message(data: bytes, dice: random.Random, depth: int = 0) -> bytes:
     """A message with one field changed, dropped, doubled or added; fields may be messages."""
     try:
-        found: list[tuple[int, int, Any]] = list(proto.fields(data))
+        found: list[tuple[int, int, Any]] = list(proto.iterate_fields(data))
     except Flaw:
         return spoiled(data, dice)
     if not found or dice.random() < 0.1:
@@ -128,13 +128,13 @@ def message(data: bytes, dice: random.Random, depth: int = 0) -> bytes:
 
 
 def written(field: int, kind: int, value: Any) -> bytes:
-    head = proto.encoded(field << 3 | kind)
+    head = proto.encode_varint(field << 3 | kind)
     if kind == proto.BYTES:
         data = value if isinstance(value, bytes) else b""
-        return head + proto.encoded(len(data)) + data
+        return head + proto.encode_varint(len(data)) + data
     number = value if isinstance(value, int) else 1
     if kind == proto.VARINT:
-        return head + proto.encoded(number)
+        return head + proto.encode_varint(number)
     return head + (number % 2**32).to_bytes(8 if kind == proto.FIXED64 else 4, "little")
 
 
@@ -145,7 +145,7 @@ def main_of(files: Files) -> str:
 
 def items_of(files: Files) -> Items:
     index = files[main_of(files)]
-    return list(entries(lambda offset, size: index[offset : offset + size], len(index)))
+    return list(iterate_entries(lambda offset, size: index[offset : offset + size], len(index)))
 
 
 def table(items: Items, dice: random.Random) -> bytes:
@@ -235,18 +235,18 @@ def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
     if not texts or DATA not in files:
         return entry(files, dice)
     at = dice.choice(texts)
-    found = {field: value for field, _, value in proto.fields(items[at][1])}
+    found = {field: value for field, _, value in proto.iterate_fields(items[at][1])}
     begin, size = int(found.get(4, 0)), int(found.get(5, 0))
     try:
-        values = strings.decoded(files[DATA][begin : begin + size], 1)[0]
+        values = strings.decode_strings(files[DATA][begin : begin + size], 1)[0]
     except Flaw:  # it has several
         values = [b"text", b""]
     made, checksum = strings.encoded_strings([message(each, dice) for each in values])
     if dice.random() < 0.2:
         made = spoiled(made, dice)
     shape = b"\x12\0" if dice.random() < 0.8 else b"\x12\x04\x12\x02\x08\x02"
-    head = b"\x08\7" + shape + proto.number(4, begin) + proto.number(5, len(made))
-    items[at] = items[at][0], head + proto.fixed32(6, masked(checksum))
+    head = b"\x08\7" + shape + proto.number_field(4, begin) + proto.number_field(5, len(made))
+    items[at] = items[at][0], head + proto.fixed32_field(6, mask_checksum(checksum))
     # In a bundle of objects, their graph comes last.
     return {**files, main_of(files): encoded_table(items), DATA: files[DATA][:begin] + made}
 

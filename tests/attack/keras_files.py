@@ -174,9 +174,9 @@ def attack(long: bool, seed: int) -> Figures:
 
 
 def _anywhere(self: source.Source, begin: int, size: int, what: str) -> source.Part:
-    return source.Part(self, self.raw(begin, min(size, self.size)), begin)
+    return source.Part(self, self.read_uncounted(begin, min(size, self.size)), begin)
 
 
 DEFECTS["what lies beyond the end is not looked for"] = lambda: setattr(
-    source.Source, "part", _anywhere
+    source.Source, "read_part", _anywhere
 )

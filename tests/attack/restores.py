@@ -186,8 +186,8 @@ def from_tensorflow(path: str, dice: Dice) -> list[Any]:
 
 def listed(path: str, dice: Dice) -> list[Any]:
     try:
-        inspected.listing(path)
-        inspected.verified(path)
+        inspected.list_file(path)
+        inspected.list_verified(path)
     except ThalwegError:
         return [torch.ones(1)]
     return []
@@ -271,7 +271,7 @@ def warm() -> None:
 
 DEFECTS["documents are believed"] = lambda: setattr(
     saving,
-    "_checked",
+    "_check_document",
     lambda document, path: {"extra": None, "step": None, "rates": {}, **document},
 )
 

@@ -148,7 +148,7 @@ def _wrong(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
             f"holds objects of {classes[0]}, which are not loaded, as that may run code: save"
             " model.state_dict()"
         )
-    look = foreign.look(file)
+    look = foreign.identify_file(file)
     if look is not None and look.error is not UnsafeCheckpointError and not is_safetensors:
         return f"is {look.kind}: {look.hint[0].lower()}{look.hint[1:]}"
     if is_safetensors:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.checkpoint.named import Variables
-from thalweg.checkpoint.saving import Path, Progress, Snapshot, snapshot
+from thalweg.checkpoint.saving import Path, Progress, Snapshot, take_snapshot
 from thalweg.errors import CheckpointWarning, FailedPreconditionError, warn
 
 
@@ -27,11 +27,11 @@ class Saving:
         self._has_ended = False
         # No daemon: the interpreter waits for the file at its end.
         self._thread = threading.Thread(
-            target=self._write, args=(taken, progress), name=f"saving {path}"
+            target=self._write_snapshot, args=(taken, progress), name=f"saving {path}"
         )
         self._thread.start()
 
-    def _write(self, taken: Snapshot, progress: Progress | None) -> None:
+    def _write_snapshot(self, taken: Snapshot, progress: Progress | None) -> None:
         try:
             taken.write(self.path, progress, together=False)
         except BaseException as error:
@@ -109,6 +109,6 @@ def save_async(
     before = _under_way.pop(place, None)
     if before is not None and not before.is_elsewhere():
         before.wait()
-    taken = snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
+    taken = take_snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
     _under_way[place] = made = Saving(taken, path, progress)
     return made

@@ -18,21 +18,21 @@ from thalweg.core.hyperparameters import is_function, is_number
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.schedules import LearningRateSchedule
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.variable import dtype_name, is_variable, name_of, to_tensor
 
 # Arguments of optimizers that are no numbers.
 SCHEDULE = "$schedule"  # {"class_name": ..., "config": ...}
 RATE = "$rate"  # {"function": ..., "arguments": ...}
 RULE = "$rule"  # the name of a rule of the library
-OPTIMIZER = "$optimizer"  # as `described` returns it
+OPTIMIZER = "$optimizer"  # as `describe_optimizer` returns it
 LOSS_SCALER = "$loss_scaler"  # its arguments
 VARIABLE = "$variable"  # the name of one
 NUMBER = "$number"  # [dtype, number]: a tensor of shape ()
 YOURS = "$yours"  # what only its owner can make again, in words
 
 
-def described(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]:
+def describe_optimizer(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """The optimizer's class and arguments, as JSON.
 
     Args:
@@ -43,14 +43,18 @@ def described(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]
         "class": its name as its face tells it, "mine:" and its own for one that none has told;
         "arguments": by name, those that numbers depend on.
     """
-    return _Described({id(each): name for name, each in variables.items()}).optimizer(optimizer)
+    return _Described({id(each): name for name, each in variables.items()}).class_and_arguments(
+        optimizer
+    )
 
 
-def _name(cls: type[Any]) -> str:
+def _name_of_class(cls: type[Any]) -> str:
     return OPTIMIZERS.name_of(cls) or f"mine:{cls.__name__}"
 
 
-def differences(wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any) -> list[str]:
+def describe_differences(
+    wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any
+) -> list[str]:
     """Where two descriptions differ, in words.
 
     Args:
@@ -64,27 +68,27 @@ def differences(wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any
     for name in {**wanted["arguments"], **given["arguments"]}:
         own, other = given["arguments"].get(name), wanted["arguments"].get(name)
         if not (name in loaded and _is_number(own) and _is_number(other)):
-            found += _different(name, own, other)
+            found += _value_differences(name, own, other)
     return found
 
 
-def _different(name: str, own: Any, other: Any) -> list[str]:
+def _value_differences(name: str, own: Any, other: Any) -> list[str]:
     """Where two values differ, by the names of what they hold."""
     if own == other:
         return []
-    ours, theirs = table(own), table(other)
+    ours, theirs = as_object(own), as_object(other)
     if ours and ours.keys() == theirs.keys():
         return [
             each
             for key in ours
-            for each in _different(
+            for each in _value_differences(
                 name if key.startswith("$") else f"{name}.{key}", ours[key], theirs[key]
             )
         ]
-    return [f"{name} is {_shown(own)}, in the file {_shown(other)}"]
+    return [f"{name} is {_short_repr(own)}, in the file {_short_repr(other)}"]
 
 
-def made(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
+def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
     """The optimizer that a description is of.
 
     Args:
@@ -109,7 +113,7 @@ def made(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
     reader = Reader({}, _Made(variables))
     arguments = {}
     for name, value in plain["arguments"].items():
-        yours = _yours(value)
+        yours = _only_yours(value)
         if yours:
             raise NotFoundError(
                 f"{name} of {plain['class']} was {yours}, which no file can hold. Make the"
@@ -133,26 +137,26 @@ class _Described:
         self._names = names
         self._writer = Writer(self)
 
-    def optimizer(self, optimizer: Any) -> dict[str, Any]:
-        """Class and arguments; see `described`."""
+    def class_and_arguments(self, optimizer: Any) -> dict[str, Any]:
+        """Class and arguments; see `describe_optimizer`."""
         is_torchs = isinstance(optimizer, OfTorch)
         return {
-            "class": optimizer.title if is_torchs else _name(optimizer.__class__),
+            "class": optimizer.title if is_torchs else _name_of_class(optimizer.__class__),
             "arguments": self._writer(optimizer._arguments(), ""),
         }
 
     def __call__(self, value: Any, name: str) -> Any:
         if isinstance(value, LearningRateSchedule):
-            return self._schedule(value)
+            return self._describe_schedule(value)
         if isinstance(value, Rule):
             known = {RULE: value.name}
-            return known if value in _rules() else {YOURS: f"your rule {value.name!r}"}
+            return known if value in _all_rules() else {YOURS: f"your rule {value.name!r}"}
         if isinstance(value, Argument) and (made_by := cast(Any, value)._made_by()) is not None:
-            return self._argument(value, *made_by)
+            return self._describe_argument(value, *made_by)
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            return self._describe_tensor(value)
         if inspect.isclass(value):
-            return _name(value)
+            return _name_of_class(value)
         if isinstance(value, torch.dtype):
             return dtype_name(value)
         if is_function(value):
@@ -161,9 +165,9 @@ class _Described:
             return sorted(map(str, cast(set[Any], value)))
         return NotImplemented
 
-    def _argument(self, value: Any, kind: Names, maker: Any) -> Any:
+    def _describe_argument(self, value: Any, kind: Names, maker: Any) -> Any:
         if kind is OPTIMIZERS:
-            return {OPTIMIZER: self.optimizer(value)}
+            return {OPTIMIZER: self.class_and_arguments(value)}
         name = kind.name_of(maker)
         if name is None:
             return {YOURS: f"{kind.words} {maker.__name__!r}"}
@@ -172,7 +176,7 @@ class _Described:
             return {LOSS_SCALER: arguments}
         return {RATE: {"function": name, "arguments": arguments}}
 
-    def _tensor(self, value: Tensor) -> Any:
+    def _describe_tensor(self, value: Tensor) -> Any:
         own = name_of(value, "").split(":")[0] if is_variable(value) else ""
         name = self._names.get(id(value), own)
         if name:
@@ -181,7 +185,7 @@ class _Described:
             return {YOURS: f"a tensor of shape {tuple(value.shape)}"}
         return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), "")]}
 
-    def _schedule(self, schedule: LearningRateSchedule) -> Any:
+    def _describe_schedule(self, schedule: LearningRateSchedule) -> Any:
         with suppress(NotImplementedError, TypeError, ValueError):
             written = schedules.serialize(schedule)
             if type(schedules.deserialize(written)) is type(schedule):
@@ -206,9 +210,9 @@ class _Made:
         if mark == RATE:
             return RATES.find(content["function"])(**reader(content["arguments"]))
         if mark == RULE:
-            return {rule.name: rule for rule in _rules()}[content]
+            return {rule.name: rule for rule in _all_rules()}[content]
         if mark == OPTIMIZER:
-            return made(content, self._variables)
+            return make_optimizer(content, self._variables)
         if mark == LOSS_SCALER:
             return LOSS_SCALERS.find("AutomaticLossScaler")(**reader(content))
         if mark == NUMBER:
@@ -226,26 +230,26 @@ class _Made:
         return NotImplemented
 
 
-def _rules() -> Sequence[Rule]:
+def _all_rules() -> Sequence[Rule]:
     from thalweg.rules import RULES  # all of them, where an optimizer has one
 
     return RULES
 
 
-def _yours(plain: Any) -> str:
-    """What in a description only its owner can make; "" if nothing."""
-    own, parts = table(plain), list[Any]()
+def _only_yours(plain: Any) -> str:
+    """The part of a description that only the user's code can make; "" if there is none."""
+    own, parts = as_object(plain), list[Any]()
     if isinstance(plain, list):
         parts = cast(list[Any], plain)
-    found = [own.get(YOURS, ""), *map(_yours, [*parts, *own.values()])]
+    found = [own.get(YOURS, ""), *map(_only_yours, [*parts, *own.values()])]
     return next(filter(None, found), "")
 
 
 def _is_number(plain: Any) -> bool:
-    return type(plain) in (int, float) or SCALAR in table(plain)
+    return type(plain) in (int, float) or SCALAR in as_object(plain)
 
 
-def _shown(plain: Any) -> str:
-    for content in table(plain).values() if len(table(plain)) == 1 else ():
+def _short_repr(plain: Any) -> str:
+    for content in as_object(plain).values() if len(as_object(plain)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(plain)

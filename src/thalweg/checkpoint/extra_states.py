@@ -22,7 +22,7 @@ def extra_states(module: Module | None) -> dict[str, Any]:
     Raises:
         InvalidTypeError: A module has one that could not be set again.
     """
-    return {name: part.get_extra_state() for name, part in _keepers(module).items()}
+    return {name: part.get_extra_state() for name, part in _modules_with_state(module).items()}
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def with_extra_states(module: Module | None, given: Mapping[str, Any]) -> Genera
     Raises:
         CheckpointMismatchError: One is missing, or belongs to no module. Nothing was set.
     """
-    keepers = _keepers(module)
+    keepers = _modules_with_state(module)
     found = [f"{name!r} is missing" for name in keepers if name not in given]
     found += [f"{name!r} belongs to nothing here" for name in given if name not in keepers]
     if found:
@@ -53,8 +53,8 @@ def with_extra_states(module: Module | None, given: Mapping[str, Any]) -> Genera
         raise
 
 
-def _keepers(module: Module | None) -> dict[str, Any]:
-    """The modules that have an extra state, as torch tells it."""
+def _modules_with_state(module: Module | None) -> dict[str, Any]:
+    """The modules that have an extra state, by torch's names."""
     if module is None:
         return {}
     parts = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))

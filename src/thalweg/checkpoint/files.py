@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 from thalweg.checkpoint.glanced import step_of
-from thalweg.checkpoint.tensorflow.converting import differing
-from thalweg.checkpoint.tensorflow.loading import outlined
+from thalweg.checkpoint.tensorflow.converting import compare_converted
+from thalweg.checkpoint.tensorflow.loading import load_outline
 from thalweg.errors import DataLossError, ThalwegError
 from thalweg.storage import bundle, container, keras_files
-from thalweg.storage.located import Kind, located
+from thalweg.storage.located import Kind, locate_checkpoint
 from thalweg.storage.stored import Listed, Stored
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 
-def _none(_: Path) -> None:
-    """No progress is told."""
+def _report_nothing(_: Path) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Listing:
         return sum(each.bytes for each in self.tensors)
 
 
-def listing(path: Path, progress: Progress | None = None) -> Listing:
+def list_file(path: Path, progress: Progress | None = None) -> Listing:
     """What a file holds; of ours and of TensorFlow's no tensor is read but those that count steps.
 
     Args:
@@ -64,7 +64,7 @@ def listing(path: Path, progress: Progress | None = None) -> Listing:
         DataLossError: It is of no kind that is known here, or is damaged.
         ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
     """
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     title, kind = place.path, place.writer
     if kind == "thalweg":
         found = container.describe(title)
@@ -74,15 +74,17 @@ def listing(path: Path, progress: Progress | None = None) -> Listing:
         document = {**found.document, "step": step_of(title, found)}
         return Listing(title, kind, tuple(tensors), document)
     tensors = (
-        bundle.describe(title) if kind == "tensorflow" else _listed(_of_keras(title, progress))
+        bundle.describe(title)
+        if kind == "tensorflow"
+        else _list_tensors(_of_keras(title, progress))
     )
-    return Listing(title, kind, tuple(tensors), *_told(title))
+    return Listing(title, kind, tuple(tensors), *_describe_optimizer(title))
 
 
-def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a file of TensorFlow or Keras tells of its optimizer, as ours does, and in words."""
+def _describe_optimizer(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The optimizer of a file of TensorFlow or Keras, in the form of our files and in words."""
     try:
-        found = outlined(path)
+        found = load_outline(path)
     except ThalwegError as error:
         return {}, (f"its optimizer cannot be told: {error}",)
     document: dict[str, Any] = {} if found.step is None else {"step": found.step}
@@ -98,10 +100,10 @@ def _told(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def has_checksums(path: Path) -> bool:
     """Whether a checkpoint holds checksums of its tensors: HDF5 has none."""
-    return located(path).kind != Kind.HDF5
+    return locate_checkpoint(path).kind != Kind.HDF5
 
 
-def verified(path: Path, progress: Progress | None = None) -> Listing:
+def list_verified(path: Path, progress: Progress | None = None) -> Listing:
     """What a file holds, after all of it was read and compared with its checksums.
 
     Args:
@@ -109,18 +111,21 @@ def verified(path: Path, progress: Progress | None = None) -> Listing:
         progress: Called with the bytes that are read and those there are.
 
     Raises:
-        ThalwegError: As `listing`, and DataLossError where a tensor is damaged; names it.
+        ThalwegError: As `list_file`, and DataLossError where a tensor is damaged; names it.
     """
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
         container.verify(place.path, progress)
     elif place.writer == "tensorflow":
         bundle.read(place.path, progress=progress)
-    return listing(place.path, progress)
+    return list_file(place.path, progress)
 
 
 def differences(
-    one: Path, other: Path, rules: Any = None, progress: Callable[[Path], Progress | None] = _none
+    one: Path,
+    other: Path,
+    rules: Any = None,
+    progress: Callable[[Path], Progress | None] = _report_nothing,
 ) -> list[str]:
     """Where the tensors of two files differ, in words; their bits are compared.
 
@@ -134,14 +139,14 @@ def differences(
         progress: What is called with the bytes that are read of a path and those there are.
 
     Raises:
-        ThalwegError: See `contents`.
+        ThalwegError: See `read_tensors`.
     """
-    writers = [located(each).checked().writer for each in (one, other)]
+    writers = [locate_checkpoint(each).check_readable().writer for each in (one, other)]
     if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
         ours, theirs = (one, other) if writers[0] == "thalweg" else (other, one)
-        place = located(ours).path
+        place = locate_checkpoint(ours).path
         try:
-            found = differing(theirs, place, rules, progress(theirs))
+            found = compare_converted(theirs, place, rules, progress(theirs))
         except DataLossError:
             raise
         except ThalwegError as error:
@@ -150,28 +155,32 @@ def differences(
             a, b, only = found
             if theirs is other:
                 a, b = b, a
-            return only + compared(one, a, other, b)
-    return compared(one, contents(one, progress(one)), other, contents(other, progress(other)))
+            return only + compare_tensors(one, a, other, b)
+    return compare_tensors(
+        one, read_tensors(one, progress(one)), other, read_tensors(other, progress(other))
+    )
 
 
-def compared(one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]) -> list[str]:
+def compare_tensors(
+    one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]
+) -> list[str]:
     """Where the tensors of two files differ, in words; their bits are compared.
 
     Args:
         one, other: The files, of any kind, for the words.
-        a, b: Their tensors; see `contents`.
+        a, b: Their tensors; see `read_tensors`.
     """
     found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
     found += [f"{name!r} is in {os.fspath(other)} only" for name in b if name not in a]
     for name in a:
         if name in b:
-            found += _difference(name, a[name], b[name])
+            found += _compare_tensor(name, a[name], b[name])
     return found
 
 
-def contents(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
+def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
     """All tensors of a file, verified."""
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
         return container.read(place.path, progress=progress).tensors
     if place.writer == "tensorflow":
@@ -184,30 +193,32 @@ def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, Stored]
     return {**found.variables, **found.optimizer}
 
 
-def _listed(tensors: Mapping[str, Stored]) -> list[Listed]:
+def _list_tensors(tensors: Mapping[str, Stored]) -> list[Listed]:
     return [
         Listed(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
     ]
 
 
-def _difference(name: str, one: Stored, other: Stored) -> list[str]:
+def _compare_tensor(name: str, one: Stored, other: Stored) -> list[str]:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return [f"{name!r} is {one.dtype} {one.shape} and {other.dtype} {other.shape}"]
-    if np.array_equal(_bytes(one), _bytes(other)):  # a memoryview compares by Python's objects
+    if np.array_equal(
+        _bytes_of(one), _bytes_of(other)
+    ):  # a memoryview compares by Python's objects
         return []
     try:
         a, b = one.tensor(), other.tensor()
         differs = a != b
     except (RuntimeError, TypeError, ValueError):
-        return [f"{name!r} has other bits: {_hash(one)} and {_hash(other)}"]
+        return [f"{name!r} has other bits: {_hash_of(one)} and {_hash_of(other)}"]
     count = int(differs.sum())
     if not count:
         return [f"{name!r} has other bits of equal values"]
-    most = _most(a[differs], b[differs])
+    most = _max_difference(a[differs], b[differs])
     return [f"{name!r} differs in {count} of {a.numel()} elements, by {most:.3g} at most"]
 
 
-def _most(a: torch.Tensor, b: torch.Tensor) -> float:
+def _max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     """The largest difference between elements that differ; inf where one is no number."""
     if a.is_floating_point() or a.is_complex():
         wide = torch.complex128 if a.is_complex() else torch.float64
@@ -218,9 +229,9 @@ def _most(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(apart.max())
 
 
-def _bytes(value: Stored) -> np.ndarray:
+def _bytes_of(value: Stored) -> np.ndarray:
     return np.frombuffer(value.data, np.uint8)
 
 
-def _hash(value: Stored) -> str:
+def _hash_of(value: Stored) -> str:
     return hashlib.blake2b(value.data, digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""What a file of ours tells of its training at a glance: the step, and arguments in words."""
+"""A file of ours at a glance: the step of its training, and its arguments in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.checkpoint.steps import steps_of
 from thalweg.errors import DataLossError
 from thalweg.storage import container
 from thalweg.storage.header import Description
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.storage.stored import Stored
 
 _WHOLE, _OF_POWERS = ("I64", "I32"), {"F32": np.float32, "F64": np.float64}
@@ -35,10 +35,10 @@ def step_of(path: str | os.PathLike[str], found: Description) -> int | None:
     document = found.document
     if type(document.get("step")) is int:
         return document["step"]
-    state, variables = table(document.get("state")), table(document.get("variables"))
-    places = [_named(each, name) for name in _COUNTERS for each in (state, variables)]
+    state, variables = as_object(document.get("state")), as_object(document.get("variables"))
+    places = [_tensor_name(each, name) for name in _COUNTERS for each in (state, variables)]
     counters = [name for name in (*places, *_COUNTERS) if name in found.tensors]
-    powers = {_named(state, power): beta for power, beta in _POWERS.items()}
+    powers = {_tensor_name(state, power): beta for power, beta in _POWERS.items()}
     scalars = {name for name in (*counters, *powers) if name in found.tensors}
     scalars = {name for name in scalars if not found.tensors[name].shape}
     if not scalars:
@@ -47,11 +47,11 @@ def step_of(path: str | os.PathLike[str], found: Description) -> int | None:
         tensors = container.read(path, scalars).tensors
     except DataLossError:  # the header is whole, and that is what was asked for
         return None
-    count = _counted(tensors, counters)
-    return _multiplied(document, tensors, powers) if count is None else count
+    count = _first_count(tensors, counters)
+    return _steps_from_powers(document, tensors, powers) if count is None else count
 
 
-def _counted(tensors: Mapping[str, Stored], counters: Sequence[str]) -> int | None:
+def _first_count(tensors: Mapping[str, Stored], counters: Sequence[str]) -> int | None:
     """The first of the counters that is a whole number."""
     for name in counters:
         if name in tensors and tensors[name].dtype in _WHOLE:
@@ -59,14 +59,14 @@ def _counted(tensors: Mapping[str, Stored], counters: Sequence[str]) -> int | No
     return None
 
 
-def _multiplied(
+def _steps_from_powers(
     document: Mapping[str, Any], tensors: Mapping[str, Stored], powers: Mapping[str, str]
 ) -> int | None:
     """How often one of the powers was multiplied by what the optimizer was given as beta."""
-    arguments = table(table(document.get("optimizer")).get("arguments"))
+    arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
         kind = _OF_POWERS.get(tensors[name].dtype) if name in tensors else None
-        value = _argument(arguments, beta)
+        value = _find_argument(arguments, beta)
         if kind is not None and type(value) in (int, float):
             count = steps_of(kind(tensors[name].tensor().item()), kind(value))
             if count is not None:
@@ -74,28 +74,30 @@ def _multiplied(
     return None
 
 
-def _named(plain: Mapping[str, Any], name: str) -> str:
+def _tensor_name(plain: Mapping[str, Any], name: str) -> str:
     """The tensor behind a name, there or in what is wrapped; "" if there is none."""
-    found = table(plain.get(name)).get(kinds.TENSOR)
+    found = as_object(plain.get(name)).get(kinds.TENSOR)
     if isinstance(found, str):
         return found
-    return next(filter(None, (_named(table(each), name) for each in plain.values())), "")
+    return next(filter(None, (_tensor_name(as_object(each), name) for each in plain.values())), "")
 
 
-def _argument(arguments: Mapping[str, Any], name: str) -> Any:
+def _find_argument(arguments: Mapping[str, Any], name: str) -> Any:
     """An argument of an optimizer, or of one that it wraps."""
     if name in arguments:
         return arguments[name]
     inner = [
-        table(table(table(each).get(described.OPTIMIZER)).get("arguments"))
+        as_object(as_object(as_object(each).get(described.OPTIMIZER)).get("arguments"))
         for each in arguments.values()
     ]
-    return next((found for each in inner if (found := _argument(each, name)) is not None), None)
+    return next(
+        (found for each in inner if (found := _find_argument(each, name)) is not None), None
+    )
 
 
-def arguments(plain: Any) -> str:
+def format_arguments(plain: Any) -> str:
     """Arguments in words: "learning_rate=0.1, beta_1=0.9"; those that are None are left out."""
-    given = table(plain).items()
+    given = as_object(plain).items()
     return ", ".join(f"{name}={in_words(each)}" for name, each in given if each is not None)
 
 
@@ -103,22 +105,22 @@ def in_words(plain: Any) -> str:
     """A value of a description as one would write it."""
     if isinstance(plain, list):
         return f"[{', '.join(map(in_words, cast(list[Any], plain)))}]"
-    own = table(plain)
+    own = as_object(plain)
     mark = next(iter(own), "")
     content = own.get(mark)
-    inner = table(content)
+    inner = as_object(content)
     match mark:
         case described.SCHEDULE:
-            return f"{inner.get('class_name')}({arguments(inner.get('config'))})"
+            return f"{inner.get('class_name')}({format_arguments(inner.get('config'))})"
         case described.RATE:
-            return f"{inner.get('function')}({arguments(inner.get('arguments'))})"
+            return f"{inner.get('function')}({format_arguments(inner.get('arguments'))})"
         case described.OPTIMIZER:
-            return f"{inner.get('class')}({arguments(inner.get('arguments'))})"
+            return f"{inner.get('class')}({format_arguments(inner.get('arguments'))})"
         case described.LOSS_SCALER:
-            return f"AutomaticLossScaler({arguments(content)})"
+            return f"AutomaticLossScaler({format_arguments(content)})"
         case described.NUMBER | kinds.SCALAR if isinstance(content, list):
             return in_words(cast(list[Any], content)[-1]) if content else "[]"
         case described.RULE | described.VARIABLE | described.YOURS | kinds.FLOAT | kinds.TUPLE:
             return in_words(content)
         case _:
-            return f"{{{arguments(plain)}}}" if isinstance(plain, dict) else str(plain)
+            return f"{{{format_arguments(plain)}}}" if isinstance(plain, dict) else str(plain)

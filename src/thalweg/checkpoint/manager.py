@@ -17,7 +17,7 @@ import torch
 from thalweg.checkpoint.asynchronous import Saving
 from thalweg.checkpoint.named import Variables
 from thalweg.checkpoint.plain import Reader
-from thalweg.checkpoint.saving import Progress, Restored, restore, snapshot
+from thalweg.checkpoint.saving import Progress, Restored, restore, take_snapshot
 from thalweg.errors import (
     CheckpointWarning,
     InvalidArgumentError,
@@ -58,7 +58,7 @@ def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path 
         directory: A folder that a `CheckpointManager` writes to.
         name: What the names of the files begin with.
     """
-    there = _kept(Path(directory), name)
+    there = _whole_checkpoints(Path(directory), name)
     return there[-1].path if there else None
 
 
@@ -152,31 +152,31 @@ class CheckpointManager:
             InvalidArgumentError: `step` is not a whole number from 0 on, or `best` is not among
                 the metrics.
         """
-        number = _number(step)
+        number = _step_number(step)
         given = dict(metrics or {})
         if self._best is not None and self._best not in given:
             raise InvalidArgumentError(
                 f"metrics must have {self._best!r}, by which the best is kept; given: {given}."
             )
-        taken = snapshot(
+        taken = take_snapshot(
             optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=given
         )
         path = self.directory / f"{self._name}-{number}{SUFFIX}"
         self._removes = taken.is_here()
-        failure = self._ended()
-        taken.document.update(step=number, time=self._time())
+        failure = self._wait_for_save()
+        taken.document.update(step=number, time=self._time_after_all())
         if self._asynchronous:
             self._saving = Saving(taken, path, None)
         else:
             taken.write(path)
-            self._remove()
+            self._remove_old()
         if failure is not None:
             failure.add_note(f"That was the save before; {path} is being written.")
             raise failure
         return path
 
-    def _time(self) -> float:
-        """Now, but later than all that is there: clocks go back, and those of machines differ."""
+    def _time_after_all(self) -> float:
+        """Now, or just after the newest file: clocks go back, and those of machines differ."""
         now, there = self._clock(), self.checkpoints()
         return max(now, math.nextafter(there[-1].time, math.inf)) if there else now
 
@@ -186,12 +186,12 @@ class CheckpointManager:
         Raises:
             CheckpointWriteError: One cannot be written.
         """
-        failure = self._ended()
+        failure = self._wait_for_save()
         if failure is not None:
             raise failure
 
-    def _ended(self) -> Exception | None:
-        """Wait for the save that is under way; what it failed with."""
+    def _wait_for_save(self) -> Exception | None:
+        """Wait for the save that is under way; returns the error that it failed with."""
         saving, self._saving = self._saving, None
         if saving is None or saving.is_elsewhere():
             return None
@@ -199,7 +199,7 @@ class CheckpointManager:
             saving.wait()
         except Exception as error:
             return error
-        self._remove()
+        self._remove_old()
         return None
 
     def restore(
@@ -228,8 +228,8 @@ class CheckpointManager:
                 its last change it may be the latest, and a file of a newer version always.
         """
         self.wait()
-        numbers = _files(self.directory, self._name)
-        path = self._newest() if step is None else numbers.get(_number(step))
+        numbers = _files_by_step(self.directory, self._name)
+        path = self._newest_readable() if step is None else numbers.get(_step_number(step))
         if path is None:
             what = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise MissingFileError(f"{self.directory} has {what}; there are {sorted(numbers)}.")
@@ -272,7 +272,7 @@ class CheckpointManager:
             2
         """
         self.wait()
-        path = self._newest()
+        path = self._newest_readable()
         if path is None:
             return None
         return restore(
@@ -284,7 +284,7 @@ class CheckpointManager:
             progress=progress,
         )
 
-    def _newest(self) -> Path | None:
+    def _newest_readable(self) -> Path | None:
         """The file to go on from, unless one that cannot be read may be newer."""
         there, odd = _looked_at(self.directory, self._name)
         newest = there[-1] if there else None
@@ -296,7 +296,7 @@ class CheckpointManager:
                         f" the step, {newest.step}, to go on from there."
                     )
                 raise each.error
-            each.warn()
+            each.warn_unreadable()
         return newest.path if newest is not None else None
 
     def latest(self) -> Path | None:
@@ -313,7 +313,7 @@ class CheckpointManager:
         if self._best is None:
             raise InvalidArgumentError("There is no best one without a metric: give best=.")
         self.wait()
-        found = self._winner(self.checkpoints())
+        found = self._best_of(self.checkpoints())
         return None if found is None else found.path
 
     def checkpoints(self) -> list[Kept]:
@@ -321,21 +321,21 @@ class CheckpointManager:
 
         A damaged file is none of them, and warns.
         """
-        return _kept(self.directory, self._name)
+        return _whole_checkpoints(self.directory, self._name)
 
-    def _winner(self, there: list[Kept]) -> Kept | None:
+    def _best_of(self, there: list[Kept]) -> Kept | None:
         sign = 1 if self._mode == "min" else -1
         values = [(sign * each.metrics.get(self._best or "", math.nan), each) for each in there]
         comparable = [pair for pair in values if not math.isnan(pair[0])]
         return min(comparable, key=lambda pair: pair[0])[1] if comparable else None
 
-    def _remove(self) -> None:
+    def _remove_old(self) -> None:
         if self._keep is None or not self._removes:
             return
         there = self.checkpoints()
-        best = self._winner(there) if self._best is not None else None
+        best = self._best_of(there) if self._best is not None else None
         dated = [(str(each.path), each.time) for each in there]
-        for old in Keeper(self._keep, self._keep_every, -math.inf, dated, _spare).too_old():
+        for old in Keeper(self._keep, self._keep_every, -math.inf, dated, _spared_time).too_old():
             if best is None or old != str(best.path):
                 try:
                     Path(old).unlink(missing_ok=True)
@@ -343,7 +343,7 @@ class CheckpointManager:
                     warn(f"{old} stays: {error}", CheckpointWarning)
 
 
-def _spare(saved: float, mark: float, span: float) -> float | None:
+def _spared_time(saved: float, mark: float, span: float) -> float | None:
     return saved if saved - mark >= span else None
 
 
@@ -364,22 +364,22 @@ class _Odd:
         except FileNotFoundError:  # another process has removed one
             return False
 
-    def warn(self) -> None:
+    def warn_unreadable(self) -> None:
         warn(f"{self.path} is left alone: {self.error}", CheckpointWarning)
 
 
-def _kept(directory: Path, name: str) -> list[Kept]:
+def _whole_checkpoints(directory: Path, name: str) -> list[Kept]:
     """The checkpoints of a folder that are whole, in the order in which they were saved."""
     there, odd = _looked_at(directory, name)
     for each in odd:
-        each.warn()
+        each.warn_unreadable()
     return there
 
 
 def _looked_at(directory: Path, name: str) -> tuple[list[Kept], list[_Odd]]:
     """The checkpoints of a folder, in the order in which they were saved, and what is none."""
     found, odd = list[Kept](), list[_Odd]()
-    for step, path in _files(directory, name).items():
+    for step, path in _files_by_step(directory, name).items():
         try:
             document = container.describe(path).document
             told = Reader({})(document.get("metrics", {}))
@@ -398,8 +398,8 @@ def _looked_at(directory: Path, name: str) -> tuple[list[Kept], list[_Odd]]:
     return sorted(found, key=lambda each: (each.time, each.step)), odd
 
 
-def _number(step: Any) -> int:
-    """A step as a number; what is none raises."""
+def _step_number(step: Any) -> int:
+    """A step as a number; anything else raises."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -411,7 +411,7 @@ def _number(step: Any) -> int:
     return number
 
 
-def _files(directory: Path, name: str) -> dict[int, Path]:
+def _files_by_step(directory: Path, name: str) -> dict[int, Path]:
     """The checkpoints of a folder by number."""
     pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
     if not directory.is_dir():

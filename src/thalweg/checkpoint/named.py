@@ -25,7 +25,7 @@ Variables = Mapping[str, Tensor] | Iterable[Tensor]
 NAMELESS = "Variable"  # what `name_of` calls what has no name
 
 
-def named(variables: Variables | None, module: Any) -> dict[str, Tensor]:
+def name_tensors(variables: Variables | None, module: Any) -> dict[str, Tensor]:
     """The tensors by name: those given, and the parameters and buffers of a module.
 
     Raises:
@@ -95,8 +95,8 @@ def slots_of(optimizer: Any) -> SlotStore | None:
     return getattr(optimizer, "_slots", None)
 
 
-def known(optimizer: Any) -> Any:
-    """An optimizer with what is asked of it here: itself, or an `OfTorch`.
+def as_checkpointable(optimizer: Any) -> Any:
+    """An optimizer with the methods that are needed here: itself, or an `OfTorch`.
 
     Raises:
         InvalidTypeError: It is none of the library or torch's kind.
@@ -120,7 +120,7 @@ def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return optimizer._saved(_Names(tensors, all_of_them=bool(tensors)))
 
 
-def loading(
+def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
     """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
@@ -150,7 +150,7 @@ def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
+def prepare_values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     """What sets the variables themselves.
 
     Raises:
@@ -159,12 +159,12 @@ def values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
     entries = [entry_of(name, each) for name, each in tensors.items()]
     found = differences(entries, given)
     if found:
-        raise mismatch(found, "The variables", f"Nothing was loaded.{_hint(tensors, given)}")
+        raise mismatch(found, "The variables", f"Nothing was loaded.{_prefix_hint(tensors, given)}")
     return Loading([(entry, given[entry.name]) for entry in entries], what="The variables")
 
 
-def _hint(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """What makes names differ, where they tell."""
+def _prefix_hint(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """A hint at why names differ, where they show it."""
     for prefix in _WRAPPED:
         if {f"{prefix}{name}" for name in given} == {*own}:
             return f" The module given wraps the one that was saved: give that inside {prefix!r}."
@@ -192,7 +192,7 @@ def _refuse_copies(given: Mapping[str, Tensor], variables: Sequence[Tensor]) -> 
             )
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_dtensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with the values that DTensors have on all ranks; all of them call this."""
     parts = locals_of(list(tensors.values()))
     return {

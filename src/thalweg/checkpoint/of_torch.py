@@ -94,7 +94,7 @@ class OfTorch:
         return found
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        titles, groups = self._titles(names), list[Group]()
+        titles, groups = self._names_by_param(names), list[Group]()
         for group in self.optimizer.param_groups:
             options = {name: value for name, value in group.items() if name != "param_names"}
             groups.append({**options, "params": [titles[param] for param in group["params"]]})
@@ -103,10 +103,10 @@ class OfTorch:
                 raise InvalidTypeError(f"The optimizer's state has {owner!r}, no parameter of it.")
         own = {titles[param]: each for param, each in self.optimizer.state.items()}
         states = {
-            title: {name: _taken(value, f"'{title}/{name}'") for name, value in each.items()}
+            title: {name: _copy_value(value, f"'{title}/{name}'") for name, value in each.items()}
             for title, each in own.items()
         }
-        return {"state": states, "groups": _mapped(groups, state.taken)}
+        return {"state": states, "groups": _map_tensors(groups, state.taken)}
 
     @contextmanager
     def _loading(
@@ -117,18 +117,20 @@ class OfTorch:
             own, left = {"state": given["state"], "param_groups": given["groups"]}, False
             if self._is_ours:
                 own, left = without_sums(self.optimizer, own)
-            parts = self._parts(own["state"], own["param_groups"], self._titles(names), found)
+            parts = self._prepare_parts(
+                own["state"], own["param_groups"], self._names_by_param(names), found
+            )
             if found:
                 raise state.mismatch(found, type(self.optimizer).__name__)
             if left:
                 warn_of_sums(self.optimizer)
             yield state.Loading(*parts, type(self.optimizer).__name__)
 
-    def _titles(self, names: Names) -> dict[Tensor, str]:
+    def _names_by_param(self, names: Names) -> dict[Tensor, str]:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         return dict(zip(params, names(params), strict=True))
 
-    def _parts(
+    def _prepare_parts(
         self, given: Any, saved: list[Group], titles: Mapping[Tensor, str], found: list[str]
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:
         """What sets state and groups; differences are added to those found."""
@@ -147,8 +149,8 @@ class OfTorch:
                     own = self.optimizer.state[param]
                     calls += setting(own, given.get(name, {}), name, found, pairs, param)
                 elif name in given:
-                    made[param] = self._state(param, group, given[name], name, found)
-            options = self._options(group, other)
+                    made[param] = self._prepare_state(param, group, given[name], name, found)
+            options = self._merge_options(group, other)
             found += self.optimizer._unfit_options(options, index) if self._is_ours else []
             calls += [partial(group.clear), partial(group.update, options)]
         if not self._has_rule:
@@ -156,7 +158,7 @@ class OfTorch:
             calls.append(partial(own.update, {"state": made}))
         return pairs, calls
 
-    def _state(
+    def _prepare_state(
         self, param: Tensor, group: Group, given: dict[str, Any], title: str, found: list[str]
     ) -> dict[str, Any]:
         """The state of one parameter, in memory of its own."""
@@ -178,20 +180,20 @@ class OfTorch:
             key: "cpu" if key == "step" and not moves else kinds.home(key, param) for key in given
         }
         made = {
-            key: _mapped(value, lambda own, to=devices[key]: own.to(to, copy=True))
+            key: _map_tensors(value, lambda own, to=devices[key]: own.to(to, copy=True))
             for key, value in given.items()
         }
         if self._is_ours:
             kinds.widen(made, self.optimizer._rule(group).slots, param)
         return made
 
-    def _options(self, group: Group, given: Group) -> Group:
+    def _merge_options(self, group: Group, given: Group) -> Group:
         """A group with the numbers of a file and the other options of its own."""
         stays = {*given, *self.optimizer.defaults}
         made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
         for key, value in given.items():
             if key != "params" and (_is_number(value) or key not in group):
-                made[key] = _mapped(value, torch.clone)
+                made[key] = _map_tensors(value, torch.clone)
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)
         return made
@@ -203,17 +205,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
 
 
-def _taken(value: Any, what: str) -> Any:
-    return state.taken(value, what) if isinstance(value, Tensor) else _mapped(value, state.taken)
+def _copy_value(value: Any, what: str) -> Any:
+    return (
+        state.taken(value, what) if isinstance(value, Tensor) else _map_tensors(value, state.taken)
+    )
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A value whose tensors are changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _mapped(each, change) for key, each in cast("Group", value).items()}
+        return {key: _map_tensors(each, change) for key, each in cast("Group", value).items()}
     if isinstance(value, list | tuple):
-        items = [_mapped(each, change) for each in cast("list[Any]", value)]
+        items = [_map_tensors(each, change) for each in cast("list[Any]", value)]
         return tuple(items) if isinstance(value, tuple) else items
     return value

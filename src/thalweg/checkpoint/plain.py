@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.core.state import flaw, kept
 from thalweg.errors import InvalidConfigError, InvalidTypeError, NotFoundError
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 
 # What is no JSON is a dict of one such key.
 TENSOR = "$tensor"  # the name of a tensor
@@ -66,9 +66,9 @@ class Writer:
         if isinstance(value, np.generic) and dtype in _SCALARS:
             return {SCALAR: [dtype, self(value.item(), name)]}
         if isinstance(value, Tensor) or dtype in _SCALARS:
-            return {TENSOR: self._add(value, name)}
+            return {TENSOR: self._add_tensor(value, name)}
         if isinstance(value, Mapping):
-            return self._mapping(cast(Mapping[Any, Any], value), name)
+            return self._write_mapping(cast(Mapping[Any, Any], value), name)
         if isinstance(value, list | tuple):
             own = enumerate(cast(Sequence[Any], value))
             items = [self(each, f"{name}/{index}") for index, each in own]
@@ -78,13 +78,13 @@ class Writer:
             " tensors, arrays, and lists, tuples and dicts of those can be saved."
         )
 
-    def _mapping(self, value: Mapping[Any, Any], name: str) -> Any:
+    def _write_mapping(self, value: Mapping[Any, Any], name: str) -> Any:
         items = {key: self(each, f"{name}/{key}") for key, each in value.items()}
         if all(type(key) is str and not key.startswith("$") for key in items):
             return items
         return {DICT: [[self(key, name), each] for key, each in items.items()]}
 
-    def _add(self, value: Any, name: str) -> str:
+    def _add_tensor(self, value: Any, name: str) -> str:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
         problem = flaw(tensor)
         if problem is not None:
@@ -125,12 +125,12 @@ class Reader:
             return [self(each) for each in cast(list[Any], plain)]
         if not isinstance(plain, dict):
             return plain
-        own = table(plain)
+        own = as_object(plain)
         mark = next(iter(own), "")
         if not mark.startswith("$"):
             return {key: self(each) for key, each in own.items()}
         try:
-            return self._marked(mark, own[mark])
+            return self._read_marked(mark, own[mark])
         except (
             TypeError,
             ValueError,
@@ -143,7 +143,7 @@ class Reader:
                 raise
             raise InvalidConfigError(f"{mark} of {str(own[mark])[:80]} is nothing.") from error
 
-    def _marked(self, mark: str, content: Any) -> Any:
+    def _read_marked(self, mark: str, content: Any) -> Any:
         found = NotImplemented if self._special is None else self._special(mark, content)
         if found is not NotImplemented:
             return found

@@ -14,10 +14,10 @@ from thalweg.schedules import LearningRateSchedule
 
 def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:
     """The states of an optimizer's learning rates, by the arguments that they are."""
-    return {name: each.state_dict() for name, each in _keepers(optimizer).items()}
+    return {name: each.state_dict() for name, each in _rates_by_path(optimizer).items()}
 
 
-def loading(optimizer: Any, given: Mapping[str, Any], check: bool) -> Loading:
+def prepare_rates(optimizer: Any, given: Mapping[str, Any], check: bool) -> Loading:
     """What sets an optimizer's learning rates to their states.
 
     Args:
@@ -28,7 +28,7 @@ def loading(optimizer: Any, given: Mapping[str, Any], check: bool) -> Loading:
     Raises:
         CheckpointMismatchError: One is missing, or is none of it.
     """
-    keepers = _keepers(optimizer)
+    keepers = _rates_by_path(optimizer)
     found = differences([], {name: None for name in given if name not in keepers})
     found += [f"the random numbers of {name} are missing" for name in keepers if name not in given]
     if found and check:
@@ -42,11 +42,11 @@ def loading(optimizer: Any, given: Mapping[str, Any], check: bool) -> Loading:
     return Loading(then=calls)
 
 
-def _keepers(optimizer: Any, path: str = "") -> dict[str, Any]:
+def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in optimizer._arguments().items():
         if isinstance(value, Described):
-            found |= _keepers(value, f"{path}{name}.")
+            found |= _rates_by_path(value, f"{path}{name}.")
         elif isinstance(value, Argument):
             keeps = enumerate(cast(Any, value)._keeps())
             found |= {f"{path}{name}#{place}": each for place, each in keeps}

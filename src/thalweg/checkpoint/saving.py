@@ -16,13 +16,13 @@ from thalweg.checkpoint import described, rates
 from thalweg.checkpoint.extra_states import extra_states, with_extra_states
 from thalweg.checkpoint.named import (
     Variables,
-    known,
-    loading,
-    named,
+    as_checkpointable,
+    gather_dtensors,
+    name_tensors,
+    prepare_loading,
+    prepare_values,
     slots_of,
     state_of,
-    values,
-    whole,
 )
 from thalweg.checkpoint.of_torch import OfTorch
 from thalweg.checkpoint.plain import Reader, Writer
@@ -40,8 +40,8 @@ from thalweg.ground.switches import no_grad
 from thalweg.ground.tracing import untraced
 from thalweg.storage import container
 from thalweg.storage.foreign import TRAINING, reader_of
-from thalweg.storage.json_text import table
-from thalweg.storage.located import located
+from thalweg.storage.json_text import as_object
+from thalweg.storage.located import locate_checkpoint
 from thalweg.storage.stored import Stored, of_tensor
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Snapshot:
             path, progress: As in `save`.
             together: Whether all ranks wait for it.
         """
-        write = partial(self._write, path, progress)
+        write = partial(self._write_file, path, progress)
         if self.ranks is not None and together:
             self.ranks.write_once(write, os.fsdecode(path))
         elif self.is_here():
@@ -87,12 +87,12 @@ class Snapshot:
         """Whether it is this process that writes it."""
         return self.ranks is None or not self.ranks.rank
 
-    def stored(self) -> dict[str, Stored]:
+    def stored_tensors(self) -> dict[str, Stored]:
         """The tensors as a file has them."""
         return {name: of_tensor(each) for name, each in self.tensors.items()}
 
-    def _write(self, path: Path, progress: Progress | None) -> None:
-        container.write(path, self.stored(), self.document, progress)
+    def _write_file(self, path: Path, progress: Progress | None) -> None:
+        container.write(path, self.stored_tensors(), self.document, progress)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Restored:
 
 
 @untraced
-def snapshot(
+def take_snapshot(
     *,
     optimizer: Any = None,
     variables: Variables | None = None,
@@ -129,18 +129,18 @@ def snapshot(
     Arguments and errors are those of `save`; without `copies` nothing may change before it is
     written.
     """
-    tensors = named(variables, module)
-    optimizer = None if optimizer is None else known(optimizer)
-    with _held(optimizer), nullcontext() if copies else state.uncopied():
-        return _taken(optimizer, tensors, module, extra, metrics, copies)
+    tensors = name_tensors(variables, module)
+    optimizer = None if optimizer is None else as_checkpointable(optimizer)
+    with _hold_steps(optimizer), nullcontext() if copies else state.uncopied():
+        return _copy_training(optimizer, tensors, module, extra, metrics, copies)
 
 
-def _held(optimizer: Any) -> AbstractContextManager[Any]:
-    """What holds the steps of other threads back."""
+def _hold_steps(optimizer: Any) -> AbstractContextManager[Any]:
+    """A block that holds back the steps of other threads."""
     return nullcontext() if optimizer is None else optimizer._locked()
 
 
-def _taken(
+def _copy_training(
     optimizer: Any,
     tensors: dict[str, Tensor],
     module: torch.nn.Module | None,
@@ -160,9 +160,9 @@ def _taken(
     if optimizer is not None:
         with nullcontext() if parts is None else parts.collecting():
             document["state"] = own(state_of(optimizer, tensors), "optimizer")
-        document["optimizer"] = described.described(optimizer, tensors)
+        document["optimizer"] = described.describe_optimizer(optimizer, tensors)
         document["rates"] = own(rates.states_of(optimizer), "rates")
-    document["variables"] = given(whole(tensors), "variables")
+    document["variables"] = given(gather_dtensors(tensors), "variables")
     if own_states := extra_states(module):
         document["extra_states"] = given(own_states, "extra_states")
     document["extra"] = given(extra, "extra")
@@ -222,12 +222,12 @@ def save(
         >>> again.numpy(), found.optimizer.clipnorm, found.extra
         (array([0.5, 2.5], dtype=float32), 5.0, {'epoch': 3})
     """
-    tensors = named(variables, module)
-    optimizer = None if optimizer is None else known(optimizer)
+    tensors = name_tensors(variables, module)
+    optimizer = None if optimizer is None else as_checkpointable(optimizer)
     # The lock is held until all is written, so nothing need be copied, unless `progress` steps.
-    with no_grad(), _held(optimizer), nullcontext() if progress else state.uncopied():
+    with no_grad(), _hold_steps(optimizer), nullcontext() if progress else state.uncopied():
         copies = progress is not None
-        _taken(optimizer, tensors, module, extra, None, copies).write(path, progress)
+        _copy_training(optimizer, tensors, module, extra, None, copies).write(path, progress)
 
 
 @untraced
@@ -275,18 +275,22 @@ def restore(
     Nothing has changed then.
     """
     places = variables is not False and (variables is not None or module is not None)
-    tensors = named(variables or None, module)
+    tensors = name_tensors(variables or None, module)
     if optimizer is not None and optimizer is not False:
-        optimizer = known(optimizer)
-    path = located(path).ours()
+        optimizer = as_checkpointable(optimizer)
+    path = locate_checkpoint(path).path_if_ours()
     contents = container.mapped(path, progress=progress)
-    document = _checked(contents.document, path)
+    document = _check_document(contents.document, path)
     reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
     left = () if places else tuple(document["variables"])
     target = module if places else None  # of extra states
-    with _telling(path), ExitStack() as held:
-        loadings = [values(tensors, _named(reader, document, "variables"))] if places else []
-        given = _chosen(document, optimizer, tensors, check_arguments)
+    with _name_file_in_errors(path), ExitStack() as held:
+        loadings = (
+            [prepare_values(tensors, _read_by_name(reader, document, "variables"))]
+            if places
+            else []
+        )
+        given = _choose_optimizer(document, optimizer, tensors, check_arguments)
         if given is not None:
             loadings += _of_optimizer(given, reader, document, tensors, check_arguments, held)
         copied = Reader(reader.tensors, copies=True)
@@ -295,11 +299,11 @@ def restore(
         restored = Restored(
             given.optimizer if isinstance(given, OfTorch) else given,
             copied(document["extra"]),
-            _named(reader, document, "metrics"),
+            _read_by_name(reader, document, "metrics"),
             document["step"],
             (*left, *states, *["optimizer"] * is_left),
         )
-        own = {} if target is None else _named(copied, document, "extra_states")
+        own = {} if target is None else _read_by_name(copied, document, "extra_states")
         with with_extra_states(target, own):
             state.restore(*(replace(each, is_ours=True) for each in loadings))
     if places:
@@ -329,14 +333,14 @@ def _warn_of_variables(path: str, left: Sequence[str]) -> None:
         )
 
 
-def _chosen(
+def _choose_optimizer(
     document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
 ) -> Any:
     """The optimizer that a file's state is for: the one that is given, or a new one; or None."""
     if given is False:
         return None
     if "optimizer" in document:
-        return _optimizer(document, given, tensors, check)
+        return _find_optimizer(document, given, tensors, check)
     if given is not None:
         raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
     return None
@@ -356,9 +360,12 @@ def _of_optimizer(
         InvalidConfigError: There is something else instead of a state.
     """
     try:
-        own = _named(reader, document, "state")
-        found = held.enter_context(loading(optimizer, own, tensors))
-        return [found, rates.loading(optimizer, _named(reader, document, "rates"), check)]
+        own = _read_by_name(reader, document, "state")
+        found = held.enter_context(prepare_loading(optimizer, own, tensors))
+        return [
+            found,
+            rates.prepare_rates(optimizer, _read_by_name(reader, document, "rates"), check),
+        ]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         if isinstance(error, ThalwegError):
             raise
@@ -366,8 +373,8 @@ def _of_optimizer(
 
 
 @contextmanager
-def _telling(path: str) -> Generator[None]:
-    """Say in which file it is that something does not fit."""
+def _name_file_in_errors(path: str) -> Generator[None]:
+    """Put the name of the file in front of errors."""
     try:
         yield
     except ThalwegError as error:
@@ -375,15 +382,15 @@ def _telling(path: str) -> Generator[None]:
         raise
 
 
-def _optimizer(
+def _find_optimizer(
     document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
 ) -> Any:
     description = document["optimizer"]
     if given is None:
-        return described.made(description, tensors)
-    own = described.described(given, tensors)
-    loaded = {"schedule_decay", *table(document["state"].get("hyperparameters"))}
-    found = described.differences(description, own, loaded)
+        return described.make_optimizer(description, tensors)
+    own = described.describe_optimizer(given, tensors)
+    loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
+    found = described.describe_differences(description, own, loaded)
     is_other = description["class"] != own["class"]
     if found and (check or is_other):
         hint = " restore(..., check_arguments=False) goes on with yours." * (not is_other)
@@ -391,21 +398,21 @@ def _optimizer(
     return given
 
 
-def _named(reader: Reader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
+def _read_by_name(reader: Reader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
     """A part of a document: values by their names.
 
     Raises:
         InvalidConfigError: It is something else, which a mark in JSON may stand for.
     """
     found = reader(document[part])
-    if not isinstance(found, dict) or not all(type(name) is str for name in table(found)):
+    if not isinstance(found, dict) or not all(type(name) is str for name in as_object(found)):
         raise InvalidConfigError(
             f"{part!r} must be a dict of values by name, not {state.shown(found)}."
         )
-    return table(found)
+    return as_object(found)
 
 
-def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _check_document(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")
@@ -413,7 +420,7 @@ def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if not isinstance(document.get(name, {}), dict):
             raise InvalidConfigError(f"{path}: {name!r} is no dict.")
     if "optimizer" in document:
-        description = table(document["optimizer"])
+        description = as_object(document["optimizer"])
         if not isinstance(description.get("class"), str) or not isinstance(
             description.get("arguments"), dict
         ):

@@ -43,7 +43,7 @@ class Steps:
     unclear: tuple[str, ...] = ()
 
 
-def products(beta: Any) -> Iterator[np.ndarray]:
+def power_blocks(beta: Any) -> Iterator[np.ndarray]:
     """The powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
@@ -58,9 +58,9 @@ def products(beta: Any) -> Iterator[np.ndarray]:
         last, size = block[-1], min(4 * size, _BLOCK)
 
 
-def after(beta: Any, steps: int) -> Any:
+def power_after(beta: Any, steps: int) -> Any:
     """The power after so many steps."""
-    for block in products(beta):
+    for block in power_blocks(beta):
         if steps < len(block):
             return block[steps]
         steps -= len(block)
@@ -76,7 +76,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
     passed = 0
-    for block in products(beta):
+    for block in power_blocks(beta):
         found = np.flatnonzero(block == power)
         if len(found):
             return passed + int(found[0]) if len(found) == 1 else None
@@ -94,13 +94,13 @@ def beta_of(power: Any, steps: int) -> Any:
     root = math.exp(math.log(float(power)) / (steps + 1))
     for digits in range(1, _DIGITS + 1):
         near = round(root, digits)
-        if 0 < near < 1 and after(dtype(near), steps) == power:
+        if 0 < near < 1 and power_after(dtype(near), steps) == power:
             return near if dtype is np.float32 else dtype(near)
     return None
 
 
-def told(powers: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
-    """What the powers of an optimizer tell about its steps and its betas.
+def steps_and_betas(powers: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
+    """The steps and betas that the powers of an optimizer imply.
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
@@ -109,21 +109,21 @@ def told(powers: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
     if not any(power != 0 for power in powers.values()):  # none, or none that still tells
         return Steps(next(iter(counters.values()), None))
     for count in dict.fromkeys(counters.values()):
-        betas = _betas(powers, count)
+        betas = _betas_of(powers, count)
         if betas:
-            return Steps(count, betas, _others(count, counters))
-    found = {count: betas for count in _likely(powers) if (betas := _betas(powers, count))}
+            return Steps(count, betas, _other_counters(count, counters))
+    found = {count: betas for count in _likely_steps(powers) if (betas := _betas_of(powers, count))}
     plain = {count: betas for count, betas in found.items() if len(betas) > 1 and _are_usual(betas)}
     found = plain if len(plain) == 1 else found
     if len(found) == 1:
         count, betas = next(iter(found.items()))
-        return Steps(count, betas, _others(count, counters))
+        return Steps(count, betas, _other_counters(count, counters))
     if not found:
-        return Steps(None, {}, _unexplained(powers))
-    return Steps(None, {}, _several(found), tuple(next(iter(found.values()))))
+        return Steps(None, {}, _describe_unexplained(powers))
+    return Steps(None, {}, _describe_several(found), tuple(next(iter(found.values()))))
 
 
-def _likely(powers: Mapping[str, Any]) -> Iterable[int]:
+def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
     """Numbers of steps at which a beta of few digits has one of these powers."""
     found: set[int] = set()
     for power in powers.values():
@@ -135,7 +135,7 @@ def _likely(powers: Mapping[str, Any]) -> Iterable[int]:
         off = np.abs((counts + 1) * logs - log)
         near = (off <= (counts + 2) * np.finfo(power.dtype).eps / 2) & (counts < _MOST)
         pairs = zip(betas[near], counts[near], strict=True)
-        found |= {int(count) for beta, count in pairs if after(beta, int(count)) == power}
+        found |= {int(count) for beta, count in pairs if power_after(beta, int(count)) == power}
     return sorted(found)
 
 
@@ -143,13 +143,13 @@ def _are_usual(betas: Mapping[str, Any]) -> bool:
     return all(beta in _USUAL.get(name, ()) for name, beta in betas.items())
 
 
-def _betas(powers: Mapping[str, Any], count: int) -> dict[str, Any] | None:
+def _betas_of(powers: Mapping[str, Any], count: int) -> dict[str, Any] | None:
     """The betas behind powers that are not 0 after so many steps; None if one has none."""
     found = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
     return None if not found or None in found.values() else found
 
 
-def _others(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
+def _other_counters(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
     """Counters that count something else, in words."""
     return tuple(
         f"{name} is {other}, but the powers of beta are those after {count} steps"
@@ -158,7 +158,7 @@ def _others(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
     )
 
 
-def _several(found: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
+def _describe_several(found: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     ways = [
         f"{' and '.join(f'{name}={beta}' for name, beta in betas.items())} after {count} steps"
         for count, betas in list(found.items())[:_SHOWN]
@@ -166,6 +166,6 @@ def _several(found: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     return (f"the powers of beta are those of {', and of '.join(ways)}",)
 
 
-def _unexplained(powers: Mapping[str, Any]) -> tuple[str, ...]:
+def _describe_unexplained(powers: Mapping[str, Any]) -> tuple[str, ...]:
     shown = ", ".join(f"{name}_power={power}" for name, power in powers.items())
     return (f"{shown} are no powers of usual betas after the same number of steps",)

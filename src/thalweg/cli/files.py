@@ -40,10 +40,10 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
       thalweg inspect --tree model.ckpt-5
       thalweg inspect --json weights.h5
     """
-    from thalweg.checkpoint.files import listing
+    from thalweg.checkpoint.files import list_file
 
     with _watched(path) as progress:
-        found = listing(path, progress)
+        found = list_file(path, progress)
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
         return
@@ -68,14 +68,14 @@ def verify(paths: tuple[str, ...]) -> None:
       thalweg verify run7/checkpoint-12.safetensors
       thalweg verify run7/*.safetensors
     """
-    from thalweg.checkpoint.files import has_checksums, verified
+    from thalweg.checkpoint.files import has_checksums, list_verified
     from thalweg.errors import ThalwegError
 
     failed = False
     for path in paths:
         try:
             with _watched(path) as progress:
-                found = verified(path, progress)
+                found = list_verified(path, progress)
         except ThalwegError as error:
             if len(paths) == 1:
                 raise
@@ -165,7 +165,7 @@ def convert(
       thalweg convert --to tf run7/checkpoint-12.safetensors back.ckpt
     """
     from thalweg.catalogue import named, spelled
-    from thalweg.checkpoint.files import listing
+    from thalweg.checkpoint.files import list_file
     from thalweg.checkpoint.tensorflow import convert as converted
     from thalweg.errors import ThalwegError
 
@@ -181,7 +181,7 @@ def convert(
             )
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
-    found = listing(out)
+    found = list_file(out)
     click.echo(f"{escaped(out)}: {len(found.tensors)} tensors, {_size(found.bytes)}")
     click.echo("".join(f"left out: {name!r}\n" for name in left), nl=False)
 
@@ -243,9 +243,9 @@ def _watched(path: str) -> Iterator[Progress | None]:
 
 def _bytes_of(path: str) -> int:
     """How large the files of a checkpoint are."""
-    from thalweg.storage.located import located
+    from thalweg.storage.located import locate_checkpoint
 
-    place = located(path).path
+    place = locate_checkpoint(path).path
     files = [place, *glob.glob(f"{glob.escape(place)}.data-*")]
     return sum(os.path.getsize(each) for each in files if os.path.isfile(each))
 
@@ -267,8 +267,8 @@ def _as_json(found: Listing) -> dict[str, Any]:
 
 
 def _summary(found: Listing) -> Iterator[str]:
-    from thalweg.checkpoint.glanced import arguments, in_words
-    from thalweg.storage.json_text import table
+    from thalweg.checkpoint.glanced import format_arguments, in_words
+    from thalweg.storage.json_text import as_object
 
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(found.tensors)
@@ -276,11 +276,11 @@ def _summary(found: Listing) -> Iterator[str]:
     yield from found.optimizers
     optimizer = None if found.optimizers else found.document.get("optimizer")
     if isinstance(optimizer, dict):
-        numbers = arguments(optimizer.get("arguments"))
+        numbers = format_arguments(optimizer.get("arguments"))
         yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
     if found.document.get("step") is not None and not found.optimizers:
         yield f"step: {found.document['step']}"
-    for name, value in table(found.document.get("metrics")).items():
+    for name, value in as_object(found.document.get("metrics")).items():
         yield f"{name}: {in_words(value)}"
 
 

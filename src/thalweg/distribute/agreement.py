@@ -104,7 +104,7 @@ class Agreement:
         return Agreed(bool(is_doubted), is_alike)
 
     def compare_all_next(self) -> None:
-        """Have all of it compared at the next check."""
+        """Compare everything at the next check."""
         self._steps = 0
 
     def ask_all(self, variables: Sequence[Tensor], declines: bool) -> Meeting:

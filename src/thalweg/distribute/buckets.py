@@ -53,7 +53,7 @@ class Sent(Protocol):
         ...
 
     def clear(self, place: int) -> None:
-        """Have zeros sent for a tensor."""
+        """Send zeros for a tensor."""
         ...
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
@@ -61,7 +61,7 @@ class Sent(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when nothing of it is under way any more."""
+        """Wait until nothing of it is under way."""
         ...
 
     def sums(self) -> dict[int, Tensor]:
@@ -109,7 +109,7 @@ class Bucket:
         self.parts[place].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Have numbers of 16 bits sent in place of those in it.
+        """Send numbers of 16 bits in place of those in it.
 
         They are divided by the number of ranks, so that their sum is no larger than the largest.
         What is not finite, or too large, is infinite or NaN in the sum, too.

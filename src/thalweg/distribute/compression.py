@@ -42,7 +42,7 @@ class Compression:
         self._next = {}
 
     def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
-        """Have a bucket sent in 16 bits, with what was left out before.
+        """Send a bucket in 16 bits, with the rounding errors of the last time added.
 
         Args:
             bucket: It holds gradients.

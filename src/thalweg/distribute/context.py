@@ -50,19 +50,19 @@ class Entered(NamedTuple):
 
 def enter_cross_replica(strategy: Replicas) -> Within:
     """Be across the replicas of a strategy, which the block is given, until it ends."""
-    return _enter(Entered(strategy, None), strategy)
+    return _enter_scope(Entered(strategy, None), strategy)
 
 
 def enter_replica(replica: Replica) -> Within:
     """Be in a replica until the block ends."""
-    return _enter(Entered(replica.strategy, replica))
+    return _enter_scope(Entered(replica.strategy, replica))
 
 
-def _enter(entered: Entered, given: Any = None) -> Within:
-    def entering() -> Sections:
+def _enter_scope(entered: Entered, given: Any = None) -> Within:
+    def enter_section() -> Sections:
         return [partial(thread.strategies.append, entered)], [thread.strategies.pop]
 
-    return Within(entering, given)
+    return Within(enter_section, given)
 
 
 def innermost_context() -> Entered | None:

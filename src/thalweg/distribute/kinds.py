@@ -50,7 +50,7 @@ class Kind(NamedTuple):
         return cls(dense, sparse, wide, missing, tuple(dtypes))
 
     def to_marks(self) -> list[int]:
-        """It as numbers, the largest of which over all ranks tell what there is anywhere."""
+        """It as numbers whose maxima over all ranks say what there is on any of them."""
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
     def check_same(self, title: str) -> None:

@@ -1,4 +1,4 @@
-"""What ranks tell one another before they send anything else: so many numbers, whatever they do."""
+"""What ranks exchange before anything else: the same few numbers, whatever they do next."""
 
 from __future__ import annotations
 

@@ -64,11 +64,11 @@ def with_aggregation(make: Callable[P, Any]) -> Callable[P, Any]:
     """A function that makes variables, with its `synchronization` and `aggregation` heeded."""
 
     @functools.wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def make_aggregated(*args: P.args, **kwargs: P.kwargs) -> Any:
         synchronization = as_mode(VariableSynchronization, kwargs.pop("synchronization", None))
         aggregation = as_mode(VariableAggregation, kwargs.pop("aggregation", None))
         modes = {"synchronization": synchronization, "aggregation": aggregation}
         variable = make(*args, **{**kwargs, **modes})
         return aggregate_assignments(variable, synchronization, aggregation)
 
-    return made
+    return make_aggregated

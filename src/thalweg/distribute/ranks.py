@@ -75,26 +75,26 @@ class Ranks:
 
     def take_maximum(self, tensor: Tensor) -> None:
         """Set each element to the largest one of all ranks."""
-        self._wait(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
+        self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
 
     def add(self, tensor: Tensor) -> None:
         """Set each element to the sum over all ranks."""
-        self._wait(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
+        self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
 
     def begin_adding(self, tensor: Tensor) -> Pending:
         """As `add`, which is done when the result is waited for."""
-        return Pending(self, [self._begin(distributed.all_reduce, tensor)])
+        return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
         """As `take_maximum`, likewise."""
         return Pending(
-            self, [self._begin(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
+            self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._wait(distributed.all_gather, found, tensor)
+        self._run_collective(distributed.all_gather, found, tensor)
         return found
 
     def begin_exchanging(self, parts: Sequence[Tensor], found: Sequence[Tensor]) -> Pending:
@@ -107,7 +107,9 @@ class Ranks:
         if not found[self.rank].is_cpu:
             taken = list(found)
             taken[self.rank] = torch.empty_like(parts[self.rank])
-            return Pending(self, [self._begin(distributed.all_to_all, taken, list(parts))])
+            return Pending(
+                self, [self._begin_collective(distributed.all_to_all, taken, list(parts))]
+            )
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self._detect_loss():  # gloo's all_to_all takes half as long again
             works = [
@@ -130,13 +132,13 @@ class Ranks:
         """
         if self._is_gloo or tensors[self.rank].is_cpu:  # gloo's all_gather takes four times as long
             several = [
-                self._begin(distributed.broadcast, each, group_src=rank)
+                self._begin_collective(distributed.broadcast, each, group_src=rank)
                 for rank, each in enumerate(tensors)
                 if each.numel()
             ]
             return Pending(self, several)
         own = tensors[self.rank]
-        return Pending(self, [self._begin(distributed.all_gather, list(tensors), own)])
+        return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), own)])
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
         """Send this rank's tensor to rank 0, which sets its others to those of their ranks.
@@ -159,7 +161,7 @@ class Ranks:
         for tensor in tensors:
             whole = tensor.detach().contiguous()
             sent = whole.view(-1).view(torch.uint8)  # which all backends know
-            self._wait(distributed.broadcast, sent, group_src=source)
+            self._run_collective(distributed.broadcast, sent, group_src=source)
             if whole.data_ptr() != tensor.data_ptr():
                 with no_grad():
                     tensor.copy_(whole)
@@ -174,7 +176,7 @@ class Ranks:
         return [part[: int(size)].cpu().numpy().tobytes().decode() for part, size in parts]
 
     def write_once(self, write: Callable[[], None], path: str) -> None:
-        """Have rank 0 write a file; all ranks call this, and go on when it is there.
+        """Write a file on rank 0; all ranks call this, and go on when it is there.
 
         Args:
             write: Writes it.
@@ -196,12 +198,12 @@ class Ranks:
         if said[0].strip():
             raise CheckpointWriteError(f"Rank 0 has not written {path}. {said[0]}")
 
-    def _wait(self, function: Any, *args: Any, **kwargs: Any) -> None:
-        work = self._begin(function, *args, **kwargs)
+    def _run_collective(self, function: Any, *args: Any, **kwargs: Any) -> None:
+        work = self._begin_collective(function, *args, **kwargs)
         with self._detect_loss():
-            self._finish(work)
+            self._finish_work(work)
 
-    def _begin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _begin_collective(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         for each in args:
             # Gloo would take as many bytes from where it begins.
             if isinstance(each, Tensor) and not each.is_contiguous():
@@ -209,7 +211,7 @@ class Ranks:
         with self._detect_loss():
             return function(*args, group=self._group, async_op=True, **kwargs)
 
-    def _finish(self, work: Any) -> None:
+    def _finish_work(self, work: Any) -> None:
         if self._timeout is None:
             work.wait()
         else:
@@ -230,7 +232,7 @@ class Ranks:
             raise
 
     def give_up(self, why: str) -> None:
-        """Have every later call fail: this rank cannot go on with the others.
+        """Make every later call fail: this rank cannot go on with the others.
 
         Args:
             why: A sentence.
@@ -264,7 +266,7 @@ class Pending:
         """
         with self._ranks._detect_loss():
             for work in self._works:
-                self._ranks._finish(work)
+                self._ranks._finish_work(work)
 
 
 def _is_group(given: Any) -> bool:
@@ -288,7 +290,7 @@ def _join_torchrun(timeout: timedelta | None) -> None:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, timeout=timeout, **_rendezvous())
+        distributed.init_process_group(backend, timeout=timeout, **_rendezvous_options())
         if backend == "gloo":
             atexit.register(_leave_group, weakref.ref(default_group()), os.getpid())
 
@@ -303,7 +305,7 @@ def _leave_group(joined: weakref.ref[Any], process: int) -> None:
         distributed.destroy_process_group()
 
 
-def _rendezvous() -> dict[str, Any]:
+def _rendezvous_options() -> dict[str, Any]:
     """Where ranks meet, if not where torch has them meet.
 
     `torchrun` keeps one store over all restarts, with the addresses of ranks that are no more in it

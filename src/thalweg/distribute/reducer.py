@@ -90,12 +90,12 @@ class Reducer:
         """
         shards = self._shards_here()
 
-        def checked() -> Sequence[MaybePair]:
+        def check_and_reduce() -> Sequence[MaybePair]:
             shards.check_sizes(variables)
             return gradients()
 
         with self._in_a_step():
-            whole, known = self._reach_agreement(checked, variables, said, scatters)
+            whole, known = self._reach_agreement(check_and_reduce, variables, said, scatters)
             shards.cut_new([var for grad, var in whole if grad is not None])
             found = sum_matched_pairs(whole, self._sender, known)
         self._steps += 1

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph.arguments import filler, inputs_of, written_by
+from thalweg.graph.arguments import argument_filler, inputs_of, written_by
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 
@@ -65,7 +65,9 @@ def add(
     inputs = tuple(dict.fromkeys((*inputs_of(arguments, graph), *captured)))
     controls = tuple(dict.fromkeys((*graph.control, *control_inputs)))
     for needed in (*(tensor.op for tensor in inputs), *controls):
-        if needed.block is not None and (graph.block is None or not graph.block.sees(needed.block)):
+        if needed.block is not None and (
+            graph.block is None or not graph.block.can_use(needed.block)
+        ):
             raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
     stale = {} if graph.unit is None else graph.unit.stale
     for tensor in inputs if stale else ():
@@ -81,7 +83,12 @@ def add(
         op.index = len(graph.operations)
         graph.operations[full] = op
     op.block, op.unit = graph.block, graph.unit
-    op.function, op.fill, op.picks, op.origin = function, filler(arguments), picks, _origin()
+    op.function, op.fill, op.picks, op.origin = (
+        function,
+        argument_filler(arguments),
+        picks,
+        _user_frame(),
+    )
     op.written = () if kind == "pure" else written_by(arguments)
     op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
     if outputs and all(out.flows is not None for out in outputs):
@@ -100,8 +107,8 @@ def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
     return exact
 
 
-def _origin() -> str:
-    """The line of the user's code that led here."""
+def _user_frame() -> str:
+    """The line of user code that led here."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back

@@ -41,7 +41,7 @@ class Dense:
         return value.to_dense() if isinstance(value, IndexedSlices) else value
 
 
-def whole(leaf: Any) -> Any:
+def densify(leaf: Any) -> Any:
     """`leaf`, as functions of torch's need it: never rows alone."""
     return Dense(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
@@ -84,7 +84,7 @@ def written_by(arguments: Any) -> tuple[SymbolicTensor, ...]:
     return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
 
 
-def filler(arguments: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+def argument_filler(arguments: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
     """A function that gives the arguments of one run, as its `Frame` holds them."""
     if all(isinstance(argument, SymbolicTensor) for argument in arguments):
         return lambda frame: [frame[tensor] for tensor in arguments]
@@ -97,21 +97,21 @@ def filler(arguments: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
             nested.append((place, argument))
     template = list(arguments)
 
-    def fill(frame: Any) -> list[Any]:
+    def fill_arguments(frame: Any) -> list[Any]:
         filled = template.copy()
         for place, tensor in direct:
             filled[place] = frame[tensor]
         for place, nest in nested:
-            filled[place] = mapped(lambda leaf: _value(leaf, frame), nest)
+            filled[place] = mapped(lambda leaf: _value_in(leaf, frame), nest)
         return filled
 
-    return fill
+    return fill_arguments
 
 
 _MOVING = (SymbolicTensor, Reference, Dense)
 
 
-def _value(leaf: Any, frame: Any) -> Any:
+def _value_in(leaf: Any, frame: Any) -> Any:
     if isinstance(leaf, SymbolicTensor):
         return frame[leaf]
     return leaf.get(frame) if isinstance(leaf, (Reference, Dense)) else leaf

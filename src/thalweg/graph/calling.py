@@ -1,4 +1,4 @@
-"""The calls of modules: one at a time, and what a module has again after each.
+"""Calls of modules: one at a time, and each module gets its own tensors back afterwards.
 
 `functional_call` puts a run's tensors into the module itself, where other threads would see them. A
 child that is forked meanwhile has the module as it was then, and not the thread that would end the
@@ -22,8 +22,8 @@ class Calls(Lock):
         self._under_way: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
         on_fork(self, Calls._put_back)
 
-    def begin(self, module: torch.nn.Module, is_outermost: bool) -> None:
-        """Remember what a module has; it is held by now."""
+    def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
+        """Remember a module's own tensors; the lock is held by now."""
         if is_outermost:
             self._under_way.clear()  # of calls that failed
         self._under_way.append(
@@ -35,12 +35,12 @@ class Calls(Lock):
             ]
         )
 
-    def end(self) -> None:
-        """The module that was begun last has its own again."""
+    def end_call(self) -> None:
+        """Forget the innermost call: its module has its own tensors again."""
         self._under_way.pop()
 
     def _put_back(self) -> None:
-        """In a forked child: give modules their own again that another thread was calling."""
+        """In a forked child: put back the tensors of modules that another thread was calling."""
         if not self.is_abandoned():
             return
         while self._under_way:

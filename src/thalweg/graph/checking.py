@@ -21,7 +21,7 @@ def must_hold(
     summarize: int | None = None,
     name: str = "Assert",
 ) -> Any:
-    """Have InvalidArgumentError raised where a condition does not hold.
+    """Raise InvalidArgumentError where a condition does not hold.
 
     Args:
         check: Is called with the values of `tensors`; returns a bool or a tensor of bools, of which
@@ -37,14 +37,14 @@ def must_hold(
     """
     shown = list(data) or list(tensors)
 
-    def run(values: Sequence[Any], seen: Sequence[Any]) -> None:
+    def check_values(values: Sequence[Any], seen: Sequence[Any]) -> None:
         if not torch.as_tensor(check(*values)).all():
             listed = " ".join(f"[{excerpt(each, summarize)}]" for each in seen)
             raise InvalidArgumentError(f"{message} {listed}".strip())
 
     if any(isinstance(x, SymbolicTensor) for x in leaves_of([list(tensors), shown])):
-        return operation(run, [list(tensors), shown], name, kind="pure")
-    return run(tensors, shown)
+        return operation(check_values, [list(tensors), shown], name, kind="pure")
+    return check_values(tensors, shown)
 
 
 def excerpt(value: Any, summarize: int | None) -> str:

@@ -11,7 +11,14 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.checking import must_hold
 from thalweg.graph.default import control_dependencies, get_default_graph
 from thalweg.graph.ops import convert_to_tensor
-from thalweg.graph.subgraphs import check_alike, common, flows_of, run_by, traced, wrapped
+from thalweg.graph.subgraphs import (
+    check_alike,
+    flows_of,
+    merged_output,
+    run_by,
+    trace_block,
+    wrap_outputs,
+)
 from thalweg.ground.running import executing_eagerly
 
 Branch = Callable[[], Any]
@@ -59,19 +66,19 @@ def cond(
     graph = get_default_graph()
     with graph.name_scope(name or "cond"):
         chosen = convert_to_tensor(pred)
-        branches = [traced(graph, function) for function in (then, otherwise)]  # pyright: ignore
+        branches = [trace_block(graph, function) for function in (then, otherwise)]  # pyright: ignore
         check_alike(branches[0].nest, branches[1].nest, "What true_fn and false_fn return")
         columns = zip(*(branch.results for branch in branches), strict=True)
         outputs = [
-            common(pair, [x for branch in branches for x in flows_of(branch, pair)])
+            merged_output(pair, [x for branch in branches for x in flows_of(branch, pair)])
             for pair in columns
         ]
-        found = run_by(_choose, branches, [chosen], outputs, "Merge")
-    whole = wrapped(branches[0].nest, found)
-    return whole if strict else _unpacked(whole)
+        found = run_by(_run_branch, branches, [chosen], outputs, "Merge")
+    whole = wrap_outputs(branches[0].nest, found)
+    return whole if strict else _unpack_single(whole)
 
 
-def _choose(then: Branch, otherwise: Branch, pred: Any) -> Any:
+def _run_branch(then: Branch, otherwise: Branch, pred: Any) -> Any:
     return then() if pred else otherwise()
 
 
@@ -115,9 +122,9 @@ def case(
             rest = partial(cond, pred, function, rest, strict=True)
         with control_dependencies(checks) if in_graph else nullcontext():
             found = rest()
-    return found if strict or not in_graph else _unpacked(found)
+    return found if strict or not in_graph else _unpack_single(found)
 
 
-def _unpacked(nest: Any) -> Any:
+def _unpack_single(nest: Any) -> Any:
     """The one element of a list or tuple; anything else as it is."""
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

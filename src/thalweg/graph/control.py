@@ -15,7 +15,7 @@ from thalweg.graph.default import get_default_graph
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.variables import GraphVariable, aliased
+from thalweg.graph.variables import GraphVariable, alias_node
 from thalweg.ground.running import current_session, executing_eagerly
 
 
@@ -61,15 +61,15 @@ def tuple_(
     with graph.name_scope(name):
         barrier = group(*tensors, *control_inputs)
         with graph.control_dependencies([barrier]):
-            return [_gated(tensor) for tensor in tensors]
+            return [_gate_tensor(tensor) for tensor in tensors]
 
 
-def _gated(tensor: Any) -> Any:
+def _gate_tensor(tensor: Any) -> Any:
     if tensor is None:
         return None
     if isinstance(tensor, SymbolicSlices):
-        return SymbolicSlices.of(aliased(tensor.source, "control_dependency"))
-    return aliased(tensor, "control_dependency")
+        return SymbolicSlices.of(alias_node(tensor.source, "control_dependency"))
+    return alias_node(tensor, "control_dependency")
 
 
 def global_variables(scope: str | None = None) -> list[GraphVariable]:
@@ -134,10 +134,12 @@ def report_uninitialized_variables(
     name = name or "report_uninitialized_variables"
     asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
-    def names() -> Any:
+    def uninitialized_names() -> Any:
         return np.array([x.op.name for x in asked if not _is_known(x)], dtype=object)
 
-    return add(get_default_graph(), name, names, outputs=[Output(None, (None,), ())]).outputs[0]
+    return add(
+        get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]
+    ).outputs[0]
 
 
 def _is_known(variable: GraphVariable) -> bool:

@@ -12,7 +12,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
-from thalweg.graph.variables import GraphVariable, create, declared, needs_arguments
+from thalweg.graph.variables import GraphVariable, create_variable, declared_shape, needs_arguments
 from thalweg.ground.running import executing_eagerly
 from thalweg.ground.static_shape import Shape
 from thalweg.variable import Constraint, as_dtype, is_trained
@@ -72,10 +72,10 @@ def Variable(
             value = functools.partial(value, shape)
         made = EagerVariable(value, name, trainable, constraint, dtype)
         if shape is not None and not is_initializer:
-            declared(shape, made.shape)
+            declared_shape(shape, made.shape)
             made._takes = Shape(shape)
         return made
-    return create(
+    return create_variable(
         get_default_graph(),
         initial_value,
         name or "Variable",
@@ -114,7 +114,7 @@ def make_variable(
     if callable(initial_value):
         wanted = getattr(like, "dtype", None) if dtype is None else as_dtype(dtype)
         deferred = Output(wanted, getattr(like, "shape", None))
-    return create(
+    return create_variable(
         graph,
         initial_value,
         name,

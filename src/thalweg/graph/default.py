@@ -51,7 +51,7 @@ def disable_eager_execution() -> None:
     process.settled = True
     if process.eager:
         process.eager = False
-        interception.start()
+        interception.start_intercepting()
 
 
 def enable_eager_execution(
@@ -61,7 +61,7 @@ def enable_eager_execution(
     process.settled = True
     if not process.eager:
         process.eager = True
-        interception.stop()
+        interception.stop_intercepting()
 
 
 def begin_graphs() -> None:

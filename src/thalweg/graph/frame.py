@@ -27,7 +27,7 @@ class Values(Protocol):
         ...
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """The value of a tensor that the run of `frame` has not computed or has let go."""
+        """The value of a tensor that the run of `frame` has not computed, or has released."""
 
     def copy_if_shared(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""

@@ -11,7 +11,7 @@ import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.collections import GraphKeys
-from thalweg.graph.creation import create
+from thalweg.graph.creation import create_variable
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
@@ -91,7 +91,7 @@ def get_variable(
     custom = scope.custom_getter if custom_getter is None else custom_getter
     check_getter(custom)
     if custom is None:
-        return _get(full, **options)
+        return _get_whole_name(full, **options)
     if dtype is None:  # such functions compare it with others
         is_value = initializer is not None and not callable(initializer)
         known = getattr(initializer, "dtype", None) if is_value else scope.dtype
@@ -101,10 +101,10 @@ def get_variable(
     if not _takes_argument(custom, "constraint"):
         del options["constraint"]
     with get_default_graph().name_scope(None):  # names of variables are whole
-        return custom(getter=_get, name=full, **options, **ignored, **modes)
+        return custom(getter=_get_whole_name, name=full, **options, **ignored, **modes)
 
 
-def _get(
+def _get_whole_name(
     name: str,
     shape: Sequence[int] | int | None = None,
     dtype: Any = None,
@@ -128,7 +128,7 @@ def _get(
     if isinstance(shape, int):
         shape = (shape,)
     if executing_eagerly() and current_session() is None:
-        start, wanted = _start(name, shape, kind, initializer)
+        start, wanted = _initial_value(name, shape, kind, initializer)
         if shape is not None and needs_arguments(start):
             start = partial(start, shape, wanted)
         return EagerVariable(start, name, trainable is not False, constraint, wanted)
@@ -140,8 +140,8 @@ def _get(
             f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
             "to set reuse=AUTO_REUSE in variable_scope()?"
         )
-    start, wanted = _start(name, shape, kind, initializer)
-    variable = create(
+    start, wanted = _initial_value(name, shape, kind, initializer)
+    variable = create_variable(
         graph,
         start,
         name,
@@ -155,11 +155,13 @@ def _get(
         use_resource=use_resource,
     )
     graph.variable_store[name] = variable
-    _regularize(graph, variable, regularizer)
+    _add_regularization_loss(graph, variable, regularizer)
     return variable
 
 
-def _start(name: str, shape: Any, kind: torch.dtype | None, initializer: Any) -> tuple[Any, Any]:
+def _initial_value(
+    name: str, shape: Any, kind: torch.dtype | None, initializer: Any
+) -> tuple[Any, Any]:
     """What a new variable begins with, and the dtype that is asked for."""
     is_value = initializer is not None and not callable(initializer)
     if is_value and shape is not None:
@@ -189,7 +191,7 @@ def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:
         )
 
 
-def _regularize(graph: Graph, variable: GraphVariable, regularizer: Any) -> None:
+def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer: Any) -> None:
     """Add a variable's penalty to those of the graph; as the variable, it is in no branch."""
     if regularizer is None:
         return
@@ -226,7 +228,7 @@ def _check_reuse(
 
 
 def _takes_argument(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes an argument of that name, as far as it tells."""
+    """Whether a function's signature, if it has one, takes an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

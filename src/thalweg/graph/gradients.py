@@ -11,7 +11,7 @@ from thalweg.autodiff import UnconnectedGradients
 from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph.adding import add
-from thalweg.graph.arguments import IN_EAGER_MODE, whole
+from thalweg.graph.arguments import IN_EAGER_MODE, densify
 from thalweg.graph.default import graph_variable_of
 from thalweg.graph.nodes import Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
@@ -66,12 +66,12 @@ def gradients(
     targets, sources, stops = (_as_symbols(nest) for nest in (ys, xs, stop_gradients))
     weights = _as_weights(targets, grad_ys)
     _check_graph(targets, (*targets, *sources, *stops))
-    found = _derivatives(targets, weights, sources, stops, zero, name or "gradients")
+    found = _add_derivatives(targets, weights, sources, stops, zero, name or "gradients")
     absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
     return [found[x] if x in found else absent(x) for x in sources]
 
 
-def _derivatives(
+def _add_derivatives(
     targets: Sequence[SymbolicTensor],
     weights: Sequence[Any],
     sources: Sequence[SymbolicTensor],
@@ -79,7 +79,7 @@ def _derivatives(
     zero: bool,
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
-    """The derivatives by those sources that the targets depend on, of one operation."""
+    """Add one operation that computes the derivatives by the sources that the targets depend on."""
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
@@ -91,7 +91,7 @@ def _derivatives(
         connected[0].graph,
         name,
         Backward([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
-        mapped(whole, (targets, weights, connected, stops, by_rows, zeros)),
+        mapped(densify, (targets, weights, connected, stops, by_rows, zeros)),
         outputs=[Output(x.dtype, x.shape) for x in connected],
         picks=tuple(range(len(connected))),
         type="Gradients",
@@ -182,11 +182,11 @@ def _block_gradient(stop: torch.Tensor) -> Any:
     """Let no gradient pass from `stop` to what it was computed from."""
     place = stop.output_nr
 
-    def cut(incoming: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cut_gradient(incoming: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(None if i == place else gradient for i, gradient in enumerate(incoming))
 
     node: Any = stop.grad_fn
-    return node.register_prehook(cut)
+    return node.register_prehook(cut_gradient)
 
 
 def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from thalweg.core.nest import mapped
 from thalweg.graph.in_place import write
 from thalweg.graph.interception import intercept_modules
-from thalweg.graph.names import cleaned
+from thalweg.graph.names import node_name_from
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.graph.recording import record
 from thalweg.ground.lending import lend_for_good
@@ -62,7 +62,7 @@ class Graph(Nodes):
         if thread.frames:
             own = mapped(resolve, (tuple(args), dict(kwargs or {})))
             return function(*own[0], **own[1])
-        title = name or cleaned(function.__name__)
+        title = name or node_name_from(function.__name__)
         return record(self, function, args, kwargs or {}, title, sparse_flows)
 
     def write(

@@ -14,9 +14,9 @@ import torch
 
 from thalweg.core.nest import mapped
 from thalweg.graph.adding import add
-from thalweg.graph.arguments import Reference, whole
+from thalweg.graph.arguments import Reference, densify
 from thalweg.graph.recording import prepare_nest, symbol_in
-from thalweg.graph.shapes import inferred
+from thalweg.graph.shapes import infer_outputs
 
 
 def write(variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -31,11 +31,11 @@ def write(variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
         InvalidArgumentError: Shapes do not fit together.
     """
     graph, unit = variable.graph, variable.graph.unit
-    given = mapped(whole, prepare_nest(graph, (tuple(args), dict(kwargs))))
+    given = mapped(densify, prepare_nest(graph, (tuple(args), dict(kwargs))))
     call = partial(_call_method, getattr(torch.Tensor, name))
-    inferred(call, (Reference(variable), *mapped(symbol_in, given)), name)
+    infer_outputs(call, (Reference(variable), *mapped(symbol_in, given)), name)
     op = add(graph, name.rstrip("_"), call, (Reference(variable), *given), kind="update")
-    unit.wrote(variable, op)
+    unit.note_write(variable, op)
 
 
 def _call_method(

@@ -10,7 +10,7 @@ import torch
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.default import get_default_graph
-from thalweg.graph.ops import created
+from thalweg.graph.ops import creation_node
 from thalweg.ground.running import current_session, graph_of
 from thalweg.variable import as_dtype, to_tensor
 
@@ -54,14 +54,14 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
     return generator
 
 
-def _random(draw: Draw, shape: Any, dtype: Any, seed: int | None, name: str) -> Any:
-    """A node that draws anew in each run; with a seed, the same sequence in each session."""
+def _random_node(draw: Draw, shape: Any, dtype: Any, seed: int | None, name: str) -> Any:
+    """A node that draws new numbers in each run; with a seed, the same sequence in each session."""
     generator = numbers_of(seed)
 
-    def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
         return draw(torch.empty(tuple(size), dtype=kind), generator())
 
-    return created(make, shape, dtype, name)
+    return creation_node(draw_values, shape, dtype, name)
 
 
 def random_normal(
@@ -74,7 +74,7 @@ def random_normal(
 ) -> Any:
     """Numbers from a normal distribution."""
     name = name or "random_normal"
-    return _random(lambda t, g: t.normal_(mean, stddev, generator=g), shape, dtype, seed, name)
+    return _random_node(lambda t, g: t.normal_(mean, stddev, generator=g), shape, dtype, seed, name)
 
 
 def truncated_normal(
@@ -88,11 +88,11 @@ def truncated_normal(
     """Numbers from a normal distribution, none further than two `stddev` from `mean`."""
     name = name or "truncated_normal"
 
-    def draw(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    def draw_truncated(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
         low, high = mean - 2 * stddev, mean + 2 * stddev
         return torch.nn.init.trunc_normal_(tensor, mean, stddev, low, high, generator=generator)
 
-    return _random(draw, shape, dtype, seed, name)
+    return _random_node(draw_truncated, shape, dtype, seed, name)
 
 
 def random_uniform(
@@ -111,11 +111,13 @@ def random_uniform(
     name = name or "random_uniform"
     if as_dtype(dtype).is_floating_point:
         high = 1.0 if maxval is None else maxval
-        return _random(lambda t, g: t.uniform_(minval, high, generator=g), shape, dtype, seed, name)
+        return _random_node(
+            lambda t, g: t.uniform_(minval, high, generator=g), shape, dtype, seed, name
+        )
     if maxval is None:
         raise InvalidArgumentError("Must specify maxval for integer dtypes.")
     low, end = int(minval), int(maxval)
-    return _random(lambda t, g: t.random_(low, end, generator=g), shape, dtype, seed, name)
+    return _random_node(lambda t, g: t.random_(low, end, generator=g), shape, dtype, seed, name)
 
 
 class Initializer:
@@ -142,7 +144,7 @@ class Constant(Initializer):
             values = to_tensor(self.value, kind)
             return values.expand(size).clone() if values.dim() == 0 else values.reshape(size)
 
-        return created(make, shape, dtype or self.dtype, "Const")
+        return creation_node(make, shape, dtype or self.dtype, "Const")
 
 
 class Zeros(Constant):
@@ -209,12 +211,12 @@ class GlorotUniform(Initializer):
         self.seed, self.dtype = seed, dtype
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
-        inputs, outputs = _fans(tuple(shape))
+        inputs, outputs = _fan_in_and_out(tuple(shape))
         limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
         return random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 
 
-def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+def _fan_in_and_out(shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) < 2:
         return math.prod(shape), math.prod(shape)
     field = math.prod(shape[:-2])

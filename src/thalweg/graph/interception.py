@@ -40,18 +40,18 @@ class _Interception:
 _state = _Interception()
 
 
-def start() -> None:
-    """Catch calls of modules until as many calls of `stop`."""
+def start_intercepting() -> None:
+    """Catch calls of modules until as many calls of `stop_intercepting`."""
     with _state.lock:
         _state.builders += 1
         if _state.builders == 1:
             _state.original = torch.nn.Module.__call__
-            _state.ours = _intercept(_state.original)
+            _state.ours = _intercepting_call(_state.original)
             torch.nn.Module.__call__ = _state.ours
 
 
-def stop() -> None:
-    """Undo one `start`."""
+def stop_intercepting() -> None:
+    """Undo one `start_intercepting`."""
     with _state.lock:
         _state.builders -= 1
         # Another tracer may have put its own wrapper on top. When that is taken off, ours comes
@@ -63,14 +63,14 @@ def stop() -> None:
 @contextlib.contextmanager
 def intercept_modules() -> Iterator[None]:
     """Catch calls of modules in the `with` block."""
-    start()
+    start_intercepting()
     try:
         yield
     finally:
-        stop()
+        stop_intercepting()
 
 
-def _intercept(original: Callable[..., Any]) -> Callable[..., Any]:
+def _intercepting_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not executing_eagerly():
             symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))

@@ -104,7 +104,7 @@ class Leaves:
         return [*values, self._call_to_set(dict(self._leaves))]  # an assignment may make a leaf
 
     def clear(self, reason: str = "") -> None:
-        """Forget all values; the reason is told to those who look for one."""
+        """Forget all values; those who look for one later are given the reason."""
         self._lost = reason
         self._leaves.clear()
         self._memory.clear()

@@ -99,7 +99,7 @@ class ReadWriteLock:
             raise interruption
 
     def renew(self, held: str | None) -> int:
-        """In a forked child let go of what other threads held, and forget those who waited.
+        """In a forked child, release what other threads held and forget those who waited.
 
         Args:
             held: The mode in which the thread that forked holds it; None if it does not.

@@ -14,7 +14,7 @@ from thalweg.graph.default import get_default_graph
 from thalweg.graph.nodes import Subgraph, SymbolicTensor
 from thalweg.graph.ops import convert_to_tensor, identity
 from thalweg.graph.shapes import Output
-from thalweg.graph.subgraphs import check_alike, common, flows_of, run_by, traced
+from thalweg.graph.subgraphs import check_alike, flows_of, merged_output, run_by, trace_block
 from thalweg.ground.running import executing_eagerly
 from thalweg.ground.static_shape import Shape
 
@@ -95,8 +95,8 @@ def _add_loop(
     first = list(leaves_of(start))
     declared = [x.shape for x in first] if shapes is None else _as_invariants(shapes)
     known = [Output(x.dtype, shape) for x, shape in zip(first, declared, strict=True)]
-    proceed = traced(graph, lambda *given: cond(*packed(start, iter(given))), known)
-    step = traced(
+    proceed = trace_block(graph, lambda *given: cond(*packed(start, iter(given))), known)
+    step = trace_block(
         graph, lambda *given: _as_list(body(*packed(start, iter(given))), len(start)), known
     )
     check_alike([*start], [*step.nest], "loop_vars and what body returns")
@@ -108,7 +108,7 @@ def _add_loop(
                 f"A loop variable of shape {tuple(shape)} has shape {tuple(after.shape)} after one"
                 " time; shape_invariants says which sizes change."
             )
-        outputs.append(common([before, after], flows))
+        outputs.append(merged_output([before, after], flows))
     found = run_by(_run_loop, [proceed, step], [first, limit, back_prop], outputs, "Exit")
     return packed(start, iter(found))
 
@@ -156,13 +156,13 @@ def map_fn(
     """
     elems = mapped(convert_to_tensor, elems)
     if executing_eagerly():
-        return _map(lambda row: mapped(convert_to_tensor, fn(row)), elems)
+        return _map_rows(lambda row: mapped(convert_to_tensor, fn(row)), elems)
     graph = get_default_graph()
     with graph.name_scope(name or "map"):
-        body = traced(graph, lambda *row: fn(packed(elems, iter(row))), _row_of(elems))
+        body = trace_block(graph, lambda *row: fn(packed(elems, iter(row))), _row_of(elems))
         flows = _find_flows(leaves_of(elems), body)
         outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in body.results]
-        step = lambda part, given: _map(_as_step(body, part), given)  # noqa: E731
+        step = lambda part, given: _map_rows(_as_step(body, part), given)  # noqa: E731
         found = run_by(step, [body], [elems], outputs, "Map")
         return packed(body.nest, iter(found))
 
@@ -230,36 +230,41 @@ def _add_fold(
     start = None if initializer is None else mapped(convert_to_tensor, initializer)
     if executing_eagerly():
         step = lambda value, row: mapped(convert_to_tensor, fn(value, row))  # noqa: E731
-        return _fold(step, elems, start, stacks, backwards)
+        return _fold_rows(step, elems, start, stacks, backwards)
     graph = get_default_graph()
     with graph.name_scope(name):
         value = elems if start is None else mapped(identity, start)
         first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(value)]
 
-        def once(*given: Any) -> Any:
+        def apply_once(*given: Any) -> Any:
             leaves = iter(given)
             return fn(packed(value, leaves), packed(elems, leaves))
 
-        body = traced(graph, once, [*first, *_row_of(elems)])
+        body = trace_block(graph, apply_once, [*first, *_row_of(elems)])
         check_alike(value, body.nest, "initializer and what fn returns")
         flows = _find_flows([*leaves_of(elems), *leaves_of(value)], body)
         pairs = zip(body.parameters[: len(first)], body.results, strict=True)
-        outputs = [common(pair, flows) for pair in pairs]
+        outputs = [merged_output(pair, flows) for pair in pairs]
         if stacks:
             outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in outputs]
         arguments = [elems, None if start is None else value]
         found = run_by(
-            lambda part, rows, begin: _fold(_as_step(body, part), rows, begin, stacks, backwards),
-            [body], arguments, outputs, "Fold",
-        )  # fmt: skip
+            lambda part, rows, begin: _fold_rows(
+                _as_step(body, part), rows, begin, stacks, backwards
+            ),
+            [body],
+            arguments,
+            outputs,
+            "Fold",
+        )
         return packed(body.nest, iter(found))
 
 
-def _map(step: Step, elems: Any) -> Any:
+def _map_rows(step: Step, elems: Any) -> Any:
     return _stack_nests([step(row) for row in _split_rows(elems)])
 
 
-def _fold(step: Step, elems: Any, start: Any, stacks: bool, backwards: bool) -> Any:
+def _fold_rows(step: Step, elems: Any, start: Any, stacks: bool, backwards: bool) -> Any:
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()

@@ -38,7 +38,8 @@ def made_of_gradients(
         return results
     given = [[each[index] for index in present] for each in (gradients, variables)]
     known = [
-        Output(dtypes[index], _shape(variables[index], gradients[index]), ()) for index in present
+        Output(dtypes[index], _shape_of_slot(variables[index], gradients[index]), ())
+        for index in present
     ]
     made = operation(function, [*given, *others], name, kind="pure", outputs=known)
     for index, output in zip(present, made, strict=True):
@@ -48,5 +49,5 @@ def made_of_gradients(
     return results
 
 
-def _shape(var: Any, grad: Any) -> Any:
+def _shape_of_slot(var: Any, grad: Any) -> Any:
     return getattr(grad if var is None else var, "shape", None)

@@ -62,7 +62,7 @@ class Failure(TorchFunctionMode):
             raise
 
 
-def misfit(calls: Sequence[Call]) -> str:
+def describe_misfit(calls: Sequence[Call]) -> str:
     """Why a call that failed in several trials fails in every run, "" if that is not known."""
     one = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
@@ -77,7 +77,7 @@ def misfit(calls: Sequence[Call]) -> str:
     if len(shapes) < 2:
         return ""
     if one.name == "linear":
-        return _unlike(shapes[0], -1, shapes[1], -1)
+        return _describe_unequal_sizes(shapes[0], -1, shapes[1], -1)
     if one.name in ("matmul", "mm", "bmm", "mv"):
         return _no_product(shapes[0], shapes[1])
     return _no_product(shapes[1], shapes[0]) if one.name == "rmatmul" else ""
@@ -96,12 +96,12 @@ def _not_broadcast(shapes: Sequence[Sizes]) -> str:
 def _no_product(left: Sizes, right: Sizes) -> str:
     if not left or not right:
         return ""
-    return _unlike(left, -1, right, -2 if len(right) > 1 else -1) or _not_broadcast(
+    return _describe_unequal_sizes(left, -1, right, -2 if len(right) > 1 else -1) or _not_broadcast(
         [left[:-2], right[:-2]]
     )
 
 
-def _unlike(left: Sizes, i: int, right: Sizes, j: int) -> str:
+def _describe_unequal_sizes(left: Sizes, i: int, right: Sizes, j: int) -> str:
     if not left or not right or None in (left[i], right[j]) or left[i] == right[j]:
         return ""
     return f"{left} and {right} do not fit together: {left[i]} is not {right[j]}."

@@ -12,7 +12,7 @@ from thalweg.core.nest import mapped
 from thalweg.graph import recording
 from thalweg.graph.arguments import Reference
 from thalweg.graph.calling import calls
-from thalweg.graph.names import cleaned
+from thalweg.graph.names import node_name_from
 from thalweg.graph.nodes import Nodes
 from thalweg.graph.variables import GraphVariable, variable_of
 from thalweg.ground.switches import no_grad
@@ -38,24 +38,26 @@ def call_module(
                 " passes by. Call the module inside of it, and sum gradients over the replicas with"
                 " _distributed_apply."
             )
-    title = cleaned(type(module).__name__)
+    title = node_name_from(type(module).__name__)
     prefix = graph.unique_name(title, mark_as_used=False)
     with graph.control_dependencies(None):
         weights = {
-            name: variable_of(graph, parameter, f"{prefix}/{_path(name)}")
+            name: variable_of(graph, parameter, f"{prefix}/{_scope_path(name)}")
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
         buffers = {
-            name: Reference(variable_of(graph, buffer, f"{prefix}/{_path(name)}"))
+            name: Reference(variable_of(graph, buffer, f"{prefix}/{_scope_path(name)}"))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
-    call = functools.partial(_call_apart if _writes_to_inputs(module) else _call, module)
+    call = functools.partial(
+        _call_apart if _writes_to_inputs(module) else _call_functionally, module
+    )
     arguments = (weights, buffers, tuple(args), dict(kwargs))
     sparse = frozenset(_row_gradients(module, weights))
     return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
 
 
-def _call(
+def _call_functionally(
     module: torch.nn.Module,
     weights: Mapping[str, Any],
     buffers: Mapping[str, Any],
@@ -65,12 +67,12 @@ def _call(
     tensors = {**weights, **buffers}
     is_outermost = not calls.is_mine()
     with calls:
-        calls.begin(module, is_outermost)
+        calls.begin_call(module, is_outermost)
         # Tied weights are all named, so that torch need not look for them.
         result = torch.func.functional_call(
             module, tensors, tuple(args), dict(kwargs), tie_weights=False
         )
-        calls.end()
+        calls.end_call()
     with no_grad():
         for name, buffer in buffers.items():
             if tensors[name] is not buffer:  # the module put another tensor in its place
@@ -80,11 +82,11 @@ def _call(
 
 def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
     """Call a module that may write to its inputs, which other operations need as they are."""
-    args, kwargs = mapped(_cloned, (tuple(args), dict(kwargs)))
-    return _call(module, weights, buffers, args, kwargs)
+    args, kwargs = mapped(_clone_tensor, (tuple(args), dict(kwargs)))
+    return _call_functionally(module, weights, buffers, args, kwargs)
 
 
-def _cloned(leaf: Any) -> Any:
+def _clone_tensor(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -92,7 +94,7 @@ def _writes_to_inputs(module: torch.nn.Module) -> bool:
     return any(getattr(layer, "inplace", False) is True for layer in module.modules())
 
 
-def _path(name: str) -> str:
+def _scope_path(name: str) -> str:
     return name.replace(".", "/")
 
 

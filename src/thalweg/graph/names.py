@@ -16,7 +16,7 @@ class Names:
     def __init__(self) -> None:
         self._uses: dict[str, int] = {}
 
-    def unique(self, name: str, mark_as_used: bool = True) -> str:
+    def make_unique(self, name: str, mark_as_used: bool = True) -> str:
         """`name`, or with the first free number added."""
         key = name.lower()
         count = self._uses.get(key, 0)
@@ -29,12 +29,12 @@ class Names:
             self._uses.setdefault(found.lower(), 1)
         return found
 
-    def claim(self, name: str) -> None:
-        """Let a name count as in use."""
+    def mark_used(self, name: str) -> None:
+        """Mark a name as used."""
         self._uses.setdefault(name.lower(), 1)
 
 
-def checked(name: str, scope: str = "") -> str:
+def check_name(name: str, scope: str = "") -> str:
     """`name`, if it may name a node inside `scope`.
 
     Raises:
@@ -49,6 +49,6 @@ def checked(name: str, scope: str = "") -> str:
     return name
 
 
-def cleaned(name: str) -> str:
+def node_name_from(name: str) -> str:
     """The name of a function or class as it may stand in the name of a node."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_") or "node"

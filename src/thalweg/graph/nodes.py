@@ -256,9 +256,9 @@ class SymbolicTensor(Operators):
     __array__ = __contains__ = numpy = item = tolist = backward = _refuse
 
     def __repr__(self) -> str:
-        return f"<tf.Tensor '{self.name}' {self._description()}>"
+        return f"<tf.Tensor '{self.name}' {self._dtype_and_shape()}>"
 
-    def _description(self) -> str:
+    def _dtype_and_shape(self) -> str:
         dtype = None if self.dtype is None else dtype_name(self.dtype)
         shape = "<unknown>" if self.shape is None else tuple(self.shape)
         return f"shape={shape} dtype={dtype}"

@@ -54,7 +54,7 @@ def operation(
     graph = first_graph(leaf.symbol if isinstance(leaf, Reference) else leaf for leaf in leaves)
     arguments = prepare_nest(graph, tuple(inputs))
     if kind != "pure":
-        arguments = mapped(_snapshot, arguments)
+        arguments = mapped(_read_variable, arguments)
     is_several = isinstance(outputs, (list, tuple))
     wanted = list(outputs) if is_several else [outputs] if outputs is not None else []
     op = add(
@@ -72,6 +72,6 @@ def operation(
     return list(op.outputs) if is_several else op.outputs[0]
 
 
-def _snapshot(leaf: Any) -> Any:
+def _read_variable(leaf: Any) -> Any:
     """Variables are read before the updates of a run, not when one of those takes its inputs."""
     return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

@@ -40,7 +40,7 @@ class Recorder(Protocol):
         """Add a node that calls `function`, and return its outputs."""
 
 
-def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+def _binary_operators(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     """An operator and its reflection."""
 
     def forward(self: Operators, other: Any) -> Any:
@@ -59,7 +59,7 @@ def truediv(x: Any, y: Any) -> Any:
     return torch.true_divide(x, y)
 
 
-def _unary(function: Callable[[Any], Any]) -> Any:
+def _unary_operator(function: Callable[[Any], Any]) -> Any:
     def apply(self: Operators) -> Any:
         return self.graph.call(function, (self,))
 
@@ -85,22 +85,22 @@ class Operators(Symbolic):
             return to_tensor(other, self.dtype)
         return other
 
-    __add__, __radd__ = _binary(operator.add)
-    __sub__, __rsub__ = _binary(operator.sub)
-    __mul__, __rmul__ = _binary(operator.mul)
-    __truediv__ = _binary(operator.truediv)[0]
-    __rtruediv__ = _binary(truediv)[1]
-    __floordiv__, __rfloordiv__ = _binary(operator.floordiv)
-    __mod__, __rmod__ = _binary(operator.mod)
-    __pow__, __rpow__ = _binary(operator.pow)
-    __matmul__, __rmatmul__ = _binary(operator.matmul)
-    __and__, __rand__ = _binary(operator.and_)
-    __or__, __ror__ = _binary(operator.or_)
-    __xor__, __rxor__ = _binary(operator.xor)
-    __lt__, __le__ = _binary(operator.lt)[0], _binary(operator.le)[0]
-    __gt__, __ge__ = _binary(operator.gt)[0], _binary(operator.ge)[0]
-    __neg__, __invert__ = _unary(operator.neg), _unary(operator.invert)
-    __abs__ = _unary(operator.abs)
+    __add__, __radd__ = _binary_operators(operator.add)
+    __sub__, __rsub__ = _binary_operators(operator.sub)
+    __mul__, __rmul__ = _binary_operators(operator.mul)
+    __truediv__ = _binary_operators(operator.truediv)[0]
+    __rtruediv__ = _binary_operators(truediv)[1]
+    __floordiv__, __rfloordiv__ = _binary_operators(operator.floordiv)
+    __mod__, __rmod__ = _binary_operators(operator.mod)
+    __pow__, __rpow__ = _binary_operators(operator.pow)
+    __matmul__, __rmatmul__ = _binary_operators(operator.matmul)
+    __and__, __rand__ = _binary_operators(operator.and_)
+    __or__, __ror__ = _binary_operators(operator.or_)
+    __xor__, __rxor__ = _binary_operators(operator.xor)
+    __lt__, __le__ = _binary_operators(operator.lt)[0], _binary_operators(operator.le)[0]
+    __gt__, __ge__ = _binary_operators(operator.gt)[0], _binary_operators(operator.ge)[0]
+    __neg__, __invert__ = _unary_operator(operator.neg), _unary_operator(operator.invert)
+    __abs__ = _unary_operator(operator.abs)
 
     def __getitem__(self, index: Any) -> Any:
         parts = to_spans(index)
@@ -122,14 +122,14 @@ class Operators(Symbolic):
         if name == "data" and self._is_hook():
             return self
         if name in _REFUSED:
-            self._lacks(name, "Only a run knows it.")
+            self._raise_no_attribute(name, "Only a run knows it.")
         if name.endswith("_"):
             if self._writes(name):
                 return partial(self._write, name)
-            self._lacks(name, f"{self._why_not()} {_INSTEAD}")
+            self._raise_no_attribute(name, f"{self._why_not()} {_INSTEAD}")
         found = getattr(torch.Tensor, name, None)
         if found is None:
-            self._lacks(name, "Nor has torch.Tensor.")
+            self._raise_no_attribute(name, "Nor has torch.Tensor.")
         if not callable(found):
             return self.graph.call(operator.attrgetter(name), (self,), name=name)
 
@@ -153,7 +153,7 @@ class Operators(Symbolic):
     def _why_not(self) -> str:
         return "No node writes in place."
 
-    def _lacks(self, name: str, reason: str) -> NoReturn:
+    def _raise_no_attribute(self, name: str, reason: str) -> NoReturn:
         raise AttributeError(f"Tensor '{self.name}' has no attribute {name!r}. {reason}")
 
     @classmethod
@@ -164,7 +164,7 @@ class Operators(Symbolic):
         title = getattr(function, "__name__", type(function).__name__)
         is_inplace = title.startswith("__i") and title not in ("__invert__", "__index__")
         if is_inplace or title in ("__setitem__", "__set__") or title.rstrip("_") + "_" == title:
-            return _written(title, args, kwargs)
+            return _record_write(title, args, kwargs)
         if any(isinstance(leaf, Operators) for leaf in leaves_of(kwargs.get("out"))):
             raise InvalidTypeError(f"{title} with out= writes in place. {_INSTEAD}")
         if kwargs.get("inplace"):
@@ -175,7 +175,7 @@ class Operators(Symbolic):
         return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)
 
 
-def _written(title: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _record_write(title: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A call of torch's that writes in place, as nodes, if there are such; InvalidTypeError."""
     target = args[0] if args else None
     name = title.removeprefix("_foreach")

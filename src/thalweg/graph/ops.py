@@ -15,7 +15,7 @@ from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.graph.sizes import ints, known_sizes, sizes_of
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.variables import GraphVariable, aliased, scattered
+from thalweg.graph.variables import GraphVariable, alias_node, scatter_node
 from thalweg.ground.running import executing_eagerly, resolve
 from thalweg.ground.scattering import UPDATES, scatter
 from thalweg.ground.static_shape import Shape
@@ -45,14 +45,18 @@ def placeholder(
         )
     graph, kind = get_default_graph(), as_dtype(dtype)
 
-    def refuse() -> NoReturn:
+    def refuse_unfed() -> NoReturn:
         raise InvalidArgumentError(
             f"You must feed a value for placeholder tensor '{op.name}' with dtype "
             f"{dtype_name(kind)}"
         )
 
     op = add(
-        graph, name or "Placeholder", refuse, outputs=[Output(kind, shape)], kind="placeholder"
+        graph,
+        name or "Placeholder",
+        refuse_unfed,
+        outputs=[Output(kind, shape)],
+        kind="placeholder",
     )
     op.type = "Placeholder"
     return op.outputs[0]
@@ -63,7 +67,7 @@ def placeholder_with_default(
 ) -> SymbolicTensor:
     """A tensor that has the value `input` in runs in which it is not fed."""
     value = convert_to_tensor(input)
-    default = aliased(value, name or "PlaceholderWithDefault")
+    default = alias_node(value, name or "PlaceholderWithDefault")
     default.shape = None if shape is None else Shape(shape)
     return default
 
@@ -167,7 +171,7 @@ def identity(input: Any, name: str | None = None) -> Any:
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
         return value
-    return aliased(value, name or "Identity")
+    return alias_node(value, name or "Identity")
 
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:
@@ -237,7 +241,7 @@ def assign_sub(
     return ref.assign_sub(value, name=name)
 
 
-def created(function: Callable[..., torch.Tensor], shape: Any, dtype: Any, name: str) -> Any:
+def creation_node(function: Callable[..., torch.Tensor], shape: Any, dtype: Any, name: str) -> Any:
     """A node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself.
 
     `shape` is what `sizes_of` takes, and `function` gets a tuple of ints.
@@ -247,29 +251,33 @@ def created(function: Callable[..., torch.Tensor], shape: Any, dtype: Any, name:
         return function(sizes, kind)
     outputs = [Output(kind, known_sizes(sizes), ())]
 
-    def make(sizes: Any) -> torch.Tensor:
+    def create_tensor(sizes: Any) -> torch.Tensor:
         return function(ints(sizes), kind)
 
-    return add(get_default_graph(), name, make, (sizes,), outputs=outputs).outputs[0]
+    return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
 
 
 def zeros(shape: Any, dtype: Any = torch.float32, name: str | None = "zeros") -> Any:
     """A tensor of zeros."""
-    return created(lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name or "zeros")
+    return creation_node(
+        lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name or "zeros"
+    )
 
 
 def ones(shape: Any, dtype: Any = torch.float32, name: str | None = "ones") -> Any:
     """A tensor of ones."""
-    return created(lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name or "ones")
+    return creation_node(
+        lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name or "ones"
+    )
 
 
-def _scattering(update: str) -> Callable[..., Any]:
+def _scatter_function(update: str) -> Callable[..., Any]:
     def apply(
         ref: Any, indices: Any, updates: Any, use_locking: bool = False, name: str | None = None
     ) -> Any:
         title = name or f"Scatter{update.capitalize()}"
         if isinstance(ref, GraphVariable):
-            return scattered(ref, indices, updates, update, title)
+            return scatter_node(ref, indices, updates, update, title)
         scatter(ref, indices, updates, update)
         return ref
 
@@ -290,5 +298,5 @@ def _scattering(update: str) -> Callable[..., Any]:
 
 
 scatter_add, scatter_sub, scatter_mul, scatter_div, scatter_min, scatter_max, scatter_update = map(
-    _scattering, UPDATES
+    _scatter_function, UPDATES
 )

@@ -80,8 +80,8 @@ class Plan:
         """Whether it needs more than shared locks."""
         return any(lock != SHARED for lock, _ in self.segments)
 
-    def abandon(self, failed: Step | None, error: BaseException) -> None:
-        """Tell of an error those who wait for what has not run, if `failed` was not it.
+    def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
+        """Pass an error to those who wait for what has not run, unless it was `failed` itself.
 
         Args:
             failed: The step that failed; None if the run has not begun.
@@ -172,7 +172,9 @@ def _plan_block(
     steps = _as_units(steps, fed)
     known = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
     watched = tuple(x for x in given if x in derivatives.watched)
-    return Plan(_split_by_lock(steps), known, watched, len(fetches), _overwrites(steps, fed))
+    return Plan(
+        _split_by_lock(steps), known, watched, len(fetches), _overwrites_gradient_inputs(steps, fed)
+    )
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
@@ -227,7 +229,7 @@ def _end_unit(frame: Any, unit: Unit) -> None:
     frame.end_unit(unit)
 
 
-def _overwrites(steps: Iterable[Step], fed: Fed) -> bool:
+def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
     """See `Plan`."""
     written: set[SymbolicTensor] = set()
     for step in steps:
@@ -263,7 +265,7 @@ def _find_needed(
         if op.kind == "placeholder" and op.function is not None:
             op.function()  # raises
         needed.add(op)
-        stack += [other for other in _predecessors(op, fed) if inside or other.block is op.block]
+        stack += [other for other in _predecessors_of(op, fed) if inside or other.block is op.block]
         if inside:
             stack += [x.op for subgraph in op.subgraphs for x in subgraph.results]
     return needed
@@ -277,19 +279,19 @@ def _all_operations(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> 
         yield op
 
 
-def _predecessors(op: Operation, fed: Fed) -> list[Operation]:
+def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
     """What must have run when `op` runs."""
     return [*(x.op for x in op.inputs if x not in fed), *op.control_inputs]
 
 
 def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
-    waits = {op: needed.intersection(_predecessors(op, fed)) for op in needed}
+    waits = {op: needed.intersection(_predecessors_of(op, fed)) for op in needed}
     followers: dict[Operation, list[Operation]] = {op: [] for op in needed}
     for op, before in waits.items():
         for other in before:
             followers[other].append(op)
     counts = {op: len(before) for op, before in waits.items()}
-    ready = [(_priority(op), op.index, op) for op in needed if not counts[op]]
+    ready = [(_kind_priority(op), op.index, op) for op in needed if not counts[op]]
     heapq.heapify(ready)
     ordered = []
     while ready:
@@ -298,11 +300,11 @@ def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
         for follower in followers[op]:
             counts[follower] -= 1
             if not counts[follower]:
-                heapq.heappush(ready, (_priority(follower), follower.index, follower))
+                heapq.heappush(ready, (_kind_priority(follower), follower.index, follower))
     return ordered
 
 
-def _priority(op: Operation) -> int:
+def _kind_priority(op: Operation) -> int:
     return int(op.kind in ("update", "blocking"))
 
 
@@ -341,11 +343,11 @@ def _watch_var(variable: GraphVariable) -> Step:
 
 
 def _pseudo_step(variable: GraphVariable, function: Callable[..., Any], kept: bool) -> Step:
-    def fill(frame: Any) -> Sequence[Any]:
+    def fill_variable(frame: Any) -> Sequence[Any]:
         return (frame.session.leaf(variable),)
 
     results = [Result(variable, kept=kept)]
-    return Step(variable.op, function, fill, SHARED, is_whole=True, results=results)
+    return Step(variable.op, function, fill_variable, SHARED, is_whole=True, results=results)
 
 
 def _needs_watching(x: SymbolicTensor, fed: Fed) -> bool:

@@ -11,9 +11,9 @@ import torch
 
 from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.graph.adding import add
-from thalweg.graph.arguments import Dense, inputs_of, whole
+from thalweg.graph.arguments import Dense, densify, inputs_of
 from thalweg.graph.nodes import Nodes, SymbolicTensor
-from thalweg.graph.shapes import Output, inferred
+from thalweg.graph.shapes import Output, infer_outputs
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import variable_of
 from thalweg.variable import to_tensor
@@ -51,9 +51,9 @@ def record(
         call, arguments = functools.partial(_call_with, function), (arguments, keywords)
     else:
         call = functools.partial(function, **keywords) if keywords else function
-    arguments = mapped(whole, arguments)
+    arguments = mapped(densify, arguments)
     inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
-    known = inferred(call, mapped(symbol_in, arguments), name)
+    known = infer_outputs(call, mapped(symbol_in, arguments), name)
     outputs = [leaf for leaf in leaves_of(known) if isinstance(leaf, Output)]
     if not outputs:
         return known
@@ -62,7 +62,7 @@ def record(
     op = add(graph, name, call, arguments, outputs=outputs, picks=None if is_single else picks)
     op.sparse_flows, op.stateful = sparse_flows | looked_up, stateful
     if graph.unit is not None and not _VIEWS.isdisjoint((name, getattr(function, "__name__", ""))):
-        graph.unit.looked(leaves_of(arguments), op.outputs)
+        graph.unit.note_views(leaves_of(arguments), op.outputs)
     tensors = iter(op.outputs)
     return packed(
         known, (next(tensors) if isinstance(leaf, Output) else leaf for leaf in leaves_of(known))

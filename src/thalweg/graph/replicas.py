@@ -13,7 +13,7 @@ from thalweg.distribute.message import Doing, raise_on_all
 from thalweg.distribute.nested import reduce_leaves
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.variable import in_replicas, of_all
-from thalweg.graph.arguments import by_reference, whole
+from thalweg.graph.arguments import by_reference, densify
 from thalweg.graph.operation import operation
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
@@ -76,7 +76,7 @@ class AggregatedGraphVariable(GraphVariable):
             return own
         made = operation(
             partial(of_all, strategy, self._aggregation),
-            [by_reference(self), whole(own)],
+            [by_reference(self), densify(own)],
             "all_reduce",
             kind="pure",
             outputs=Output(self.dtype, self.shape, ()),

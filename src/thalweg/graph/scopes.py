@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from thalweg.graph.names import Names, checked
+from thalweg.graph.names import Names, check_name
 from thalweg.ground.locks import Lock
 
 
@@ -31,7 +31,7 @@ class Block:
     def __init__(self, outer: Block | None) -> None:
         self.outer = outer
 
-    def sees(self, other: Block | None) -> bool:
+    def can_use(self, other: Block | None) -> bool:
         """Whether operations of this block may use what those of another one compute."""
         block: Block | None = self
         while block is not None and block is not other:
@@ -54,13 +54,13 @@ class Unit:
         self.stale: dict[Any, str] = {}
         self._views: dict[Any, Any] = {}  # the variables whose memory they look into
 
-    def looked(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
+    def note_views(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
         """Note that outputs may be views of the first of these inputs."""
         first = next(iter(inputs), None)
         base = self._views.get(first, first)
         self._views |= dict.fromkeys(outputs, base)
 
-    def wrote(self, variable: Any, op: Any) -> None:
+    def note_write(self, variable: Any, op: Any) -> None:
         """Note that an operation writes to a variable in place."""
         self.last = (op,)
         self.stale |= {view: op.name for view, base in self._views.items() if base is variable}
@@ -112,12 +112,12 @@ class Scopes:
         """
         scope = "" if absolute else self.scope
         with self.lock:
-            return self._names.unique(scope + checked(name, scope), mark_as_used)
+            return self._names.make_unique(scope + check_name(name, scope), mark_as_used)
 
     def claim_name(self, name: str) -> None:
-        """Let a whole name count as given away."""
+        """Mark a whole name as used."""
         with self.lock:
-            self._names.claim(checked(name))
+            self._names.mark_used(check_name(name))
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
@@ -149,9 +149,9 @@ class Scopes:
         """
         added = [self.as_operation(item) for item in control_inputs or ()]
         if control_inputs is None:
-            where = self._at(None, ())
+            where = self._build_at(None, ())
         else:
-            where = self._at(self.block, tuple(dict.fromkeys((*self.control, *added))))
+            where = self._build_at(self.block, tuple(dict.fromkeys((*self.control, *added))))
         with where:
             yield
 
@@ -171,15 +171,15 @@ class Scopes:
         finally:
             self._place.unit = before
 
-    def inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
+    def build_inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
         """Let operations made in the `with` block be those of `block`.
 
         They wait for no others: the operation that has them run does.
         """
-        return self._at(block, ())
+        return self._build_at(block, ())
 
     @contextlib.contextmanager
-    def _at(self, block: Block | None, control: tuple[Any, ...]) -> Iterator[None]:
+    def _build_at(self, block: Block | None, control: tuple[Any, ...]) -> Iterator[None]:
         before = self._place.block, self._place.control  # without what a unit waits for
         self._place.block, self._place.control = block, control
         try:

@@ -103,7 +103,7 @@ class Session:
         except Exception as error:
             self._tell_abandoned(wanted, error)
             raise
-        results = self._execute(plan, feeds)
+        results = self._execute_plan(plan, feeds)
         return packed(fetches, iter(results))
 
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] = ()) -> Callable[..., Any]:
@@ -116,7 +116,7 @@ class Session:
         if any(op.abandoned is not None for op in operations):
             fed = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
             fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
-            make_plan(fetches, fed).abandon(None, error)
+            make_plan(fetches, fed).abandon_waiting(None, error)
 
     def _plan_for(self, wanted: tuple[Any, ...], fed: frozenset[SymbolicTensor]) -> Plan:
         key = (wanted, fed)
@@ -130,7 +130,7 @@ class Session:
         self.plans_made += 1
         return self._plans.setdefault(key, make_plan(fetches, fed))
 
-    def _execute(
+    def _execute_plan(
         self,
         plan: Plan,
         feeds: Mapping[SymbolicTensor, Any],
@@ -142,7 +142,7 @@ class Session:
                 return self.carry_out(plan, frame, export)
             except Exception as error:
                 if frame.failed is not None:
-                    plan.abandon(frame.failed, error)
+                    plan.abandon_waiting(frame.failed, error)
                 raise
 
     def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
@@ -179,9 +179,9 @@ class Session:
         return held is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """The value of a tensor that the run of `frame` has not computed or has let go."""
+        """The value of a tensor that the run of `frame` has not computed, or has released."""
         plan = self._plan_for((tensor,), frozenset(frame.feeds))
-        return self._execute(plan, frame.feeds, lambda value: value)[0]
+        return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
         """The tensor that holds the variable's value here, to be written in place only.
@@ -233,7 +233,7 @@ class Session:
         """
         self._check_open()
         plan = self._plan_for(tuple(variables), frozenset())
-        return self._execute(plan, {}, copy_to_cpu)
+        return self._execute_plan(plan, {}, copy_to_cpu)
 
     @untraced
     def load_all(self, values: Mapping[GraphVariable, torch.Tensor]) -> None:
@@ -250,12 +250,12 @@ class Session:
                     f"'{variable.name}' is not an element of the session's graph."
                 )
 
-        def load() -> None:
+        def load_values() -> None:
             with writable():
                 self._check_open()
                 section.run(self._leaves.calls_to_load(values))
 
-        self._run_exclusively(load)
+        self._run_exclusively(load_values)
 
     def resource(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make()` returned when this session was first asked for `key`.

@@ -17,7 +17,7 @@ from thalweg.autodiff import variables_of
 from thalweg.core.nest import leaves_of, mapped, packed
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.arguments import Reference
-from thalweg.graph.mismatch import Failure, misfit
+from thalweg.graph.mismatch import Failure, describe_misfit
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.ground.running import eagerly
 from thalweg.ground.switches import enable_grad
@@ -43,7 +43,7 @@ class Output:
     flows: tuple[SymbolicTensor, ...] | None = None
 
 
-def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) -> Any:
+def infer_outputs(function: Callable[..., Any], arguments: Sequence[Any], name: str) -> Any:
     """What `function(*arguments)` will return: the same nest, with an `Output` for each tensor.
 
     Numbers and other Python objects come back as they are. A single `Output` that knows at most
@@ -64,17 +64,17 @@ def inferred(function: Callable[..., Any], arguments: Sequence[Any], name: str) 
     is_known = all(None not in (tensor.shape or ()) for tensor in inputs)
     try:
         sizes = _SIZES[:1] if is_known else _SIZES
-        results = [_run(function, arguments, inputs, size) for size in sizes]
+        results = [_run_trial(function, arguments, inputs, size) for size in sizes]
     except Exception as error:
         if _asks_for_data(error):
             return unknown
         if isinstance(error, TypeError):
             raise
-        reason = str(error) if is_known else _misfit(function, arguments, inputs)
+        reason = str(error) if is_known else _describe_misfit(function, arguments, inputs)
         if not reason:
-            return _fitted(function, arguments, inputs, name) or unknown
-        raise InvalidArgumentError(f"{name}: {reason} {_listed(arguments)}") from error
-    merged = _merged(results, name)
+            return _infer_broadcast(function, arguments, inputs, name) or unknown
+        raise InvalidArgumentError(f"{name}: {reason} {_describe_inputs(arguments)}") from error
+    merged = _merge_trials(results, name)
     return merged if is_known else _with_small(merged, function, arguments, inputs)
 
 
@@ -97,13 +97,13 @@ def _with_small(
 ) -> Any:
     """The outputs, after a trial with small inputs."""
     try:
-        small = _run(function, arguments, inputs, _SMALL)
+        small = _run_trial(function, arguments, inputs, _SMALL)
     except Exception:  # not every function takes so little
         return merged
-    return _widened(merged, small)
+    return _forget_unequal_sizes(merged, small)
 
 
-def _fitted(
+def _infer_broadcast(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     inputs: Sequence[SymbolicTensor],
@@ -115,7 +115,7 @@ def _fitted(
     results, fitting = [], []
     for size in _known_sizes(inputs):
         try:
-            found = _run(function, arguments, inputs, size)
+            found = _run_trial(function, arguments, inputs, size)
         except Exception:  # this size does not suit the function
             continue
         if not all(isinstance(leaf, Output) for leaf in leaves_of(found)):
@@ -126,11 +126,11 @@ def _fitted(
         return None
     merged = results[0]
     if len(results) == 1:  # what has the size of the trial may have it from there
-        return mapped(lambda leaf: _without(leaf, fitting[0]), merged)
+        return mapped(lambda leaf: _without_size(leaf, fitting[0]), merged)
     if len({len(list(leaves_of(result))) for result in results}) > 1:
         return None
     for other in results[1:]:
-        merged = _merged([merged, other], name)
+        merged = _merge_trials([merged, other], name)
     return merged
 
 
@@ -139,20 +139,22 @@ def _known_sizes(inputs: Sequence[SymbolicTensor]) -> list[int]:
     return sorted(known | {_SMALL})
 
 
-def _without(output: Output, size: int) -> Output:
+def _without_size(output: Output, size: int) -> Output:
     shape = None if output.shape is None else tuple(None if n == size else n for n in output.shape)
     return Output(output.dtype, shape, output.flows)
 
 
-def _widened(merged: Any, small: Any) -> Any:
+def _forget_unequal_sizes(merged: Any, small: Any) -> Any:
     """The outputs, without the sizes that a trial with small inputs does not have."""
     ours, theirs = list(leaves_of(merged)), list(leaves_of(small))
     if len(ours) != len(theirs):
         return merged
-    return packed(merged, (_less(one, other) for one, other in zip(ours, theirs, strict=True)))
+    return packed(
+        merged, (_sizes_in_common(one, other) for one, other in zip(ours, theirs, strict=True))
+    )
 
 
-def _less(one: Any, other: Any) -> Any:
+def _sizes_in_common(one: Any, other: Any) -> Any:
     if not (isinstance(one, Output) and isinstance(other, Output)):
         return one
     known, found = one.shape, tuple(other.shape or ())
@@ -161,7 +163,7 @@ def _less(one: Any, other: Any) -> Any:
     return Output(one.dtype, _in_common(known, found), one.flows)
 
 
-def _run(
+def _run_trial(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     inputs: Sequence[SymbolicTensor],
@@ -169,42 +171,42 @@ def _run(
     rank: int = 0,
     watch: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Any:
-    """One trial, inside of `watch`; each tensor of the result becomes an `Output`."""
-    trials = {tensor: _meta(tensor, size, rank) for tensor in inputs}
+    """Run one trial inside of `watch`; each tensor of the result becomes an `Output`."""
+    trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
-    def trial(leaf: Any) -> Any:
+    def trial_value(leaf: Any) -> Any:
         if isinstance(leaf, SymbolicTensor):
             return trials[leaf].clone()  # what is no leaf may be written in place
         if isinstance(leaf, Reference):
-            return _meta(leaf.symbol, size, rank).detach()
+            return _meta_tensor(leaf.symbol, size, rank).detach()
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
     watched = contextlib.nullcontext() if watch is None else watch
     with eagerly(), torch.device("meta"), enable_grad(), watched:
-        result = function(*mapped(trial, arguments))
+        result = function(*mapped(trial_value, arguments))
     symbols = {id(value): tensor for tensor, value in trials.items()}
-    return mapped(lambda leaf: _described(leaf, symbols), result)
+    return mapped(lambda leaf: _output_of(leaf, symbols), result)
 
 
-def _misfit(
+def _describe_misfit(
     function: Callable[..., Any], arguments: Sequence[Any], inputs: Sequence[SymbolicTensor]
 ) -> str:
-    """Why what is known of the shapes does not fit together, "" if it may."""
+    """Why the known shapes do not fit together; "" if they may."""
     calls = []
     for size in (*_SIZES, _SMALL):
         watch = Failure()
         try:
-            _run(function, arguments, inputs, size, watch=watch)
+            _run_trial(function, arguments, inputs, size, watch=watch)
         except Exception as error:
             if watch.call is None or error is not watch.error:
                 return ""
             calls.append(watch.call)
         else:
             return ""
-    return misfit(calls)
+    return describe_misfit(calls)
 
 
-def _listed(arguments: Sequence[Any]) -> str:
+def _describe_inputs(arguments: Sequence[Any]) -> str:
     """The tensors among the arguments and their shapes, for a message."""
     leaves = [x.symbol if isinstance(x, Reference) else x for x in leaves_of(arguments)]
     tensors = [x for x in leaves if isinstance(x, SymbolicTensor | torch.Tensor)]
@@ -213,14 +215,14 @@ def _listed(arguments: Sequence[Any]) -> str:
     return f"The inputs {', '.join(names)} have the shapes {', '.join(shapes)}."
 
 
-def _meta(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
+def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
     shape = (None,) * rank if tensor.shape is None else tensor.shape
     sizes = [size if known is None else known for known in shape]
     requires_grad = tensor.is_differentiable()
     return torch.empty(sizes, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
 
 
-def _described(leaf: Any, symbols: dict[int, SymbolicTensor]) -> Any:
+def _output_of(leaf: Any, symbols: dict[int, SymbolicTensor]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     reached = variables_of(leaf) if leaf.requires_grad else []
@@ -228,12 +230,12 @@ def _described(leaf: Any, symbols: dict[int, SymbolicTensor]) -> Any:
     return Output(leaf.dtype, tuple(leaf.shape), flows)
 
 
-def _merged(results: Sequence[Any], name: str) -> Any:
+def _merge_trials(results: Sequence[Any], name: str) -> Any:
     pairs = zip(*(leaves_of(result) for result in results), strict=True)
-    return packed(results[0], (_agreed(pair[0], pair[-1], name) for pair in pairs))
+    return packed(results[0], (_merge_outputs(pair[0], pair[-1], name) for pair in pairs))
 
 
-def _agreed(one: Any, other: Any, name: str) -> Any:
+def _merge_outputs(one: Any, other: Any, name: str) -> Any:
     """What two trials with different sizes have in common."""
     if not isinstance(one, Output):
         if one is not other and one != other:
@@ -259,7 +261,7 @@ def _without_ranks(
     for size in (_SIZES[0], *_known_sizes(inputs)):
         for rank in _RANKS:
             try:
-                results.append(_run(function, arguments, inputs, size, rank))
+                results.append(_run_trial(function, arguments, inputs, size, rank))
             except Exception:  # this rank does not suit the function, or none does
                 continue
         if results:

@@ -52,7 +52,7 @@ def known_sizes(shape: Any) -> list[int | None] | None:
     """
     with eagerly(), no_grad():
         try:
-            trials = [_numbers(shape, _Trial(size)) for size in _TRIALS]
+            trials = [_trial_sizes(shape, _Trial(size)) for size in _TRIALS]
         except Exception:  # it does not suit all sizes, or needs more than sizes
             return None
     if any(len(trial) != len(trials[0]) for trial in trials):
@@ -67,7 +67,7 @@ def known_size(number: Any) -> int | None:
     return found[0] if found is not None and len(found) == 1 else None
 
 
-def _numbers(nest: Any, trial: _Trial) -> list[int]:
+def _trial_sizes(nest: Any, trial: _Trial) -> list[int]:
     leaves = [trial[x] if isinstance(x, SymbolicTensor) else x for x in leaves_of(nest)]
     return [number for leaf in leaves for number in ints(leaf)]
 
@@ -82,7 +82,7 @@ class _Trial(dict[SymbolicTensor, Any]):
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
         op = tensor.op
         if op.type == "Shape":
-            found = torch.tensor(self._filled(op.inputs[0]), dtype=tensor.dtype)
+            found = torch.tensor(self._trial_shape(op.inputs[0]), dtype=tensor.dtype)
         elif tensor.dtype not in _INTEGERS or op.type == "PyFunc":
             raise InvalidArgumentError(f"'{tensor.name}' is no tensor of sizes.")
         elif op.type == "Const" or (op.kind == "pure" and op.inputs and not op.subgraphs):
@@ -91,11 +91,11 @@ class _Trial(dict[SymbolicTensor, Any]):
             leaves = [result] if op.picks is None else list(leaves_of(result))
             found = leaves[picks[tensor.value_index]]
         else:
-            found = torch.full(self._filled(tensor), self.size, dtype=tensor.dtype)
+            found = torch.full(self._trial_shape(tensor), self.size, dtype=tensor.dtype)
         self[tensor] = found
         return found
 
-    def _filled(self, tensor: SymbolicTensor) -> list[int]:
+    def _trial_shape(self, tensor: SymbolicTensor) -> list[int]:
         if tensor.shape is None:
             raise InvalidArgumentError(f"The shape of '{tensor.name}' is not known.")
         return [self.size if size is None else size for size in tensor.shape]

@@ -53,9 +53,9 @@ class SymbolicSlices(SymbolicRows):
         slices.source = source
         rows = None if source.shape is None else (None, *source.shape[1:])
         rank = None if source.shape is None else (len(source.shape),)
-        slices.values = _part(source, "values", Output(source.dtype, rows))
-        slices.indices = _part(source, "indices", Output(torch.int64, (None,)))
-        slices.dense_shape = _part(source, "dense_shape", Output(torch.int64, rank))
+        slices.values = _add_part(source, "values", Output(source.dtype, rows))
+        slices.indices = _add_part(source, "indices", Output(torch.int64, (None,)))
+        slices.dense_shape = _add_part(source, "dense_shape", Output(torch.int64, rank))
         return slices
 
     @property
@@ -88,7 +88,7 @@ class SymbolicSlices(SymbolicRows):
         """The static shape of the dense tensor."""
         return self.source.shape
 
-    def _scaled(self, function: Callable[[Any, Any], Any], factor: Any) -> SymbolicSlices:
+    def _scale_values(self, function: Callable[[Any, Any], Any], factor: Any) -> SymbolicSlices:
         if getattr(factor, "shape", None) not in ((), None):
             raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
         return SymbolicSlices(function(self.values, factor), self.indices, self.dense_shape)
@@ -97,12 +97,12 @@ class SymbolicSlices(SymbolicRows):
         return SymbolicSlices(-self.values, self.indices, self.dense_shape)
 
     def __mul__(self, factor: Any) -> SymbolicSlices:
-        return self._scaled(lambda values, by: values * by, factor)
+        return self._scale_values(lambda values, by: values * by, factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> SymbolicSlices:
-        return self._scaled(lambda values, by: values / by, divisor)
+        return self._scale_values(lambda values, by: values / by, divisor)
 
     def eval(self, feed_dict: Any = None, session: Any = None) -> IndexedSlicesValue:
         """The value in `session` or the default one."""
@@ -115,10 +115,10 @@ class SymbolicSlices(SymbolicRows):
         return self
 
 
-def _part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
-    def part(slices: IndexedSlices) -> Any:
+def _add_part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
+    def part_of(slices: IndexedSlices) -> Any:
         value = getattr(slices, name)
         return torch.tensor(value) if name == "dense_shape" else value
 
     title = f"{source.op.name}_{name}/"
-    return add(source.graph, title, part, (source,), outputs=[output]).outputs[0]
+    return add(source.graph, title, part_of, (source,), outputs=[output]).outputs[0]

@@ -24,10 +24,10 @@ from thalweg.graph.ops import constant, convert_to_tensor
 from thalweg.graph.scopes import Block
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
-from thalweg.graph.variables import GraphVariable, aliased
+from thalweg.graph.variables import GraphVariable, alias_node
 
 
-def traced(
+def trace_block(
     graph: Nodes, function: Callable[..., Any], parameters: Iterable[Output] = ()
 ) -> Subgraph:
     """Call `function` with new tensors, one for each of `parameters`, and keep what it adds.
@@ -39,7 +39,7 @@ def traced(
         InvalidTypeError: It returns None, or what no tensor can be made of.
     """
     block = Block(graph.block)
-    with graph.inside(block):
+    with graph.build_inside(block):
         given = tuple(
             add(graph, "Argument", None, outputs=[known], kind="placeholder").outputs[0]
             for known in parameters
@@ -47,19 +47,19 @@ def traced(
         found = function(*given)
         if found is None:
             raise InvalidTypeError(f"{function!r} must have a return value.")
-        nest = mapped(functools.partial(_result, graph), found)
+        nest = mapped(functools.partial(_block_result, graph), found)
     results = tuple(x.source if isinstance(x, SymbolicSlices) else x for x in leaves_of(nest))
     return Subgraph(block, given, results, nest)
 
 
-def _result(graph: Nodes, leaf: Any) -> Any:
+def _block_result(graph: Nodes, leaf: Any) -> Any:
     """What a function returns, computed in its block."""
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):
             return constant(True)
     if isinstance(leaf, SymbolicSlices):
-        return SymbolicSlices.of(aliased(leaf.source, "Identity"))
-    return aliased(convert_to_tensor(leaf), "Identity")
+        return SymbolicSlices.of(alias_node(leaf.source, "Identity"))
+    return alias_node(convert_to_tensor(leaf), "Identity")
 
 
 def run_by(
@@ -128,7 +128,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
     return [x for x in found if x.op.block is not subgraph.block]
 
 
-def common(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
+def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
     """What is known of a tensor that is one of several.
 
     Raises:
@@ -150,13 +150,13 @@ def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in columns)
 
 
-def wrapped(nest: Any, outputs: Iterable[SymbolicTensor]) -> Any:
+def wrap_outputs(nest: Any, outputs: Iterable[SymbolicTensor]) -> Any:
     """Outputs in the structure of results, and slices where these are."""
     kinds = leaves_of(nest)
-    return packed(nest, (_like(kind, x) for kind, x in zip(kinds, outputs, strict=True)))
+    return packed(nest, (_sparse_like(kind, x) for kind, x in zip(kinds, outputs, strict=True)))
 
 
-def _like(result: Any, output: SymbolicTensor) -> Any:
+def _sparse_like(result: Any, output: SymbolicTensor) -> Any:
     if isinstance(result, SymbolicSlices):
         output.may_be_sparse = True
         return SymbolicSlices.of(output)

@@ -63,11 +63,11 @@ class VariableScope:
         self.reuse = True
 
     def set_initializer(self, initializer: Any) -> None:
-        """Have variables begin so by default, from now on."""
+        """Set the default initializer of variables made from now on."""
         self.initializer = initializer
 
     def set_regularizer(self, regularizer: Any) -> None:
-        """Have variables be penalized so by default, from now on."""
+        """Set the default regularizer of variables made from now on."""
         self.regularizer = regularizer
 
     def set_custom_getter(self, custom_getter: Getter | None) -> None:
@@ -75,11 +75,11 @@ class VariableScope:
         self.custom_getter = custom_getter
 
     def set_dtype(self, dtype: Any) -> None:
-        """Have variables be of this dtype by default, from now on."""
+        """Set the default dtype of variables made from now on."""
         self.dtype = dtype
 
     def set_use_resource(self, use_resource: bool | None) -> None:
-        """Have variables be resource variables or not by default, from now on."""
+        """Set whether variables made from now on are resource variables by default."""
         self.use_resource = use_resource
 
     def get_collection(self, name: str) -> list[Any]:
@@ -119,7 +119,7 @@ class _Current(threading.local):
     def __init__(self) -> None:
         self._places: weakref.WeakKeyDictionary[Graph, _Place] = weakref.WeakKeyDictionary()
 
-    def place(self, graph: Graph) -> _Place:
+    def place_in(self, graph: Graph) -> _Place:
         return self._places.setdefault(graph, _Place())
 
 
@@ -128,7 +128,7 @@ _current = _Current()
 
 def get_variable_scope() -> VariableScope:
     """The innermost scope of the default graph."""
-    return _current.place(get_default_graph()).scope
+    return _current.place_in(get_default_graph()).scope
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ def variable_scope(
     check_whole(partitioner, "Variables")
     check_getter(custom_getter)
     graph = get_default_graph()
-    place = _current.place(graph)
+    place = _current.place_in(graph)
     outer = place.scope
     if name_or_scope is None and default_name is None:
         raise InvalidTypeError("If default_name is None then name_or_scope is required")
@@ -184,13 +184,13 @@ def variable_scope(
     if is_again:
         scope, title = replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
     else:
-        title = name_or_scope or _unused(place, default_name or "")
+        title = name_or_scope or _unused_name(place, default_name or "")
         scope = replace(outer, name=f"{outer.name}/{title}" if outer.name else title)
     scope.reuse = reuse or scope.reuse
     given = {"initializer": initializer, "regularizer": regularizer}
     given |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
     scope = replace(scope, **{key: value for key, value in given.items() if value is not None})
-    scope.custom_getter = _around(custom_getter, scope.custom_getter)
+    scope.custom_getter = _nest_getters(custom_getter, scope.custom_getter)
     place.opened[scope.name] = place.opened.get(scope.name, 0) + 1
     before = dict(place.opened)
     # The scope around all others, which has no name, opens none.
@@ -209,7 +209,7 @@ def variable_scope(
             }  # fmt: skip
 
 
-def _around(custom: Getter | None, outer: Getter | None) -> Getter | None:
+def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
     """One getter around another one."""
     if custom is None or outer is None:
         return custom or outer
@@ -232,7 +232,7 @@ def check_whole(partitioner: Any, what: str) -> None:
         )
 
 
-def _unused(place: _Place, name: str) -> str:
+def _unused_name(place: _Place, name: str) -> str:
     prefix = f"{place.scope.name}/" if place.scope.name else ""
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
     return next(title for title in candidates if prefix + title not in place.opened)

@@ -12,7 +12,7 @@ import torch
 from thalweg.core.checks import sparse_and_constrained
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from thalweg.graph.adding import add
-from thalweg.graph.arguments import Reference, Target, whole
+from thalweg.graph.arguments import Reference, Target, densify
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
@@ -61,14 +61,14 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
-        return aliased(self, "Identity")
+        return alias_node(self, "Identity")
 
     value = read_value
 
     def initialized_value(self) -> SymbolicTensor:
         """The value, or the initial value in a session that has not initialized the variable."""
 
-        def choose(initial: torch.Tensor) -> torch.Tensor:
+        def current_or_initial(initial: torch.Tensor) -> torch.Tensor:
             session = current_session()
             if session is not None and session.is_initialized(self):
                 return session.leaf(self).detach()
@@ -76,7 +76,9 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
         output = Output(self.dtype, self.shape, ())
         arguments = (self.initial_value,)
-        return add(self.graph, "initialized_value", choose, arguments, outputs=[output]).outputs[0]
+        return add(
+            self.graph, "initialized_value", current_or_initial, arguments, outputs=[output]
+        ).outputs[0]
 
     def assign(
         self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
@@ -95,7 +97,9 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ.
         """
-        return self._update(functools.partial(_assign, self), value, name, "Assign", Target(self))
+        return self._update(
+            functools.partial(_assign_value, self), value, name, "Assign", Target(self)
+        )
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
@@ -136,9 +140,9 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     def sparse_read(self, indices: Any, name: str | None = None) -> SymbolicTensor:
         """The rows that `indices` names."""
         arguments = (self, indices)
-        return self.graph.call(_rows, arguments, name=name or "Gather")
+        return self.graph.call(_gather_rows, arguments, name=name or "Gather")
 
-    def _scatter(
+    def _scatter_slices(
         self,
         update: str,
         sparse_delta: Any,
@@ -146,15 +150,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
     ) -> SymbolicTensor:
         title = name or f"Scatter{update.capitalize()}"
-        return scattered(self, sparse_delta.indices, sparse_delta.values, update, title)
+        return scatter_node(self, sparse_delta.indices, sparse_delta.values, update, title)
 
-    scatter_add = functools.partialmethod(_scatter, "add")
-    scatter_sub = functools.partialmethod(_scatter, "sub")
-    scatter_mul = functools.partialmethod(_scatter, "mul")
-    scatter_div = functools.partialmethod(_scatter, "div")
-    scatter_min = functools.partialmethod(_scatter, "min")
-    scatter_max = functools.partialmethod(_scatter, "max")
-    scatter_update = functools.partialmethod(_scatter, "update")
+    scatter_add = functools.partialmethod(_scatter_slices, "add")
+    scatter_sub = functools.partialmethod(_scatter_slices, "sub")
+    scatter_mul = functools.partialmethod(_scatter_slices, "mul")
+    scatter_div = functools.partialmethod(_scatter_slices, "div")
+    scatter_min = functools.partialmethod(_scatter_slices, "min")
+    scatter_max = functools.partialmethod(_scatter_slices, "max")
+    scatter_update = functools.partialmethod(_scatter_slices, "update")
 
     def _update(
         self,
@@ -167,7 +171,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         if current_session() is not None:  # a node that runs updates at once
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
-        arguments = (target or Reference(self), whole(self._operand(value)))
+        arguments = (target or Reference(self), densify(self._operand(value)))
         op = add(
             self.graph, name or kind, method, arguments, outputs=[output], kind="update", type=kind
         )
@@ -198,7 +202,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self.graph.write(self, name, args, kwargs)
         return self
 
-    def _augment(self, other: Any) -> Any:
+    def _refuse_augmented(self, other: Any) -> Any:
         # In torch it is an update, in TensorFlow 1 another tensor.
         if not self._is_hook():
             return NotImplemented
@@ -206,8 +210,10 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             f"'{self.name}' cannot be written by +=, -= and the like in a hook. {self._why_not()}"
         )
 
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _augment
-    __iand__ = __ior__ = __ixor__ = __imatmul__ = _augment
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = (
+        _refuse_augmented
+    )
+    __iand__ = __ior__ = __ixor__ = __imatmul__ = _refuse_augmented
 
     def beside(
         self,
@@ -217,7 +223,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
-        return create(
+        return create_variable(
             self.graph,
             initial,
             name,
@@ -240,7 +246,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             OutOfRangeError: In a run, if the variable has reached `limit`.
         """
         output = Output(self.dtype, self.shape, ())
-        count = functools.partial(_count, self.name, limit)
+        count = functools.partial(_count_up_to, self.name, limit)
         op = add(
             self.graph, "CountUpTo", count, (Reference(self),), outputs=[output], kind="update"
         )
@@ -251,17 +257,17 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         session_for(session, f"load '{self.name}'").load(self, value)
 
     def __repr__(self) -> str:
-        return f"<tf.Variable '{self.name}' {self._description()}>"
+        return f"<tf.Variable '{self.name}' {self._dtype_and_shape()}>"
 
 
-def _assign(variable: GraphVariable, leaf: Any, value: Any) -> Any:
+def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> Any:
     if leaf is not None and variable.shape is not None and None not in variable.shape:
         return leaf.assign(value)
-    _initialize(variable, value)  # one without a static shape takes any that fits
+    _initialize_in_session(variable, value)  # one without a static shape takes any that fits
     return resolve(variable)
 
 
-def _count(name: str, limit: int, leaf: Any) -> torch.Tensor:
+def _count_up_to(name: str, limit: int, leaf: Any) -> torch.Tensor:
     before = leaf.detach().clone()
     if before.item() >= limit:
         raise OutOfRangeError(f"'{name}' reached limit of {limit}")
@@ -269,11 +275,11 @@ def _count(name: str, limit: int, leaf: Any) -> torch.Tensor:
     return before
 
 
-def _rows(table: torch.Tensor, indices: Any) -> torch.Tensor:
+def _gather_rows(table: torch.Tensor, indices: Any) -> torch.Tensor:
     return table[to_tensor(indices).long()]
 
 
-def scattered(var: GraphVariable, indices: Any, updates: Any, update: str, name: str) -> Any:
+def scatter_node(var: GraphVariable, indices: Any, updates: Any, update: str, name: str) -> Any:
     """An operation that changes the rows `indices` of `var`, as `ground.scattering.scatter` does;
     its value is the new value.
     """
@@ -282,13 +288,13 @@ def scattered(var: GraphVariable, indices: Any, updates: Any, update: str, name:
         scatter(leaf, resolve(indices), resolve(updates), update)
         return leaf
 
-    def run(leaf: torch.Tensor, rows: Any, values: Any) -> torch.Tensor:
+    def scatter_rows(leaf: torch.Tensor, rows: Any, values: Any) -> torch.Tensor:
         scatter(leaf, rows, values, update)
         return leaf.detach()
 
-    arguments = (Reference(var), indices, whole(updates))
+    arguments = (Reference(var), indices, densify(updates))
     output = Output(var.dtype, var.shape, ())
-    return add(var.graph, name, run, arguments, outputs=[output], kind="update").outputs[0]
+    return add(var.graph, name, scatter_rows, arguments, outputs=[output], kind="update").outputs[0]
 
 
 def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -330,23 +336,23 @@ def _check_known(grad: Any, var: GraphVariable) -> None:
         )
 
 
-def aliased(tensor: SymbolicTensor, name: str) -> Any:
+def alias_node(tensor: SymbolicTensor, name: str) -> Any:
     """A tensor with the value that `tensor` has where control dependencies put this one."""
     if current_session() is not None:  # a node that runs
         value = resolve(tensor)
         return value.read_value() if isinstance(value, EagerVariable) else value
     output = Output(tensor.dtype, tensor.shape, (tensor,))
-    (alias,) = add(tensor.graph, name, _alias, (tensor,), outputs=[output]).outputs
+    (alias,) = add(tensor.graph, name, _alias_value, (tensor,), outputs=[output]).outputs
     alias.may_be_sparse = tensor.may_be_sparse
     return alias
 
 
-def _alias(value: Any) -> Any:
+def _alias_value(value: Any) -> Any:
     # Not view_as(), through which no sparse gradient flows.
     return value[...] if isinstance(value, torch.Tensor) else value
 
 
-def create(
+def create_variable(
     graph: Nodes,
     initial_value: Any,
     name: str,
@@ -375,7 +381,7 @@ def create(
                 initial_value = initial_value(*((shape, wanted) if is_initializer else ()))
             shape = None if is_initializer else shape
         if deferred is None and not isinstance(initial_value, SymbolicTensor):
-            initial_value = _constant(initial_value, wanted, full)
+            initial_value = _constant_copy(initial_value, wanted, full)
         elif deferred is None and wanted not in (None, initial_value.dtype):
             initial_value = initial_value.to(wanted)
         op = add(
@@ -386,7 +392,7 @@ def create(
         start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
         begin_with(variable, start)
     op.device = start.device
-    static = start.shape if shape is None else declared(shape, start.shape)
+    static = start.shape if shape is None else declared_shape(shape, start.shape)
     variable.dtype, variable.shape = start.dtype, static if validate_shape else None
     variable.trainable, variable.constraint = bool(trainable), constraint
     chosen = process.resource_variables if use_resource is None else use_resource
@@ -398,7 +404,7 @@ def create(
     return variable
 
 
-def declared(shape: Any, known: Sequence[int | None] | None) -> Shape | None:
+def declared_shape(shape: Any, known: Sequence[int | None] | None) -> Shape | None:
     """The shape that a variable is to have; None if not even the number of sizes is given.
 
     Raises:
@@ -417,7 +423,7 @@ def declared(shape: Any, known: Sequence[int | None] | None) -> Shape | None:
 
 
 def needs_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function cannot be called without arguments, as far as it tells."""
+    """Whether a function's signature, if it has one, requires arguments."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -426,15 +432,20 @@ def needs_arguments(function: Callable[..., Any]) -> bool:
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
-    """Let a variable begin with a value; what was built before to initialize it stays as it is."""
+    """Set a variable's initial value; initializers that were built before stay as they are."""
     variable.initializer = add(
-        variable.graph, f"{variable.op.name}/Assign", functools.partial(_initialize, variable),
-        (start,), kind="update", type="Assign", absolute=True,
-    )  # fmt: skip
+        variable.graph,
+        f"{variable.op.name}/Assign",
+        functools.partial(_initialize_in_session, variable),
+        (start,),
+        kind="update",
+        type="Assign",
+        absolute=True,
+    )
     variable.initial_value = start
 
 
-def _constant(value: Any, dtype: Any, name: str) -> torch.Tensor:
+def _constant_copy(value: Any, dtype: Any, name: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         check_held(value, f"The initial value of '{name}'")
     tensor = as_asked(value, dtype).detach()
@@ -444,7 +455,7 @@ def _constant(value: Any, dtype: Any, name: str) -> torch.Tensor:
 
 def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
     if isinstance(value, SymbolicTensor):
-        source = value.op.inputs[0] if value.op.function is _alias else value
+        source = value.op.inputs[0] if value.op.function is _alias_value else value
         # One that begins as another does not depend on which of them is initialized first.
         return source.initialized_value() if isinstance(source, GraphVariable) else value
     if deferred is not None:
@@ -456,7 +467,7 @@ def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None
     return op.outputs[0]
 
 
-def _initialize(variable: GraphVariable, value: Any) -> None:
+def _initialize_in_session(variable: GraphVariable, value: Any) -> None:
     session = current_session()
     if session is not None:
         session.initialize(variable, value)
@@ -470,7 +481,7 @@ def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> 
     with graph.lock:
         if id(tensor) not in graph.stand_ins:
             known = name_of(tensor, "").removesuffix(":0")
-            variable = create(
+            variable = create_variable(
                 graph,
                 tensor,
                 known or name or "Variable",

@@ -287,6 +287,6 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     mode = 0o666 if old is None else old.st_mode & 0o666 | 0o600
     with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         if old is not None:
-            calls.give(file.fileno(), old)
+            calls.give_ownership(file.fileno(), old)
         yield file
     partial.replace(path)

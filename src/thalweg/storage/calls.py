@@ -1,4 +1,4 @@
-"""System calls as a commit needs them: again after a signal, and down to the disk itself."""
+"""System calls as a commit needs them: retried after signals, and durable on the disk itself."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 _LINKS = 40  # as many as Linux follows
 
 
-def retried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call again what a signal has interrupted; Python does that for most calls, not for all."""
+def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Retry a call that a signal interrupted; Python does so for most calls, not for all."""
     while True:
         try:
             return call(*args, **options)
@@ -34,37 +34,37 @@ def without_links(path: str) -> str:
     for _ in range(_LINKS):
         folder, name = os.path.split(path)
         if name in ("", ".", ".."):
-            return retried(os.path.realpath, path, strict=True)
-        path = os.path.join(retried(os.path.realpath, folder, strict=True), name)
+            return retry_interrupted(os.path.realpath, path, strict=True)
+        path = os.path.join(retry_interrupted(os.path.realpath, folder, strict=True), name)
         found = status(path)
         if found is None or not stat.S_ISLNK(found.st_mode):
             return path
-        path = os.path.join(os.path.dirname(path), retried(os.readlink, path))
+        path = os.path.join(os.path.dirname(path), retry_interrupted(os.readlink, path))
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def status(path: str) -> os.stat_result | None:
-    """What the system says of a path itself, not of what a link leads to; None if it is not."""
+    """The status of a path itself, not of what a link leads to; None if there is nothing."""
     try:
-        return retried(os.lstat, path)
+        return retry_interrupted(os.lstat, path)
     except FileNotFoundError:
         return None
 
 
-def give(file: int, old: os.stat_result) -> None:
-    """Give a new file to the owner and the group of another; one that may not have it sees nothing.
+def give_ownership(file: int, old: os.stat_result) -> None:
+    """Give a new file the owner and group of another; a group that cannot get it gets no access.
 
     Args:
         file: The new file, open.
         old: What the system says of the other.
     """
-    new = retried(os.fstat, file)
+    new = retry_interrupted(os.fstat, file)
     if (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid) or not hasattr(os, "fchown"):
         return
     for owner in (old.st_uid, -1):  # to another user it can be given by root alone
         with contextlib.suppress(OSError):
-            return retried(os.fchown, file, owner, old.st_gid)
-    retried(os.fchmod, file, stat.S_IMODE(new.st_mode) & ~0o070)
+            return retry_interrupted(os.fchown, file, owner, old.st_gid)
+    retry_interrupted(os.fchmod, file, stat.S_IMODE(new.st_mode) & ~0o070)
 
 
 def close(file: int) -> None:
@@ -73,8 +73,8 @@ def close(file: int) -> None:
         os.close(file)
 
 
-def start(file: int, begin: int, size: int) -> None:
-    """Have the disk begin with what it would otherwise only be given by `fsync`."""
+def start_writeback(file: int, begin: int, size: int) -> None:
+    """Start writing to the disk now what would otherwise wait for `fsync`."""
     advise = getattr(os, "posix_fadvise", None)
     if advise is not None:
         with contextlib.suppress(OSError):
@@ -83,25 +83,25 @@ def start(file: int, begin: int, size: int) -> None:
 
 
 def sync(file: int) -> None:
-    """Return when the disk has what was written."""
+    """Wait until what was written is on the disk."""
     full: Any = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: `fsync` leaves it in the disk's cache
     if full is not None and fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.fcntl(file, full)
             return
-    retried(os.fsync, file)
+    retry_interrupted(os.fsync, file)
 
 
-def folder(path: str) -> int | None:
+def open_folder(path: str) -> int | None:
     """A folder's descriptor; None on systems that have none."""
     if not hasattr(os, "O_DIRECTORY"):
         return None
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
-    return retried(os.open, path, flags)
+    return retry_interrupted(os.open, path, flags)
 
 
-def leave(folder: int | None) -> None:
-    """Close a folder, which nothing depends on any more."""
+def close_folder(folder: int | None) -> None:
+    """Close a folder; nothing depends on it any more, so errors are ignored."""
     if folder is not None:
         with contextlib.suppress(OSError):
             os.close(folder)

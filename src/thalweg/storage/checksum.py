@@ -26,13 +26,13 @@ def crc32c(data: Buffer, value: int = 0) -> int:
         >>> crc32c(b"123456789") == crc32c(b"6789", crc32c(b"12345")) == 0xE3069283
         True
     """
-    view = flat(data)
+    view = flat_bytes(data)
     if not _made and len(view) <= _FEW:
         return _by_table(view, value)
-    return _fast()(view, value) if view else value
+    return _compiled_checksum()(view, value) if view else value
 
 
-def combined(first: int, second: int, size: int) -> int:
+def combine_checksums(first: int, second: int, size: int) -> int:
     """The checksum of two parts of which each has been summed alone.
 
     Args:
@@ -40,28 +40,28 @@ def combined(first: int, second: int, size: int) -> int:
         second: The checksum of the second part.
         size: How many bytes the second part has.
     """
-    return _product(first, _shift(size)) ^ second
+    return _gf2_product(first, _shift_matrix(size)) ^ second
 
 
-def masked(value: int) -> int:
+def mask_checksum(value: int) -> int:
     """A checksum as TensorFlow stores it, so that one of bytes that hold one is still good."""
     return (((value >> 15) | (value << 17)) + _MASK) & 0xFFFFFFFF
 
 
-def unmasked(value: int) -> int:
+def unmask_checksum(value: int) -> int:
     """The checksum that was stored as `value` by TensorFlow."""
     turned = (value - _MASK) & 0xFFFFFFFF
     return ((turned >> 17) | (turned << 15)) & 0xFFFFFFFF
 
 
-def flat(data: Buffer) -> memoryview:
+def flat_bytes(data: Buffer) -> memoryview:
     """The bytes of contiguous memory of any shape and type."""
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 @cache
-def table() -> list[int]:
+def byte_table() -> list[int]:
     """The checksum of each single byte, without the inversions at both ends."""
     found: list[int] = []
     for value in range(256):
@@ -72,17 +72,17 @@ def table() -> list[int]:
 
 
 def _by_table(view: memoryview, value: int) -> int:
-    known, value = table(), value ^ 0xFFFFFFFF
+    known, value = byte_table(), value ^ 0xFFFFFFFF
     for byte in view:
         value = known[(value ^ byte) & 0xFF] ^ (value >> 8)
     return value ^ 0xFFFFFFFF
 
 
-def _fast() -> Function:
+def _compiled_checksum() -> Function:
     if not _made:
         from thalweg.storage import checksum_compiled
 
-        fast = checksum_compiled.by_instruction() or checksum_compiled.by_slices(table())
+        fast = checksum_compiled.by_instruction() or checksum_compiled.by_slices(byte_table())
         _made.append(fast or _by_table)
     return _made[0]
 
@@ -91,7 +91,7 @@ def _fast() -> Function:
 # behind a text multiply its polynomial by x^(8 size).
 
 
-def _product(one: int, other: int) -> int:
+def _gf2_product(one: int, other: int) -> int:
     found = 0
     for place in range(31, -1, -1):
         if one >> place & 1:
@@ -101,10 +101,10 @@ def _product(one: int, other: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _shift(size: int) -> int:
+def _shift_matrix(size: int) -> int:
     found, power = 1 << 31, 1 << 23  # 1, and x^8
     while size:
         if size & 1:
-            found = _product(found, power)
-        power, size = _product(power, power), size >> 1
+            found = _gf2_product(found, power)
+        power, size = _gf2_product(power, power), size >> 1
     return found

@@ -30,8 +30,8 @@ _UNROLLED = 8  # words of 8 bytes in a round of the loop
 
 def by_instruction() -> Function | None:
     """The checksum by SSE 4.2's or ARM's instruction; None where there is none."""
-    kind = _instruction()
-    return None if kind is None else _compiled(_module(*kind))
+    kind = _crc_instructions()
+    return None if kind is None else _compile_module(_module_of_instructions(*kind))
 
 
 def by_slices(table: list[int]) -> Function | None:
@@ -43,12 +43,12 @@ def by_slices(table: list[int]) -> Function | None:
     tables = [table]
     for _ in range(7):
         tables.append([table[before & 0xFF] ^ (before >> 8) for before in tables[-1]])
-    return _compiled(_of_tables([value for each in tables for value in each]))
+    return _compile_module(_of_tables([value for each in tables for value in each]))
 
 
-def _compiled(module: Any) -> Function | None:
+def _compile_module(module: Any) -> Function | None:
     try:
-        address = _linked(str(module))
+        address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # another llvmlite than those we know
         return None
     signature = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
@@ -61,7 +61,7 @@ def _compiled(module: Any) -> Function | None:
     return checksum if checksum(memoryview(_KNOWN), 0) == _SUM else None
 
 
-def _instruction() -> tuple[str, str] | None:
+def _crc_instructions() -> tuple[str, str] | None:
     """LLVM's names of the instructions for 8 bytes and for 1; None if the processor has none."""
     from llvmlite import binding
 
@@ -83,7 +83,7 @@ def _instruction() -> tuple[str, str] | None:
 Step = Callable[[Any, Any, Any], Any]  # with a builder: an address and a sum give the next sum
 
 
-def _module(words: str, single: str) -> Any:
+def _module_of_instructions(words: str, single: str) -> Any:
     """The function by these instructions, in LLVM's language."""
     from llvmlite import ir
 
@@ -96,14 +96,14 @@ def _module(words: str, single: str) -> Any:
 
     def by_words(builder: Any, where: Any, carried: Any) -> Any:
         for number in range(_UNROLLED):
-            carried = builder.call(of_words, [carried, _loaded(builder, where, i64, 8 * number)])
+            carried = builder.call(of_words, [carried, _load_word(builder, where, i64, 8 * number)])
         return carried
 
     def by_byte(builder: Any, where: Any, carried: Any) -> Any:
-        byte = _loaded(builder, where, i8)
+        byte = _load_word(builder, where, i8)
         return builder.call(of_byte, [carried, builder.zext(byte, i32) if is_arm else byte])
 
-    return _written(module, state, 8 * _UNROLLED, by_words, by_byte)
+    return _write_function(module, state, 8 * _UNROLLED, by_words, by_byte)
 
 
 def _of_tables(tables: list[int]) -> Any:
@@ -116,9 +116,9 @@ def _of_tables(tables: list[int]) -> Any:
     kept.global_constant, kept.linkage = True, "internal"
     kept.initializer = ir.Constant(kind, tables)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def found(builder: Any, number: int, where: Any, offset: int, carried: Any) -> Any:
+    def look_up(builder: Any, number: int, where: Any, offset: int, carried: Any) -> Any:
         """What a table has for a byte and the lowest byte of the sum."""
-        byte = builder.xor(builder.zext(_loaded(builder, where, i8, offset), i32), carried)
+        byte = builder.xor(builder.zext(_load_word(builder, where, i8, offset), i32), carried)
         place = builder.add(
             builder.and_(byte, ir.Constant(i32, 255)), ir.Constant(i32, number * 256)
         )
@@ -127,25 +127,27 @@ def _of_tables(tables: list[int]) -> Any:
     def by_words(builder: Any, where: Any, carried: Any) -> Any:
         every = []
         for offset in range(8):
-            every.append(found(builder, 7 - offset, where, offset, carried))
+            every.append(look_up(builder, 7 - offset, where, offset, carried))
             carried = builder.lshr(carried, ir.Constant(i32, 8))  # of four bytes: 0 from then on
         return functools.reduce(builder.xor, every)
 
     def by_byte(builder: Any, where: Any, carried: Any) -> Any:
         rest = builder.lshr(carried, ir.Constant(i32, 8))
-        return builder.xor(found(builder, 0, where, 0, carried), rest)
+        return builder.xor(look_up(builder, 0, where, 0, carried), rest)
 
-    return _written(module, i32, 8, by_words, by_byte)
+    return _write_function(module, i32, 8, by_words, by_byte)
 
 
-def _loaded(builder: Any, where: Any, kind: Any, offset: int = 0) -> Any:
+def _load_word(builder: Any, where: Any, kind: Any, offset: int = 0) -> Any:
     place = builder.add(where, where.type(offset))
     found = builder.load(builder.inttoptr(place, kind.as_pointer()))
     found.align = 1
     return found
 
 
-def _written(module: Any, state: Any, size_of_words: int, by_words: Step, by_byte: Step) -> Any:
+def _write_function(
+    module: Any, state: Any, size_of_words: int, by_words: Step, by_byte: Step
+) -> Any:
     """A function of an address, a size and a checksum.
 
     Args:
@@ -162,7 +164,7 @@ def _written(module: Any, state: Any, size_of_words: int, by_words: Step, by_byt
     address, size, value = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
-    def loop(begin: Any, end: Any, step: int, first: Any, body: Step) -> Any:
+    def add_loop(begin: Any, end: Any, step: int, first: Any, body: Step) -> Any:
         """Go on from `first` by `body` while `step` bytes are left."""
         before = builder.block
         head, inside, after = (function.append_basic_block(name) for name in ("head", "in", "out"))
@@ -182,9 +184,9 @@ def _written(module: Any, state: Any, size_of_words: int, by_words: Step, by_byt
 
     start, end = builder.not_(value), builder.add(address, size)
     start = builder.zext(start, state) if state == i64 else start
-    where, found = loop(address, end, size_of_words, start, by_words)
+    where, found = add_loop(address, end, size_of_words, start, by_words)
     found = builder.trunc(found, i32) if state == i64 else found
-    _, found = loop(where, end, 1, found, by_byte)
+    _, found = add_loop(where, end, 1, found, by_byte)
     builder.ret(builder.not_(found))
     return module
 
@@ -192,7 +194,7 @@ def _written(module: Any, state: Any, size_of_words: int, by_words: Step, by_byt
 _libraries: list[Any] = []  # each owns its code, which must live as long as its address is used
 
 
-def _linked(text: str) -> int:
+def _link_function(text: str) -> int:
     """The address of the function, compiled for this processor."""
     from llvmlite import binding
 

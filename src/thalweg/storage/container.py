@@ -67,15 +67,15 @@ def write(
     draft, checksums = Draft(kept, document), dict[str, int]()
     disk.replace(
         path,
-        _pieces(kept, draft.order, checksums),
+        _tensor_pieces(kept, draft.order, checksums),
         draft.room + sum(each.data.nbytes for each in kept.values()),
         progress,
         room=draft.room,
-        head=lambda: draft.finished(checksums),
+        head=lambda: draft.finish_header(checksums),
     )
 
 
-def _pieces(
+def _tensor_pieces(
     tensors: Mapping[str, Stored], order: list[str], checksums: dict[str, int]
 ) -> Iterator[memoryview]:
     """The bytes of all tensors; `checksums` are filled in on the way."""
@@ -112,10 +112,10 @@ def read(
         InvalidArgumentError: It is no file but a folder, a device or a pipe.
     """
     given = os.fsdecode(path)
-    with disk.opened(path) as file:
-        described = _described(given, file)
-        wanted = _wanted(described, names)
-        rooms = _rooms(wanted)
+    with disk.open_for_reading(path) as file:
+        described = _read_description(given, file)
+        wanted = _select_wanted(described, names)
+        rooms = _allocate_rooms(wanted)
         _check_all(given, file, wanted, rooms, progress)
     tensors = {name: Stored(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()}
     return Contents(described.document, tensors)
@@ -133,9 +133,9 @@ def mapped(
         ThalwegError: As `read`.
     """
     given = os.fsdecode(path)
-    with disk.opened(path) as file:
-        described = _described(given, file)
-        wanted = _wanted(described, names)
+    with disk.open_for_reading(path) as file:
+        described = _read_description(given, file)
+        wanted = _select_wanted(described, names)
         _check_all(given, file, wanted, {}, progress)
         try:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -159,8 +159,8 @@ def describe(path: Path) -> Description:
     Raises:
         ThalwegError: As `read`.
     """
-    with disk.opened(path) as file:
-        return _described(os.fsdecode(path), file)
+    with disk.open_for_reading(path) as file:
+        return _read_description(os.fsdecode(path), file)
 
 
 def verify(path: Path, progress: Progress | None = None) -> Description:
@@ -170,8 +170,8 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
         ThalwegError: As `read`.
     """
     given = os.fsdecode(path)
-    with disk.opened(path) as file:
-        described = _described(given, file)
+    with disk.open_for_reading(path) as file:
+        described = _read_description(given, file)
         _check_all(given, file, described.tensors, {}, progress)
         return described
 
@@ -179,17 +179,17 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
 def is_container(path: Path) -> bool:
     """Whether a file begins as ours do; False where there is no file."""
     try:
-        with disk.opened(path) as file:
-            return header.begins(file.read(header.LENGTH + len(header.FIRST)))
+        with disk.open_for_reading(path) as file:
+            return header.begins_like_ours(file.read(header.LENGTH + len(header.FIRST)))
     except (OSError, ThalwegError):
         return False
 
 
-def _described(path: str, file: BinaryIO) -> Description:
+def _read_description(path: str, file: BinaryIO) -> Description:
     size = os.fstat(file.fileno()).st_size
     first = file.read(header.LENGTH)
-    if not header.begins(first + file.read(len(header.FIRST))):
-        raise foreign.refused(path, file, "file of thalweg")
+    if not header.begins_like_ours(first + file.read(len(header.FIRST))):
+        raise foreign.refusal_error(path, file, "file of thalweg")
     length = int.from_bytes(first, "little")
     if length > header.LIMIT:
         raise DataLossError(f"{path}: Its header has {length} bytes; {header.LIMIT} are allowed.")
@@ -202,16 +202,16 @@ def _described(path: str, file: BinaryIO) -> Description:
     text = file.read(length)
     if len(text) < length:
         raise DataLossError(f"{path}: It ends within its header.")
-    return header.decoded(path, first, text, size)
+    return header.decode_header(path, first, text, size)
 
 
-def _wanted(described: Description, names: Container[str] | None) -> dict[str, Described]:
+def _select_wanted(described: Description, names: Container[str] | None) -> dict[str, Described]:
     return {
         name: each for name, each in described.tensors.items() if names is None or name in names
     }
 
 
-def _rooms(wanted: Mapping[str, Described]) -> dict[str, memoryview]:
+def _allocate_rooms(wanted: Mapping[str, Described]) -> dict[str, memoryview]:
     """Memory for tensors, each of which begins where vectors do.
 
     It is one piece: the system is faster with large ones, as it makes the pages larger, too.
@@ -234,6 +234,6 @@ def _check_all(
     rooms: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    with closing(payload.sums(path, file, wanted, rooms, progress)) as found:
+    with closing(payload.iterate_checksums(path, file, wanted, rooms, progress)) as found:
         for name, value in found:
             header.check_sum(path, repr(name[:200]), wanted[name].checksum, value)

@@ -57,16 +57,16 @@ def replace(
         InvalidArgumentError: There is something else than a file, or there are not `total` bytes.
     """
     commit = _Commit(os.fsdecode(path), total, progress, room)
-    with commit.told():
-        folder = calls.folder(os.path.dirname(commit.target))
+    with commit.report_write_errors():
+        folder = calls.open_folder(os.path.dirname(commit.target))
     try:
         temporary.remove_abandoned(commit.target)
-        with commit.written(parts, head):
-            commit.take()
-        with commit.told():
+        with commit.write_temporary(parts, head):
+            commit.rename_into_place()
+        with commit.report_write_errors():
             calls.sync_folder(folder)
     finally:
-        calls.leave(folder)
+        calls.close_folder(folder)
 
 
 def replace_together(
@@ -90,20 +90,20 @@ def replace_together(
     with contextlib.ExitStack() as held:
         for path, parts, total in files:
             commit = _Commit(path, total, None if commits else progress, 0, tuple(commits))
-            with commit.told():
-                commit.folder = calls.folder(os.path.dirname(commit.target))
-            held.callback(calls.leave, commit.folder)
+            with commit.report_write_errors():
+                commit.folder = calls.open_folder(os.path.dirname(commit.target))
+            held.callback(calls.close_folder, commit.folder)
             temporary.remove_abandoned(commit.target)
-            held.enter_context(commit.written(parts, None))
+            held.enter_context(commit.write_temporary(parts, None))
             commits.append(commit)
         for commit in commits:
-            commit.take()
+            commit.rename_into_place()
         for commit in commits:
-            with commit.told():
+            with commit.report_write_errors():
                 calls.sync_folder(commit.folder)
 
 
-def opened(path: str | os.PathLike[str]) -> BinaryIO:
+def open_for_reading(path: str | os.PathLike[str]) -> BinaryIO:
     """A file, open for reading.
 
     Raises:
@@ -152,11 +152,11 @@ def make_folder(path: str | os.PathLike[str]) -> None:
             os.mkdir(given)
         if not os.path.isdir(given):
             raise NotADirectoryError(errno.ENOTDIR, "It is there, and is no folder")
-        folder = calls.folder(above)
+        folder = calls.open_folder(above)
         try:
             calls.sync_folder(folder)
         finally:
-            calls.leave(folder)
+            calls.close_folder(folder)
     except OSError as error:
         raise CheckpointWriteError(error.errno, f"{given}: {error.strerror}.") from error
 
@@ -184,7 +184,7 @@ class _Commit:
         self._done = self._begun = 0
         self._old: os.stat_result | None = None
         self._is_there = False
-        with self.told():
+        with self.report_write_errors():
             try:
                 self.target = calls.without_links(path)
                 found = calls.status(self.target)
@@ -195,8 +195,8 @@ class _Commit:
             self._old = found
 
     @contextlib.contextmanager
-    def told(self) -> Generator[None]:
-        """Say of a failed system call how far it all had come."""
+    def report_write_errors(self) -> Generator[None]:
+        """Raise failed system calls as errors that say how much had been written."""
         try:
             yield
         except OSError as error:
@@ -205,10 +205,10 @@ class _Commit:
             raise CheckpointWriteError(
                 number,
                 f"{self._path}: {os.strerror(number)} after {done:.1f} of {total:.1f} MB;"
-                f" {self._left()}",
+                f" {self._describe_what_is_left()}",
             ) from error
 
-    def _left(self) -> str:
+    def _describe_what_is_left(self) -> str:
         if self._is_there:
             return "the new checkpoint is in its place, but may not survive a power loss."
         for each in self._before:
@@ -220,70 +220,72 @@ class _Commit:
         return "nothing was saved." if self._old is None else "the previous checkpoint is intact."
 
     @contextlib.contextmanager
-    def written(
+    def write_temporary(
         self, parts: Iterable[Buffer], head: Callable[[], Buffer] | None
     ) -> Generator[None]:
-        """The new content in a temporary file, which the block has to `take`."""
-        with self.told():
+        """The new content in a temporary file, which the block has to `rename_into_place`."""
+        with self.report_write_errors():
             self._made = made = temporary.name_of(self.target)
         temporary.under_way.add(made)
         try:
             mode = 0o666 if self._old is None else self._old.st_mode & 0o666
-            with self.told():
-                file = calls.retried(os.open, made, _NEW | temporary.SAFELY, mode | 0o600)
+            with self.report_write_errors():
+                file = calls.retry_interrupted(os.open, made, _NEW | temporary.SAFELY, mode | 0o600)
             try:
                 try:
                     if self._old is not None:
-                        with self.told():
-                            calls.give(file, self._old)
-                    self._fill(file, parts, head)
+                        with self.report_write_errors():
+                            calls.give_ownership(file, self._old)
+                    self._write_content(file, parts, head)
                 finally:
-                    with self.told():
+                    with self.report_write_errors():
                         calls.close(file)
                 yield
             except BaseException:
                 with contextlib.suppress(OSError):
-                    calls.retried(os.unlink, made)
+                    calls.retry_interrupted(os.unlink, made)
                 raise
         finally:
             temporary.under_way.discard(made)
 
-    def take(self) -> None:
+    def rename_into_place(self) -> None:
         """Give the temporary file the name."""
-        with self.told():
-            calls.retried(os.replace, self._made, self.target)
+        with self.report_write_errors():
+            calls.retry_interrupted(os.replace, self._made, self.target)
             self._is_there = True
 
-    def _fill(self, file: int, parts: Iterable[Buffer], head: Callable[[], Buffer] | None) -> None:
+    def _write_content(
+        self, file: int, parts: Iterable[Buffer], head: Callable[[], Buffer] | None
+    ) -> None:
         with contextlib.suppress(OSError):  # some file systems have no locks
-            temporary.lock(file)
+            temporary.lock_file(file)
         if self._room:
-            with self.told():
-                calls.retried(os.lseek, file, self._room, os.SEEK_SET)
+            with self.report_write_errors():
+                calls.retry_interrupted(os.lseek, file, self._room, os.SEEK_SET)
         for part in parts:
-            self._put(file, part)
+            self._write_part(file, part)
         if head is not None:
             first = head()
-            with self.told():
-                calls.retried(os.lseek, file, 0, os.SEEK_SET)
-            self._put(file, first)
+            with self.report_write_errors():
+                calls.retry_interrupted(os.lseek, file, 0, os.SEEK_SET)
+            self._write_part(file, first)
         if self._done != self._total:
             raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._done}.")
-        with self.told():
+        with self.report_write_errors():
             calls.sync(file)
 
-    def _put(self, file: int, part: Buffer) -> None:
+    def _write_part(self, file: int, part: Buffer) -> None:
         left = memoryview(part)
         left = left.cast("B") if left.nbytes else memoryview(b"")
         while left:
-            with self.told():
-                count = calls.retried(os.write, file, left[:_PIECE])
+            with self.report_write_errors():
+                count = calls.retry_interrupted(os.write, file, left[:_PIECE])
                 if not count:
                     raise OSError(errno.EIO, "nothing was written")
             left = left[count:]
             self._done += count
             if self._done - self._begun >= _BURST:
-                calls.start(file, self._room + self._begun, self._done - self._begun)
+                calls.start_writeback(file, self._room + self._begun, self._done - self._begun)
                 self._begun = self._done
             if self._progress is not None:
                 self._progress(self._done, self._total)

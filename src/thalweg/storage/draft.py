@@ -34,11 +34,11 @@ class Draft:
     def __init__(self, tensors: Mapping[str, Stored], document: Mapping[str, Any]) -> None:
         self._tensors = dict(tensors)
         for name, each in self._tensors.items():
-            _check(name, each)
+            _check_given(name, each)
         self._document = json_text.dumps({"document": dict(document)})
         self.order = sorted(self._tensors, key=lambda name: -ITEM_BYTES[self._tensors[name].dtype])
-        manifest = self._manifest(dict.fromkeys(self._tensors, _LONGEST))
-        text = self._text(manifest)
+        manifest = self._manifest_of(dict.fromkeys(self._tensors, _LONGEST))
+        text = self._header_text(manifest)
         self.room = header.LENGTH + -(-len(text) // 8) * 8
         if self.room > header.LIMIT:
             raise InvalidArgumentError(
@@ -47,18 +47,18 @@ class Draft:
         for each in (text, manifest):  # what cannot be read must not be written
             json_text.loads(each)
 
-    def finished(self, checksums: Mapping[str, int]) -> bytes:
+    def finish_header(self, checksums: Mapping[str, int]) -> bytes:
         """Length and header with the checksums of all tensors: `room` bytes, spaces at the end."""
-        text = self._text(self._manifest(checksums)).ljust(self.room - header.LENGTH)
-        return header.sealed(len(text).to_bytes(header.LENGTH, "little"), text)
+        text = self._header_text(self._manifest_of(checksums)).ljust(self.room - header.LENGTH)
+        return header.seal_header(len(text).to_bytes(header.LENGTH, "little"), text)
 
-    def _manifest(self, checksums: Mapping[str, int]) -> str:
+    def _manifest_of(self, checksums: Mapping[str, int]) -> str:
         table = {
             name: [each.dtype, each.shape, checksums[name]] for name, each in self._tensors.items()
         }
-        return f'{{"tensors":{_compact(table)},{self._document[1:]}'
+        return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
-    def _text(self, manifest: str) -> bytes:
+    def _header_text(self, manifest: str) -> bytes:
         begin = {"format": "thalweg", "version": str(header.VERSION), "checksum": "0" * 8}
         made: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest}}
         place = 0
@@ -68,14 +68,14 @@ class Draft:
             end = place + each.data.nbytes
             made[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
             place = end
-        return _compact(made).encode()
+        return _compact_json(made).encode()
 
 
-def _compact(value: Any) -> str:
+def _compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _check(name: str, given: Stored) -> None:
+def _check_given(name: str, given: Stored) -> None:
     if name == "__metadata__" or not json_text.is_unicode(name):
         raise InvalidArgumentError(f"No tensor can be called {name[:200]!r}.")
     if given.dtype not in ITEM_BYTES:

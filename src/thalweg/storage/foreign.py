@@ -79,7 +79,7 @@ def is_keras_archive(start: bytes) -> bool:
     return start.startswith(ZIP) and first_member(start) in _OF_KERAS
 
 
-def refused(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
+def refusal_error(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
     """The error of a file that is not what a reader takes.
 
     Args:
@@ -87,10 +87,10 @@ def refused(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
         file: The same, open.
         wanted: What the reader takes: "file of thalweg".
     """
-    size, start, end = _ends(file)
+    size, start, end = _read_both_ends(file)
     if header.nearly_begins(start):
         return DataLossError(f"{path}: The beginning of its header is damaged. Copy it anew.")
-    found = _looks(start, end)
+    found = _identify_bytes(start, end)
     if found is not None:
         return found.error(f"{path}: It is no {wanted}: it is {found.kind}. {found.hint}.")
     text = "it is empty: it was never written, or is cut off. Copy it anew"
@@ -103,13 +103,17 @@ def refused(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
     return DataLossError(f"{path}: It is no {wanted}{',' if start else ':'} {text}.")
 
 
-def look(file: BinaryIO) -> Look | None:
+def identify_file(file: BinaryIO) -> Look | None:
     """What an open file looks like; None if it looks like nothing that is known."""
-    size, start, end = _ends(file)
-    return _looks(start, end) if size else Look("empty", "It was never written, or is cut off")
+    size, start, end = _read_both_ends(file)
+    return (
+        _identify_bytes(start, end)
+        if size
+        else Look("empty", "It was never written, or is cut off")
+    )
 
 
-def _ends(file: BinaryIO) -> tuple[int, bytes, bytes]:
+def _read_both_ends(file: BinaryIO) -> tuple[int, bytes, bytes]:
     """The size of a file, its first bytes and its last."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 8))
@@ -118,16 +122,16 @@ def _ends(file: BinaryIO) -> tuple[int, bytes, bytes]:
     return size, file.read(SHOWN), end
 
 
-def _looks(start: bytes, end: bytes) -> Look | None:
-    """What a file looks like, as far as its first and its last bytes tell."""
+def _identify_bytes(start: bytes, end: bytes) -> Look | None:
+    """What a file looks like by its first and its last bytes."""
     for begin, look in _KNOWN:
         if start.startswith(begin):
             return look
     if start.startswith(PICKLES) or _OLD_PICKLE.match(start):
         return Look("a pickle, from offset 0 on", _UNSAFE, UnsafeCheckpointError)
     if start.startswith(ZIP):
-        return _zip(first_member(start))
-    if header.begins(start):
+        return _identify_zip(first_member(start))
+    if header.begins_like_ours(start):
         return Look("a file of thalweg", _OURS, UnsupportedCheckpointError)
     if start[8:].lstrip().startswith(b'{"'):
         hint = "safetensors.torch.load_file reads it"
@@ -147,7 +151,7 @@ def _looks(start: bytes, end: bytes) -> Look | None:
     return None
 
 
-def _zip(name: str) -> Look:
+def _identify_zip(name: str) -> Look:
     if name in _OF_KERAS:
         return Look("a `.keras` file", THEIRS, UnsupportedCheckpointError)
     if name.endswith(".npy"):

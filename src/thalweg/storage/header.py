@@ -76,7 +76,7 @@ class Description:
     bytes: int
 
 
-def decoded(path: str, length: bytes, text: bytes, size: int) -> Description:
+def decode_header(path: str, length: bytes, text: bytes, size: int) -> Description:
     """What a header says, after all of it was checked.
 
     Args:
@@ -95,20 +95,20 @@ def decoded(path: str, length: bytes, text: bytes, size: int) -> Description:
     if begin is None:
         raise DataLossError(f"{path}: The beginning of its header is damaged.")
     stored = int(begin[2], 16)
-    actual = crc32c(_with(text, _ZEROS), crc32c(length))
+    actual = crc32c(_replace_checksum(text, _ZEROS), crc32c(length))
     check_sum(path, "header", stored, actual)
     if int(begin[1]) != VERSION:
         raise UnsupportedCheckpointError(
             f"{path}: The file is of version {int(begin[1])}; this version of Thalweg reads"
             f" version {VERSION}."
         )
-    header = _header(path, text)
-    manifest = _manifest(path, header.pop("__metadata__"))
-    tensors = _tensors(path, header, manifest["tensors"], LENGTH + len(text), size)
+    header = _parse_header(path, text)
+    manifest = _parse_manifest(path, header.pop("__metadata__"))
+    tensors = _parse_tensors(path, header, manifest["tensors"], LENGTH + len(text), size)
     return Description(manifest["document"], tensors, size)
 
 
-def begins(start: bytes) -> bool:
+def begins_like_ours(start: bytes) -> bool:
     """Whether a file begins as ours do, as far as it goes."""
     found = start[LENGTH : LENGTH + len(FIRST)]
     return bool(found) and FIRST.startswith(found)
@@ -130,18 +130,18 @@ def check_sum(path: str, name: str, stored: int, actual: int) -> None:
         )
 
 
-def sealed(length: bytes, text: bytes) -> bytes:
+def seal_header(length: bytes, text: bytes) -> bytes:
     """Length and header, with their checksum in its place."""
-    actual = crc32c(_with(text, _ZEROS), crc32c(length))
-    return length + _with(text, f"{actual:08x}".encode())
+    actual = crc32c(_replace_checksum(text, _ZEROS), crc32c(length))
+    return length + _replace_checksum(text, f"{actual:08x}".encode())
 
 
-def _with(text: bytes, checksum: bytes) -> bytes:
+def _replace_checksum(text: bytes, checksum: bytes) -> bytes:
     begin = BEGIN.match(text)
     return text if begin is None else text[: begin.start(2)] + checksum + text[begin.end(2) :]
 
 
-def _header(path: str, text: bytes) -> dict[str, Any]:
+def _parse_header(path: str, text: bytes) -> dict[str, Any]:
     try:
         found = json_text.loads(text)
     except json_text.DuplicateKeyError as error:
@@ -151,7 +151,7 @@ def _header(path: str, text: bytes) -> dict[str, Any]:
     return found  # an object with "__metadata__": it begins with it
 
 
-def _manifest(path: str, metadata: Any) -> dict[str, Any]:
+def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
     text = metadata.get("manifest")
     if metadata.keys() != {"format", "version", "checksum", "manifest"} or type(text) is not str:
         raise DataLossError(f"{path}: header: The metadata have no manifest.")
@@ -165,13 +165,13 @@ def _manifest(path: str, metadata: Any) -> dict[str, Any]:
     return made
 
 
-def _tensors(
+def _parse_tensors(
     path: str, header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, Described]:
     found: dict[str, Described] = {}
     end = start
     for name, each in header.items():
-        described = _entry(path, name, each, start, end)
+        described = _parse_entry(path, name, each, start, end)
         found[name], end = described, described.begin + described.bytes
     if end != size:
         cut = "It is cut off: it" if size < end else "It"
@@ -188,7 +188,7 @@ def _tensors(
     }
 
 
-def _entry(path: str, name: str, given: Any, start: int, end: int) -> Described:
+def _parse_entry(path: str, name: str, given: Any, start: int, end: int) -> Described:
     """One entry of the header, whose bytes must begin where the last one's ended."""
     entry = cast(dict[str, Any], given) if isinstance(given, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:

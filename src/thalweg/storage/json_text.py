@@ -45,10 +45,10 @@ def loads(text: str | bytes) -> Any:
     try:
         value = json.loads(
             found,
-            object_pairs_hook=_object,
-            parse_constant=_constant,
-            parse_float=_float,
-            parse_int=_int,
+            object_pairs_hook=_reject_duplicates,
+            parse_constant=_reject_constant,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
         )
     except json.JSONDecodeError as error:
         raise InvalidConfigError(f"No JSON: {error.msg} at character {error.pos}.") from error
@@ -66,7 +66,7 @@ def dumps(value: Any) -> str:
         InvalidArgumentError: It holds NaN, an infinite or very long number, text that is no
             Unicode, or more than 100 levels.
     """
-    _check(value, ())
+    _check_value(value, ())
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -86,7 +86,7 @@ def _is_deep(text: str) -> bool:
     return b"[" in left
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()
@@ -95,29 +95,29 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def table(value: Any) -> dict[str, Any]:
+def as_object(value: Any) -> dict[str, Any]:
     """An object of JSON; an empty one in the place of anything else."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def _constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise InvalidConfigError(f"{name} is no JSON.")
 
 
-def _float(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
         raise InvalidConfigError(f"{digits[:20]} is beyond all numbers.")
     return value
 
 
-def _int(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > DIGITS:
         raise InvalidConfigError(f"A number of {len(digits)} digits.")
     return int(digits)
 
 
-def _check(value: Any, path: tuple[str, ...]) -> None:
+def _check_value(value: Any, path: tuple[str, ...]) -> None:
     if len(path) > DEPTH:
         raise InvalidArgumentError(f"{'/'.join(path[:3])}... has more than {DEPTH} levels.")
     if value is None or isinstance(value, bool):
@@ -126,24 +126,28 @@ def _check(value: Any, path: tuple[str, ...]) -> None:
         _check_text(value, path)
     elif type(value) is int:
         if abs(value) >= 10 ** (DIGITS - 1):
-            raise InvalidArgumentError(f"{_at(path)} has more than {DIGITS - 1} digits.")
+            raise InvalidArgumentError(f"{_path_text(path)} has more than {DIGITS - 1} digits.")
     elif type(value) is float:
         if not math.isfinite(value):
-            raise InvalidArgumentError(f"{_at(path)} is {value}, which JSON has no word for.")
+            raise InvalidArgumentError(
+                f"{_path_text(path)} is {value}, which JSON has no word for."
+            )
     elif isinstance(value, dict):
         _check_items(cast(dict[Any, Any], value), path)
     elif isinstance(value, list | tuple):
         items = enumerate(cast(Iterable[Any], value))
         _check_all(((str(number), each) for number, each in items), path)
     else:
-        raise InvalidTypeError(f"{_at(path)} is a {type(value).__name__}, which JSON cannot hold.")
+        raise InvalidTypeError(
+            f"{_path_text(path)} is a {type(value).__name__}, which JSON cannot hold."
+        )
 
 
 def _check_items(value: Mapping[Any, Any], path: tuple[str, ...]) -> None:
     for key in value:
         if type(key) is not str:
             raise InvalidTypeError(
-                f"{_at(path)} has a key that is a {type(key).__name__}, no string."
+                f"{_path_text(path)} has a key that is a {type(key).__name__}, no string."
             )
         _check_text(key, path)
     _check_all(value.items(), path)
@@ -151,15 +155,15 @@ def _check_items(value: Mapping[Any, Any], path: tuple[str, ...]) -> None:
 
 def _check_all(items: Iterable[tuple[str, Any]], path: tuple[str, ...]) -> None:
     for name, each in items:
-        _check(each, (*path, name))
+        _check_value(each, (*path, name))
 
 
 def _check_text(text: str, path: tuple[str, ...]) -> None:
     if not is_unicode(text):
-        raise InvalidArgumentError(f"{_at(path)} holds {text[:80]!r}, which is no Unicode.")
+        raise InvalidArgumentError(f"{_path_text(path)} holds {text[:80]!r}, which is no Unicode.")
 
 
-def _at(path: tuple[str, ...]) -> str:
+def _path_text(path: tuple[str, ...]) -> str:
     return "/".join(path) or "the value"
 
 

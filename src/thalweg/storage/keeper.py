@@ -44,7 +44,7 @@ class Keeper:
         """The paths of the newest, the oldest of them first."""
         return [path for path, _ in self.newest]
 
-    def after(self, path: str) -> Keeper:
+    def after_saving(self, path: str) -> Keeper:
         """A keeper of the same and of one that has just been saved."""
         newest = [each for each in self.newest if each[0] != path]
         newest.append((path, time.time()))

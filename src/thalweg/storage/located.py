@@ -1,4 +1,4 @@
-"""What a path leads to, told by content: the one place that says so for all readers."""
+"""What a path leads to, judged by content: the one place that decides it for all readers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Located:
         """The writer, as it writes itself."""
         return {"tensorflow": "TensorFlow", "keras": "Keras"}.get(self.writer, self.writer)
 
-    def checked(self) -> Located:
+    def check_readable(self) -> Located:
         """This.
 
         Raises:
@@ -73,14 +73,14 @@ class Located:
             raise _REFUSED[self.kind](self.path)
         return self
 
-    def ours(self) -> str:
+    def path_if_ours(self) -> str:
         """The path of a file of thalweg.
 
         Raises:
             UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras.
-            ThalwegError: As `checked`.
+            ThalwegError: As `check_readable`.
         """
-        if self.checked().kind is not Kind.OURS:
+        if self.check_readable().kind is not Kind.OURS:
             raise UnsupportedCheckpointError(
                 f"{self.path} is a checkpoint of {self.of}: {foreign.THEIRS}."
             )
@@ -91,9 +91,9 @@ class Located:
 
         Raises:
             UnsupportedCheckpointError: It is a file of Keras.
-            ThalwegError: As `checked`.
+            ThalwegError: As `check_readable`.
         """
-        if self.checked().writer == "keras":
+        if self.check_readable().writer == "keras":
             raise UnsupportedCheckpointError(
                 f"{self.path} is a file of Keras, which thalweg.checkpoint.tensorflow.restore"
                 " reads."
@@ -101,7 +101,7 @@ class Located:
         return self
 
 
-def located(path: str | os.PathLike[str]) -> Located:
+def locate_checkpoint(path: str | os.PathLike[str]) -> Located:
     """What a path leads to.
 
     The first of these that is there: a file of ours or of Keras called just so; one of ours with
@@ -143,7 +143,7 @@ def _missing(path: str) -> Located:
 def _by_content(path: str) -> Kind:
     if container.is_container(path):
         return Kind.OURS
-    with disk.opened(path) as file:
+    with disk.open_for_reading(path) as file:
         start = file.read(foreign.SHOWN)
     if start.startswith(foreign.HDF5):
         return Kind.HDF5
@@ -175,7 +175,9 @@ def _no_file(path: str) -> ThalwegError:
             f"{path}.index does not exist: without it the data beside it have no names. Copy it,"
             " too."
         )
-    others = [re.sub(r"\.index\Z", "", os.path.basename(each)) for each in _checkpoints(folder)]
+    others = [
+        re.sub(r"\.index\Z", "", os.path.basename(each)) for each in _list_checkpoints(folder)
+    ]
     hint = did_you_mean(name, others)
     return MissingFileError(
         f"{path} does not exist: there is no file of this name, nor one with {ENDING} or .index"
@@ -183,32 +185,32 @@ def _no_file(path: str) -> ThalwegError:
     )
 
 
-def _folder(path: str) -> ThalwegError:
-    return MissingFileError(f"{path} is a folder: give a checkpoint in it{_newest(path)}.")
+def _folder_error(path: str) -> ThalwegError:
+    return MissingFileError(f"{path} is a folder: give a checkpoint in it{_newest_hint(path)}.")
 
 
-def _state(path: str) -> ThalwegError:
+def _state_file_error(path: str) -> ThalwegError:
     folder, name = os.path.split(path)
     return MissingFileError(
         f"{path} lists the checkpoints of its folder, and holds none: give one of them"
-        f"{_newest(folder, name)}."
+        f"{_newest_hint(folder, name)}."
     )
 
 
-def _foreign(path: str) -> ThalwegError:
-    with disk.opened(path) as file:
-        return foreign.refused(path, file, "checkpoint of thalweg, TensorFlow or Keras")
+def _foreign_error(path: str) -> ThalwegError:
+    with disk.open_for_reading(path) as file:
+        return foreign.refusal_error(path, file, "checkpoint of thalweg, TensorFlow or Keras")
 
 
 _REFUSED = {
     Kind.MISSING: _no_file,
-    Kind.FOLDER: _folder,
-    Kind.STATE: _state,
-    Kind.FOREIGN: _foreign,
+    Kind.FOLDER: _folder_error,
+    Kind.STATE: _state_file_error,
+    Kind.FOREIGN: _foreign_error,
 }
 
 
-def _newest(folder: str, name: str | None = None) -> str:
+def _newest_hint(folder: str, name: str | None = None) -> str:
     """The newest checkpoint of a folder, in words; "" if there is none."""
     from thalweg.storage import bundle
 
@@ -216,11 +218,11 @@ def _newest(folder: str, name: str | None = None) -> str:
         state = bundle.read_state(folder, name or bundle.STATE)
         if state is not None and state.model_checkpoint_path:
             return f", such as {state.model_checkpoint_path}, the newest"
-    found = _checkpoints(folder)
+    found = _list_checkpoints(folder)
     return f", such as {re.sub(r'[.]index$', '', found[-1])}" if found else ""
 
 
-def _checkpoints(folder: str) -> list[str]:
+def _list_checkpoints(folder: str) -> list[str]:
     """Files in a folder that look like checkpoints, in order of their names."""
     here = glob.escape(folder)
     return [path for each in _LISTED for path in sorted(glob.glob(os.path.join(here, each)))]

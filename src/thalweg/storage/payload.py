@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from thalweg.errors import DataLossError
-from thalweg.storage.checksum import combined, crc32c
+from thalweg.storage.checksum import combine_checksums, crc32c
 from thalweg.storage.header import Described
 
 Progress = Callable[[int, int], None]
@@ -33,7 +33,7 @@ class _Piece:
     memory: memoryview | None
 
 
-def sums(
+def iterate_checksums(
     path: str,
     file: BinaryIO,
     wanted: Mapping[str, Described],
@@ -57,14 +57,14 @@ def sums(
     left = {name: each.bytes for name, each in wanted.items()}
     values = dict.fromkeys(wanted, 0)
 
-    def work(batch: list[_Piece]) -> list[int]:
-        return _summed(path, file, batch)
+    def checksum_batch(batch: list[_Piece]) -> list[int]:
+        return _checksum_pieces(path, file, batch)
 
-    batches = list(_batches(wanted, rooms))
-    for batch, found in zip(batches, _mapped(work, batches, total), strict=True):
+    batches = list(_batch_pieces(wanted, rooms))
+    for batch, found in zip(batches, _map_in_threads(checksum_batch, batches, total), strict=True):
         for piece, value in zip(batch, found, strict=True):
             name, size = piece.name, piece.size
-            values[name] = combined(values[name], value, size) if values[name] else value
+            values[name] = combine_checksums(values[name], value, size) if values[name] else value
             left[name] -= size
             done += size
             if not left[name]:
@@ -73,7 +73,7 @@ def sums(
             progress(done, total)
 
 
-def _batches(
+def _batch_pieces(
     wanted: Mapping[str, Described], rooms: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
@@ -94,10 +94,10 @@ def _batches(
         yield batch
 
 
-def _mapped(
+def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Iterator[list[int]]:
-    threads = min(_THREADS, _cores()) if hasattr(os, "preadv") else 1
+    threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _FEW:
         yield from map(work, batches)
         return
@@ -107,12 +107,12 @@ def _mapped(
         yield from pool.map(work, batches)
 
 
-def _cores() -> int:
+def _available_cores() -> int:
     look = getattr(os, "sched_getaffinity", None)
     return (len(look(0)) if look else os.cpu_count()) or 1
 
 
-def _summed(path: str, file: BinaryIO, batch: list[_Piece]) -> list[int]:
+def _checksum_pieces(path: str, file: BinaryIO, batch: list[_Piece]) -> list[int]:
     """Read pieces; returns their checksums, each as if nothing came before it."""
     scratch = memoryview(bytearray(_CACHED if any(p.memory is None for p in batch) else 0))
     found: list[int] = []
@@ -121,14 +121,14 @@ def _summed(path: str, file: BinaryIO, batch: list[_Piece]) -> list[int]:
         for begin in range(0, piece.size, _CACHED):
             size = min(_CACHED, piece.size - begin)
             memory = scratch[:size] if piece.memory is None else piece.memory[begin : begin + size]
-            if not _fill(file, memory, piece.begin + begin):
+            if not _read_into(file, memory, piece.begin + begin):
                 raise DataLossError(f"{path}: {piece.name[:200]!r}: The file ends within it.")
             value = crc32c(memory, value)
         found.append(value)
     return found
 
 
-def _fill(file: BinaryIO, memory: memoryview, begin: int) -> bool:
+def _read_into(file: BinaryIO, memory: memoryview, begin: int) -> bool:
     """Read as many bytes as there is room for; False if the file has not so many."""
     if not hasattr(os, "preadv"):
         file.seek(begin)

@@ -28,7 +28,7 @@ class Source:
         self._left = 2 * size
         self._visited: set[int] = set()
 
-    def part(self, begin: int, size: int, what: str) -> Part:
+    def read_part(self, begin: int, size: int, what: str) -> Part:
         """Some bytes.
 
         Args:
@@ -39,44 +39,46 @@ class Source:
             DataLossError: The file ends before they do, or its structures overlap.
         """
         if begin + size > self.size:
-            raise self.damaged(begin, f"{what} of {size} bytes goes beyond the end of the file")
-        self.charge(size, begin)
-        return Part(self, self.raw(begin, size), begin)
+            raise self.data_loss_error(
+                begin, f"{what} of {size} bytes goes beyond the end of the file"
+            )
+        self.charge_read(size, begin)
+        return Part(self, self.read_uncounted(begin, size), begin)
 
-    def raw(self, begin: int, size: int) -> memoryview:
+    def read_uncounted(self, begin: int, size: int) -> memoryview:
         """Bytes that are known to be there, and are not counted as read."""
         data = self._read(begin, size)
         if len(data) != size:
-            raise self.damaged(begin, f"{size} bytes are no longer there")
+            raise self.data_loss_error(begin, f"{size} bytes are no longer there")
         return data
 
-    def charge(self, size: int, offset: int) -> None:
+    def charge_read(self, size: int, offset: int) -> None:
         """Count bytes as read; raises `DataLossError` if they are more than there can be."""
         self._left -= size
         if self._left < 0:
-            raise self.damaged(offset, "structures of the file overlap")
+            raise self.data_loss_error(offset, "structures of the file overlap")
 
-    def visit(self, address: int, what: str) -> None:
+    def visit_once(self, address: int, what: str) -> None:
         """Note that something is about to be read; raises `DataLossError` the second time."""
         if address in self._visited:
-            raise self.damaged(address, f"{what} is reached twice")
+            raise self.data_loss_error(address, f"{what} is reached twice")
         self._visited.add(address)
 
     def begins_with(self, signature: bytes) -> bool:
         """Whether the file begins so."""
         size = len(signature)
-        return self.size >= size and bytes(self.raw(0, size)) == signature
+        return self.size >= size and bytes(self.read_uncounted(0, size)) == signature
 
-    def damaged(self, offset: int, text: str) -> DataLossError:
+    def data_loss_error(self, offset: int, text: str) -> DataLossError:
         """The error of a file that is not what was written."""
         return DataLossError(f"{self.title}: at byte {offset}: {text}")
 
-    def unsafe(self, offset: int, text: str) -> UnsafeCheckpointError:
+    def unsafe_error(self, offset: int, text: str) -> UnsafeCheckpointError:
         """The error of a file that leads elsewhere."""
         return UnsafeCheckpointError(f"{self.title}: at byte {offset}: {text}")
 
-    def unsupported(self, offset: int, text: str) -> UnsupportedCheckpointError:
-        """The error of what is known and not read here."""
+    def unsupported_error(self, offset: int, text: str) -> UnsupportedCheckpointError:
+        """The error of a feature that is known and not supported."""
         return UnsupportedCheckpointError(f"{self.title}: at byte {offset}: {text}")
 
 
@@ -108,42 +110,42 @@ class Part:
         """The next bytes; raises `DataLossError` if there are not as many."""
         if not 0 <= size <= self.left:
             text = f"{size} bytes should follow, and there are {self.left}"
-            raise self.source.damaged(self.offset, text)
+            raise self.source.data_loss_error(self.offset, text)
         self._next += size
         return self.data[self._next - size : self._next]
 
-    def cut(self, size: int) -> Part:
+    def take_part(self, size: int) -> Part:
         """The next bytes, to be taken on their own."""
         begin = self.offset
         return Part(self.source, self.take(size), begin)
 
-    def number(self, width: int) -> int:
+    def take_number(self, width: int) -> int:
         """The next bytes as a number."""
         return int.from_bytes(self.take(width), "little")
 
-    def address(self) -> int | None:
+    def take_address(self) -> int | None:
         """The next eight bytes as an address; None for what is not stored."""
-        found = self.number(8)
+        found = self.take_number(8)
         return None if found == UNDEFINED else found
 
-    def stored(self, what: str) -> int:
+    def take_stored_address(self, what: str) -> int:
         """The address of what has to be stored."""
-        found = self.address()
+        found = self.take_address()
         if found is None:
-            raise self.source.damaged(self.offset - 8, f"{what} is not stored")
+            raise self.source.data_loss_error(self.offset - 8, f"{what} is not stored")
         return found
 
-    def expect(self, signature: bytes, what: str) -> None:
+    def expect_signature(self, signature: bytes, what: str) -> None:
         """Take what something begins with; raises `DataLossError` if it begins otherwise."""
         found = bytes(self.take(len(signature)))
         if found != signature:
             text = f"{what} begins with {found!r} and not with {signature!r}"
-            raise self.source.damaged(self.offset - len(signature), text)
+            raise self.source.data_loss_error(self.offset - len(signature), text)
 
-    def version(self, known: tuple[int, ...], what: str) -> int:
+    def take_version(self, known: tuple[int, ...], what: str) -> int:
         """Take a version; raises `UnsupportedCheckpointError` if it is none of the known."""
-        found = self.number(1)
+        found = self.take_number(1)
         if found not in known:
             text = f"version {found} of {what} is not read"
-            raise self.source.unsupported(self.offset - 1, text)
+            raise self.source.unsupported_error(self.offset - 1, text)
         return found

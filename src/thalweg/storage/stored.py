@@ -58,7 +58,7 @@ class Stored:
         """
         import torch
 
-        self._check()
+        self._check_data()
         kind = dtype_of(self.dtype)
         if not self.data.nbytes:
             return torch.empty(self.shape, dtype=kind)
@@ -74,7 +74,7 @@ class Stored:
         """
         import numpy as np
 
-        self._check()
+        self._check_data()
         if self.dtype in _ONLY_TORCH:
             raise UnsupportedCheckpointError(f"NumPy has no {_TORCH[self.dtype]}; use tensor().")
         if not self.data.nbytes:
@@ -82,7 +82,7 @@ class Stored:
         raw = self.data if self._is_usable() else bytearray(self.data)
         return np.frombuffer(raw, _TORCH[self.dtype]).reshape(self.shape)
 
-    def _check(self) -> None:
+    def _check_data(self) -> None:
         import numpy as np
 
         _check_order()
@@ -145,7 +145,7 @@ def of_tensor(tensor: Tensor) -> Stored:
         if type(plain) is not torch.Tensor or plain.is_nested or plain.layout != torch.strided:
             kind = f"{type(plain).__name__} of layout {plain.layout}"
             raise InvalidTypeError(f"Cannot save a {kind}; only plain dense tensors can be.")
-        name = _names().get(plain.dtype)
+        name = _names_of_dtypes().get(plain.dtype)
         if name is None:
             raise InvalidTypeError(f"Cannot save a tensor of {plain.dtype}.")
         plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
@@ -157,7 +157,7 @@ def of_tensor(tensor: Tensor) -> Stored:
 
 
 @cache
-def _names() -> dict[dtype, str]:
+def _names_of_dtypes() -> dict[dtype, str]:
     return {dtype_of(name): name for name in _TORCH}
 
 

@@ -57,7 +57,7 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def lock(file: int) -> None:
+def lock_file(file: int) -> None:
     """Hold a lock until the file is closed. Processes of other containers see it, too."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,7 +71,7 @@ def _is_locked(path: str) -> bool:
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return True
-        lock(file)
+        lock_file(file)
     except BlockingIOError:
         return True
     except OSError:  # no locks here

@@ -13,7 +13,7 @@ import torch
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import known_size, known_sizes, sizes_of
-from thalweg.graph.ops import created
+from thalweg.graph.ops import creation_node
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import joining, products
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
@@ -108,15 +108,15 @@ def fill(dims: Any, value: Any, name: str | None = None) -> Any:
 
 def zeros_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
     """Zeros in the shape, and by default the dtype, of a tensor."""
-    return _like(torch.zeros_like, input, dtype, name or "zeros_like")
+    return _filled_like(torch.zeros_like, input, dtype, name or "zeros_like")
 
 
 def ones_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
     """Ones in the shape, and by default the dtype, of a tensor."""
-    return _like(torch.ones_like, input, dtype, name or "ones_like")
+    return _filled_like(torch.ones_like, input, dtype, name or "ones_like")
 
 
-def _like(function: Any, input: Any, dtype: Any, name: str) -> Any:
+def _filled_like(function: Any, input: Any, dtype: Any, name: str) -> Any:
     given, kind = tensor(input), None if dtype is None else as_dtype(dtype)
     sizes = given.shape
     if isinstance(given, graph.SymbolicTensor) and sizes is not None and None not in sizes:
@@ -140,7 +140,9 @@ def eye(
     def make(size: Any, kind: torch.dtype) -> Any:
         return torch.eye(*size[-2:], dtype=kind).expand(size).contiguous()
 
-    return created(make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name or "eye")
+    return creation_node(
+        make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name or "eye"
+    )
 
 
 def range(
@@ -167,12 +169,12 @@ def range(
         many = math.ceil(((end - first) / step).item())  # rounded as in TensorFlow, in the dtype
         return (torch.arange(many, dtype=torch.float64) * step.item() + first.item()).to(kind)
 
-    def known() -> list[int | None]:
+    def static_shape() -> list[int | None]:
         found = known_sizes(numbers) or [None]
         is_open = None in found or not found[-1]
         return [None if is_open else len(builtins.range(*found))]  # pyright: ignore
 
-    return told(call(count, *numbers, name=name), kind, known)
+    return told(call(count, *numbers, name=name), kind, static_shape)
 
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
@@ -217,7 +219,7 @@ def one_hot(
 
     given = tensor(indices)
 
-    def known() -> Any:
+    def static_shape() -> Any:
         if given.shape is None:
             return None
         sizes = list(given.shape)
@@ -225,7 +227,7 @@ def one_hot(
         return sizes
 
     made = call(encode, given, depth, on, off, name=name or "one_hot")
-    return told(made, kind, known)
+    return told(made, kind, static_shape)
 
 
 def tensor_or_value(given: Any, dtype: Any = None) -> Any:
@@ -262,11 +264,11 @@ def rank(input: Any, name: str | None = None) -> Any:
     if given.shape is None:
         output = graph.Output(torch.int32, (), ())
         arguments = ([given], name or "Rank")
-        return graph.operation(_rank, *arguments, kind="pure", outputs=output)
+        return graph.operation(_rank_of, *arguments, kind="pure", outputs=output)
     return graph.constant(len(given.shape), name=name or "Rank")
 
 
-def _rank(given: Any) -> Any:
+def _rank_of(given: Any) -> Any:
     return torch.tensor(given.dim(), dtype=torch.int32)
 
 
@@ -274,12 +276,12 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     """The same elements in another shape; one size may be -1."""
     given, wanted = as_tensor(tensor), sizes_of(shape)
 
-    def known() -> Any:
+    def static_shape() -> Any:
         found = known_sizes(wanted)
         return None if found is None else [None if size == -1 else size for size in found]
 
     made = call(lambda x, size: x.reshape(sizes(size)), given, wanted, name=name or "Reshape")
-    return told(made, given.dtype, known)
+    return told(made, given.dtype, static_shape)
 
 
 @named_in_graphs(2, "name")
@@ -313,7 +315,7 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims:
     axes = () if axis is None else sizes(axis)
     given = tensor(input)
 
-    def left(shape: Any) -> list[Any]:
+    def remaining_sizes(shape: Any) -> list[Any]:
         """The sizes that stay."""
         rank = len(shape)
         if any(not -rank <= each < rank or shape[each] not in (1, None) for each in axes):
@@ -324,19 +326,21 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims:
         return [size for place, size in enumerate(shape) if place not in gone]
 
     def drop(x: Any) -> Any:
-        return x.reshape(left(x.shape)) if axes else x.squeeze()
+        return x.reshape(remaining_sizes(x.shape)) if axes else x.squeeze()
 
     if given.shape is not None:
-        left(given.shape)
+        remaining_sizes(given.shape)
     made = call(drop, given, name=name or "Squeeze")
-    return told(made, given.dtype, lambda: left(given.shape) if axes and given.shape else None)
+    return told(
+        made, given.dtype, lambda: remaining_sizes(given.shape) if axes and given.shape else None
+    )
 
 
 def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     """The tensor repeated along each dimension, a number of times for each."""
     given, times = tensor(input), sizes_of(multiples)
 
-    def known() -> Any:
+    def static_shape() -> Any:
         found = known_sizes(times)
         if found is None or given.shape is None:
             return None
@@ -352,7 +356,7 @@ def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
         return x.repeat(sizes(many))
 
     made = call(repeat, given, times, name=name or "Tile")
-    return told(made, given.dtype, known)
+    return told(made, given.dtype, static_shape)
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
@@ -390,15 +394,15 @@ def gather(
 
     def pick(given: Any, places: Any) -> Any:
         if not batch_dims:
-            return _picked(given, places, along)
+            return _pick_rows(given, places, along)
         lead, inner = given.shape[:batch_dims], along % given.dim() - batch_dims
         pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (given, places)), strict=True)
-        return torch.stack([_picked(one, rows, inner) for one, rows in pairs]).unflatten(0, lead)
+        return torch.stack([_pick_rows(one, rows, inner) for one, rows in pairs]).unflatten(0, lead)
 
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
 
-def _picked(given: Any, places: Any, axis: int) -> Any:
+def _pick_rows(given: Any, places: Any, axis: int) -> Any:
     axis, rows = axis % given.dim(), places.reshape(-1)
     if rows.device.type == "cpu":  # elsewhere the check would wait for the device
         IndexedSlices(rows, rows).check_range(given.shape[axis])

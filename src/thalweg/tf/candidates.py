@@ -78,7 +78,9 @@ def log_uniform_candidate_sampler(
         return torch.log((k + 2) / (k + 1)) / span
 
     title = name or "LogUniformCandidateSampler"
-    return _sampled(draw, probability, true_classes, num_sampled, unique, range_max, seed, title)
+    return _sample_classes(
+        draw, probability, true_classes, num_sampled, unique, range_max, seed, title
+    )
 
 
 def uniform_candidate_sampler(
@@ -101,10 +103,12 @@ def uniform_candidate_sampler(
         return torch.full(classes.shape, 1 / range_max, dtype=torch.float64)
 
     title = name or "UniformCandidateSampler"
-    return _sampled(draw, probability, true_classes, num_sampled, unique, range_max, seed, title)
+    return _sample_classes(
+        draw, probability, true_classes, num_sampled, unique, range_max, seed, title
+    )
 
 
-def _sampled(
+def _sample_classes(
     draw: Draw,
     probability: Probability,
     true_classes: Any,
@@ -119,9 +123,9 @@ def _sampled(
     true_classes, generator = tensor(true_classes), graph.numbers_of(seed)
 
     def sample(wanted: torch.Tensor) -> list[torch.Tensor]:
-        found, tries = (_unique if unique else _any)(draw, count, generator())
+        found, tries = (_draw_unique if unique else _draw_any)(draw, count, generator())
         found = found.to(wanted.device)
-        return [found, *(_expected(probability(x), count, tries) for x in (wanted, found))]
+        return [found, *(_expected_count(probability(x), count, tries) for x in (wanted, found))]
 
     if not isinstance(true_classes, graph.SymbolicTensor):
         return Candidates(*sample(true_classes))
@@ -133,11 +137,11 @@ def _sampled(
     return Candidates(*graph.operation(sample, [true_classes], name, kind="pure", outputs=outputs))
 
 
-def _any(draw: Draw, count: int, generator: Any) -> tuple[torch.Tensor, int]:
+def _draw_any(draw: Draw, count: int, generator: Any) -> tuple[torch.Tensor, int]:
     return draw(count, generator), count
 
 
-def _unique(draw: Draw, count: int, generator: Any) -> tuple[torch.Tensor, int]:
+def _draw_unique(draw: Draw, count: int, generator: Any) -> tuple[torch.Tensor, int]:
     """The first `count` different classes, and how many were drawn to find them."""
     drawn = np.empty(0, np.int64)
     first = np.empty(0, np.int64)
@@ -149,7 +153,7 @@ def _unique(draw: Draw, count: int, generator: Any) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(drawn[places]), int(places[-1]) + 1 if count else 0
 
 
-def _expected(p: torch.Tensor, count: int, tries: int) -> torch.Tensor:
+def _expected_count(p: torch.Tensor, count: int, tries: int) -> torch.Tensor:
     found = p * count if tries == count else -torch.expm1(tries * torch.log1p(-p))
     return found.float()
 
@@ -184,7 +188,7 @@ def nce_loss(
         name: Optional.
         partition_strategy: Ignored: there is one table.
     """
-    logits, wanted = _logits(
+    logits, wanted = _sampled_logits(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
         remove_accidental_hits, None, name,
     )  # fmt: skip
@@ -216,7 +220,7 @@ def sampled_softmax_loss(
 
     `seed` is that of the sampler; the other arguments are those of `nce_loss`.
     """
-    logits, wanted = _logits(
+    logits, wanted = _sampled_logits(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
         remove_accidental_hits, seed, name,
     )  # fmt: skip
@@ -227,7 +231,7 @@ def sampled_softmax_loss(
     return call(loss, logits, wanted, name=name)
 
 
-def _logits(
+def _sampled_logits(
     weights: Any,
     biases: Any,
     labels: Any,

@@ -52,7 +52,7 @@ def Assert(
     return must_hold(lambda x: x.all(), [given], message, data, summarize, name or "Assert")
 
 
-def _told(data: Any, message: str | None) -> tuple[Sequence[Any], str]:
+def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], str]:
     """The data and the message, in the order of TensorFlow 1 or 2."""
     if isinstance(data, str):
         return (), f"{data} "
@@ -68,7 +68,7 @@ def _of_two(holds: Callable[[Any, Any], Any], sign: str, title: str) -> Callable
         message: str | None = None,
         name: str | None = None,
     ) -> Any:
-        seen, text = _told(data, message)
+        seen, text = _data_and_message(data, message)
         text += f"Condition x {sign} y did not hold element-wise:"
         return must_hold(holds, pair(x, y), text, seen, summarize, name or title)
 
@@ -85,7 +85,7 @@ def _of_one(holds: Callable[[Any], Any], sign: str, title: str) -> Callable[...,
         message: str | None = None,
         name: str | None = None,
     ) -> Any:
-        seen, text = _told(data, message)
+        seen, text = _data_and_message(data, message)
         text += f"Condition x {sign} 0 did not hold element-wise:"
         return must_hold(holds, [tensor(x)], text, seen, summarize, name or title)
 
@@ -120,7 +120,7 @@ def assert_near(
 
     Both are 10 times the smallest number that makes a difference to 1, by default.
     """
-    seen, text = _told(data, message)
+    seen, text = _data_and_message(data, message)
 
     def near(one: Any, other: Any) -> Any:
         unit = 10 * torch.finfo(one.dtype).eps
@@ -131,12 +131,12 @@ def assert_near(
     return must_hold(near, pair(x, y), text, seen, summarize, name or "assert_near")
 
 
-def _ranks(
+def _check_rank(
     x: Any, holds: Callable[[int], bool], wanted: str, data: Any, message: str | None, name: str
 ) -> Any:
     """A check of the number of dimensions: at once, if it is known."""
     given = tensor(x)
-    seen, text = _told(data, message)
+    seen, text = _data_and_message(data, message)
     text += f"The tensor must have {wanted}"
     if given.shape is None:
         return must_hold(lambda value: holds(value.dim()), [given], f"{text}:", seen, name=name)
@@ -157,7 +157,9 @@ def assert_rank(
     when the graph is built. `summarize` is ignored.
     """
     count = int(rank)
-    return _ranks(x, lambda n: n == count, f"rank {count}", data, message, name or "assert_rank")
+    return _check_rank(
+        x, lambda n: n == count, f"rank {count}", data, message, name or "assert_rank"
+    )
 
 
 def assert_rank_at_least(
@@ -170,7 +172,7 @@ def assert_rank_at_least(
 ) -> Any:
     """`assert_rank` of at least `rank` dimensions."""
     count, title = int(rank), name or "assert_rank_at_least"
-    return _ranks(x, lambda n: n >= count, f"rank {count} or more", data, message, title)
+    return _check_rank(x, lambda n: n >= count, f"rank {count} or more", data, message, title)
 
 
 def assert_rank_in(
@@ -184,14 +186,14 @@ def assert_rank_in(
     """`assert_rank` of one of several numbers of dimensions."""
     counts = [int(rank) for rank in ranks]
     wanted = f"a rank of {counts}"
-    return _ranks(x, lambda n: n in counts, wanted, data, message, name or "assert_rank_in")
+    return _check_rank(x, lambda n: n in counts, wanted, data, message, name or "assert_rank_in")
 
 
 def assert_scalar(tensor: Any, name: str | None = None, message: str | None = None) -> Any:
     """The tensor; InvalidArgumentError unless it has no dimensions."""
     found = as_tensor(tensor)
-    checked = _ranks(found, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar")
-    return _after(checked, found)
+    checked = _check_rank(found, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar")
+    return _wait_for_check(checked, found)
 
 
 def assert_type(
@@ -270,7 +272,7 @@ def add_check_numerics_ops() -> Any:
     return group(*(check_numerics(x, x.name) for x in floats), name="check_numerics_ops")
 
 
-def _after(check: Any, value: Any) -> Any:
+def _wait_for_check(check: Any, value: Any) -> Any:
     """A value that waits for a check, in graph mode."""
     if check is None:
         return value

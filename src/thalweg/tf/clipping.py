@@ -38,11 +38,11 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         squares = (given * given).sum(axes, keepdim=axes is not None)
         positive = squares > 0  # the root of 0 has no gradient
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
-        limit = _in(given, limit).clamp(min=0)
+        limit = _as_limit_of(given, limit).clamp(min=0)
         bound = torch.where(size < limit, limit, size)  # a NaN stays
         return as_shaped(given, given * limit / torch.where(bound == 0, 1, bound))
 
-    return call(clip, tensor(t), _limit(clip_norm), name=name or "clip_by_norm")
+    return call(clip, tensor(t), _limit_of(clip_norm), name=name or "clip_by_norm")
 
 
 def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
@@ -50,7 +50,7 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
     nothing else is there, the norm is None.
     """
     _check_list(t_list)
-    parts = [_values(item) for item in t_list if item is not None]
+    parts = [_values_of(item) for item in t_list if item is not None]
     if not parts:
         return None
 
@@ -80,31 +80,31 @@ def clip_by_global_norm(
         return list(t_list), norm
 
     def factor(size: Any, limit: Any) -> Any:
-        limit, highest = _in(size, limit), torch.finfo(size.dtype).max
+        limit, highest = _as_limit_of(size, limit), torch.finfo(size.dtype).max
         inverse = (1 / limit).clamp(max=highest)  # so that a limit of 0 makes 0 of zeros
         return limit * torch.minimum(1 / size, inverse) + (size - size)
 
-    scale = call(factor, norm, _limit(clip_norm), name=name or "clip_by_global_norm")
-    return [item if item is None else _scaled(item, scale) for item in t_list], norm
+    scale = call(factor, norm, _limit_of(clip_norm), name=name or "clip_by_global_norm")
+    return [item if item is None else _scale_values(item, scale) for item in t_list], norm
 
 
-def _limit(clip_norm: Any) -> Any:
+def _limit_of(clip_norm: Any) -> Any:
     return clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
 
 
-def _in(tensor: torch.Tensor, limit: Any) -> torch.Tensor:
+def _as_limit_of(tensor: torch.Tensor, limit: Any) -> torch.Tensor:
     """A limit in the dtype of what it is a limit of."""
     if not tensor.is_floating_point():
         raise InvalidTypeError(f"Norms are of floats, not of {dtype_name(tensor.dtype)}.")
     return torch.as_tensor(limit, dtype=tensor.dtype, device=tensor.device)
 
 
-def _values(item: Any) -> Any:
+def _values_of(item: Any) -> Any:
     return tensor(item.values if isinstance(item, _SLICES) else item)
 
 
-def _scaled(item: Any, scale: Any) -> Any:
-    values = call(torch.mul, _values(item), scale)
+def _scale_values(item: Any, scale: Any) -> Any:
+    values = call(torch.mul, _values_of(item), scale)
     if isinstance(item, _SLICES):
         return type(item)(values, item.indices, item.dense_shape)
     return values

@@ -11,7 +11,7 @@ import torch
 
 from thalweg import graph
 from thalweg.graph import case, cond, foldl, foldr, map_fn, scan, while_loop
-from thalweg.graph.names import cleaned
+from thalweg.graph.names import node_name_from
 from thalweg.ground.switches import enable_grad
 from thalweg.tf.convert import call, tensor
 
@@ -120,6 +120,8 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def apply(*args: Any) -> Any:
-        return call(Function.apply, *(tensor(each) for each in args), name=cleaned(f.__name__))
+        return call(
+            Function.apply, *(tensor(each) for each in args), name=node_name_from(f.__name__)
+        )
 
     return apply

@@ -191,7 +191,7 @@ def conv2d_transpose(
 
 def transposed(input: Any, filters: Any, output_shape: Any, how: Windows, name: str) -> Any:
     """`windows.spread` as an operation; `output_shape` may be None."""
-    asked = _parts(output_shape)
+    asked = _shape_argument(output_shape)
     inner = slice(2, None) if how.channels_first else slice(1, -1)
 
     def spread(data: Any, by: Any, shape: Any) -> Any:
@@ -200,11 +200,11 @@ def transposed(input: Any, filters: Any, output_shape: Any, how: Windows, name: 
 
     found = call(spread, input, filters, asked, name=name)
     if isinstance(found, graph.SymbolicTensor):
-        found.set_shape(_known(input, filters, asked, how))
+        found.set_shape(_known_shape(input, filters, asked, how))
     return found
 
 
-def _parts(output_shape: Any) -> Any:
+def _shape_argument(output_shape: Any) -> Any:
     """A shape as it goes to an operation: a list of sizes, a tensor of them, or None."""
     if output_shape is None or isinstance(output_shape, torch.Tensor | graph.SymbolicTensor):
         return output_shape
@@ -213,7 +213,7 @@ def _parts(output_shape: Any) -> Any:
     return [int(each) for each in output_shape]
 
 
-def _known(input: Any, filters: Any, asked: Any, how: Windows) -> list[int | None]:
+def _known_shape(input: Any, filters: Any, asked: Any, how: Windows) -> list[int | None]:
     """What is known of a result's shape before a run."""
     *kernel, outputs, _ = filters.shape
     given = [None] * (len(kernel) + 2) if input.shape is None else list(input.shape)
@@ -244,7 +244,7 @@ def pool(
     return call(function, tensor(input), kernel, how, name=name)
 
 
-def _pools(function: Callable[..., Any], title: str, what: str, count: int) -> Any:
+def _pooling_function(function: Callable[..., Any], title: str, what: str, count: int) -> Any:
     def apply(
         input: Any = None,
         ksize: Any = None,
@@ -267,9 +267,9 @@ def _pools(function: Callable[..., Any], title: str, what: str, count: int) -> A
     return apply
 
 
-max_pool = _pools(windows.largest, "max_pool", "largest element", 2)
-max_pool1d = _pools(windows.largest, "max_pool1d", "largest element", 1)
-max_pool2d = _pools(windows.largest, "max_pool2d", "largest element", 2)
-avg_pool = _pools(windows.mean, "avg_pool", "mean of the elements", 2)
-avg_pool1d = _pools(windows.mean, "avg_pool1d", "mean of the elements", 1)
-avg_pool2d = _pools(windows.mean, "avg_pool2d", "mean of the elements", 2)
+max_pool = _pooling_function(windows.largest, "max_pool", "largest element", 2)
+max_pool1d = _pooling_function(windows.largest, "max_pool1d", "largest element", 1)
+max_pool2d = _pooling_function(windows.largest, "max_pool2d", "largest element", 2)
+avg_pool = _pooling_function(windows.mean, "avg_pool", "mean of the elements", 2)
+avg_pool1d = _pooling_function(windows.mean, "avg_pool1d", "mean of the elements", 1)
+avg_pool2d = _pooling_function(windows.mean, "avg_pool2d", "mean of the elements", 2)

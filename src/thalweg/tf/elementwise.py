@@ -148,14 +148,14 @@ _QUOTIENTS = {
 }
 
 
-def _divided(x: Any, y: Any) -> Any:
+def _divide(x: Any, y: Any) -> Any:
     kind = _QUOTIENTS.get(torch.promote_types(x.dtype, y.dtype))
     return x / y if kind is None else x.to(kind) / y.to(kind)
 
 
-divide = truediv = binary(_divided, "divide")
+divide = truediv = binary(_divide, "divide")
 divide_no_nan = binary(
-    lambda x, y: torch.where(y == 0, 0, _divided(x, torch.where(y == 0, 1, y))), "divide_no_nan"
+    lambda x, y: torch.where(y == 0, 0, _divide(x, torch.where(y == 0, 1, y))), "divide_no_nan"
 )
 equal = binary(torch.eq, "equal")
 floordiv = binary(torch.floor_divide, "floordiv")
@@ -168,16 +168,16 @@ logical_or = binary(torch.logical_or, "logical_or")
 logical_xor = binary(torch.logical_xor, "logical_xor")
 
 
-def _larger(x: Any, y: Any) -> Any:
+def _maximum_of(x: Any, y: Any) -> Any:
     return torch.where((x >= y) | x.isnan(), x, y)  # of equal ones the first has the gradient
 
 
-def _smaller(x: Any, y: Any) -> Any:
+def _minimum_of(x: Any, y: Any) -> Any:
     return torch.where((x <= y) | x.isnan(), x, y)
 
 
-maximum = binary(_larger, "maximum")
-minimum = binary(_smaller, "minimum")
+maximum = binary(_maximum_of, "maximum")
+minimum = binary(_minimum_of, "minimum")
 mod = floormod = binary(torch.remainder, "mod")
 multiply = binary(torch.mul, "multiply")
 not_equal = binary(torch.ne, "not_equal")
@@ -218,10 +218,10 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
         return type(t)(values, t.indices, t.dense_shape)
     t, low = pair(t, clip_value_min)
     high = pair(t, clip_value_max)[1]
-    return call(_clipped, t, low, high, name=name or "clip_by_value")
+    return call(_clip_values, t, low, high, name=name or "clip_by_value")
 
 
-def _clipped(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+def _clip_values(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     return as_shaped(t, torch.clamp(t, low, torch.maximum(low, high)))
 
 
@@ -273,7 +273,7 @@ def stop_gradient(input: Any, name: str | None = None) -> Any:
     return call(torch.Tensor.detach, tensor(input), name=name or "StopGradient")
 
 
-def _running(function: Callable[..., Any], first: int, title: str, what: str) -> Any:
+def _cumulative_function(function: Callable[..., Any], first: int, title: str, what: str) -> Any:
     def apply(
         x: Any,
         axis: int = 0,
@@ -297,5 +297,5 @@ def _running(function: Callable[..., Any], first: int, title: str, what: str) ->
     return apply
 
 
-cumsum = _running(torch.cumsum, 0, "cumsum", "sums")
-cumprod = _running(torch.cumprod, 1, "cumprod", "products")
+cumsum = _cumulative_function(torch.cumsum, 0, "cumsum", "sums")
+cumprod = _cumulative_function(torch.cumprod, 1, "cumprod", "products")

@@ -81,11 +81,11 @@ class _Finder(MetaPathFinder, Loader):
             return neighbours.openseq2seq(fullname, rest, self)
         if top != "tensorflow":
             return neighbours.answer(fullname, path, self)
-        importer, only_asks = _importer()
+        importer, only_asks = _importer_of()
         if neighbours.is_neighbour(importer):
             return None
         try:
-            shown = self._shown(fullname)
+            shown = self._find_shown(fullname)
         except AttributeError as error:
             if only_asks:
                 return None
@@ -93,7 +93,7 @@ class _Finder(MetaPathFinder, Loader):
         state = {"loader_state": shown, "origin": _FACADES[self.version], "is_package": True}
         return ModuleSpec(fullname, self, **state)
 
-    def _shown(self, fullname: str) -> Any:
+    def _find_shown(self, fullname: str) -> Any:
         """What the module of that name shows; AttributeError if there is none."""
         path = fullname.split(".")[1:]
         if path[:1] in (["python"], ["core"]):
@@ -112,7 +112,7 @@ class _Finder(MetaPathFinder, Loader):
         """Nothing: a view has no code."""
 
 
-def _importer() -> tuple[str, bool]:
+def _importer_of() -> tuple[str, bool]:
     """The module that imports, and whether it only asks, by `importlib.util.find_spec`."""
     frame, only_asks = sys._getframe(2), False
     while frame is not None:

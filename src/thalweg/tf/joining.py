@@ -40,7 +40,7 @@ def unstack(
     """
     name = name or "unstack"
     given = tensor(value)
-    size, rest = _along(given.shape, axis)
+    size, rest = _size_along(given.shape, axis)
     count = num if size is None else size
     if count is None:
         raise InvalidArgumentError(
@@ -56,7 +56,7 @@ def unstack(
         return list(torch.unbind(x, axis))
 
     check(count)
-    return _cut(cut, given, None, [rest] * count, name)
+    return _split_parts(cut, given, None, [rest] * count, name)
 
 
 def split(
@@ -80,7 +80,7 @@ def split(
     """
     name = name or "split"
     given, place = tensor(value), place_of(axis)
-    size, _ = _along(given.shape, place)
+    size, _ = _size_along(given.shape, place)
     if not _are_sizes(num_or_size_splits):
         many = place_of(num_or_size_splits)
         wanted: Any = [size if size is None else size // max(many, 1)] * many
@@ -90,14 +90,14 @@ def split(
         wanted = [None if each == -1 else each for each in wanted]
 
     def cut(x: Any, asked: Any) -> Any:
-        return torch.split(x, _sizes(x.shape[place], many, asked, place), place)
+        return torch.split(x, _sizes_of_parts(x.shape[place], many, asked, place), place)
 
     if size is not None:  # what does not fit is refused at once
         known = known_sizes(num_or_size_splits)
         if known and None not in known:
-            wanted = _sizes(size, many, known, place)
-    shapes = [_replaced(given.shape, place, each) for each in wanted]
-    return _cut(cut, given, num_or_size_splits, shapes, name)
+            wanted = _sizes_of_parts(size, many, known, place)
+    shapes = [_replace_size(given.shape, place, each) for each in wanted]
+    return _split_parts(cut, given, num_or_size_splits, shapes, name)
 
 
 def _are_sizes(given: Any) -> bool:
@@ -107,7 +107,7 @@ def _are_sizes(given: Any) -> bool:
     return is_tensor(given) and tensor(given).shape != ()
 
 
-def _sizes(whole: int, many: int | None, asked: Any, axis: int) -> list[int]:
+def _sizes_of_parts(whole: int, many: int | None, asked: Any, axis: int) -> list[int]:
     """The sizes of the parts of `whole` elements, of which there are `many` equal ones or the ones
     that are asked for.
     """
@@ -127,7 +127,7 @@ def _sizes(whole: int, many: int | None, asked: Any, axis: int) -> list[int]:
     return found
 
 
-def _cut(
+def _split_parts(
     function: Callable[..., Any], given: Any, how: Any, shapes: Sequence[Any], name: str
 ) -> list[Any]:
     """`function(given, how)`; in a graph an operation with an output of each of these shapes."""
@@ -141,7 +141,7 @@ def _cut(
     return graph.operation(function, [given, how], name, kind="pure", outputs=outputs)
 
 
-def _along(shape: Any, axis: int) -> tuple[int | None, Any]:
+def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:
     """The size along an axis and the shape without it, as far as they are known."""
     if shape is None:
         return None, None
@@ -151,7 +151,7 @@ def _along(shape: Any, axis: int) -> tuple[int | None, Any]:
     return rest.pop(axis), rest
 
 
-def _replaced(shape: Any, axis: int, size: int | None) -> Any:
+def _replace_size(shape: Any, axis: int, size: int | None) -> Any:
     """A shape with another size along an axis."""
     if shape is None:
         return None

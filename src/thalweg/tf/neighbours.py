@@ -85,7 +85,7 @@ def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec 
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _hide(module)
+            _hide_tensorflow(module)
 
         spec.loader.exec_module = exec_module
     return spec
@@ -94,7 +94,7 @@ def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec 
 def settle() -> None:
     """Tell those that are imported already."""
     if _ASKS_KERAS in sys.modules:
-        _hide(sys.modules[_ASKS_KERAS])
+        _hide_tensorflow(sys.modules[_ASKS_KERAS])
 
 
 class _NoTensorFlow:
@@ -107,7 +107,7 @@ class _NoTensorFlow:
         raise ImportError(f"tensorflow.{name} requires the tensorflow module.", name="tensorflow")
 
 
-def _hide(module_utils: ModuleType) -> None:
+def _hide_tensorflow(module_utils: ModuleType) -> None:
     lazy = getattr(module_utils, "tensorflow", None)
     if lazy is not None:
         lazy._available, lazy.module = False, _NoTensorFlow()

@@ -25,7 +25,7 @@ def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
     """What a nest holds, in a list; that of no nest is itself. `expand_composites` is ignored."""
     if not is_nested(structure):
         return [structure]
-    return [leaf for item in _items(structure) for leaf in flatten(item)]
+    return [leaf for item in _items_of(structure) for leaf in flatten(item)]
 
 
 def pack_sequence_as(
@@ -39,7 +39,7 @@ def pack_sequence_as(
     found, wanted = list(flat_sequence), len(flatten(structure))
     if len(found) != wanted:
         raise ValueError(f"The structure has {wanted} elements, but flat_sequence {len(found)}.")
-    return _packed(structure, iter(found))
+    return _pack_leaves(structure, iter(found))
 
 
 def map_structure(func: Callable[..., Any], *structure: Any, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def map_structure(func: Callable[..., Any], *structure: Any, **options: Any) -> 
     first, *others = structure
     for other in others:
         assert_same_structure(first, other, check_types=False)
-    return _packed(
+    return _pack_leaves(
         first, iter([func(*each) for each in zip(*map(flatten, structure), strict=True)])
     )
 
@@ -73,23 +73,23 @@ def assert_same_structure(
     type, and so are all mappings, and named tuples of one name with the same fields.
     """
     if is_nested(nest1) != is_nested(nest2):
-        raise _differs(nest1, nest2)
+        raise _structure_error(nest1, nest2)
     if not is_nested(nest1):
         return
-    if check_types and _kind(nest1) != _kind(nest2):
+    if check_types and _kind_of(nest1) != _kind_of(nest2):
         raise TypeError(f"One is a {type(nest1).__name__}, the other a {type(nest2).__name__}.")
     keys = [set(each) if isinstance(each, Mapping) else len(each) for each in (nest1, nest2)]
     if keys[0] != keys[1]:
-        raise _differs(nest1, nest2)
-    for one, other in zip(_items(nest1), _items(nest2), strict=True):
+        raise _structure_error(nest1, nest2)
+    for one, other in zip(_items_of(nest1), _items_of(nest2), strict=True):
         assert_same_structure(one, other, check_types)
 
 
-def _differs(nest1: Any, nest2: Any) -> ValueError:
+def _structure_error(nest1: Any, nest2: Any) -> ValueError:
     return ValueError(f"These do not have the same nested structure: {nest1} and {nest2}.")
 
 
-def _kind(nest: Any) -> Any:
+def _kind_of(nest: Any) -> Any:
     for kind in (list, Mapping):
         if isinstance(nest, kind):
             return kind
@@ -97,14 +97,14 @@ def _kind(nest: Any) -> Any:
     return type(nest) if fields is None else (type(nest).__name__, fields)
 
 
-def _items(nest: Any) -> Iterator[Any]:
+def _items_of(nest: Any) -> Iterator[Any]:
     return (nest[key] for key in sorted(nest)) if isinstance(nest, Mapping) else iter(nest)
 
 
-def _packed(nest: Any, leaves: Iterator[Any]) -> Any:
+def _pack_leaves(nest: Any, leaves: Iterator[Any]) -> Any:
     if not is_nested(nest):
         return next(leaves)
-    items = [_packed(item, leaves) for item in _items(nest)]
+    items = [_pack_leaves(item, leaves) for item in _items_of(nest)]
     if isinstance(nest, Mapping):
         found = dict(zip(sorted(nest), items, strict=True))
         ordered = {key: found[key] for key in nest}

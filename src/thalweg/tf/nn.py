@@ -107,7 +107,7 @@ def softmax_cross_entropy_with_logits(
         InvalidArgumentError: In graph mode the labels depend on variables that are trained.
     """
     logits, labels = pair(logits, labels)
-    if isinstance(labels, graph.SymbolicTensor) and _trains(labels):
+    if isinstance(labels, graph.SymbolicTensor) and _is_trained(labels):
         raise InvalidArgumentError(
             "softmax_cross_entropy_with_logits has labels that depend on variables: TensorFlow 1"
             " stops the gradient there under this name, and TensorFlow 2 does not. Give it"
@@ -134,7 +134,7 @@ def cross_entropy(
 softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 
-def _trains(target: graph.SymbolicTensor) -> bool:
+def _is_trained(target: graph.SymbolicTensor) -> bool:
     """Whether a gradient of the tensor reaches a variable that is trained."""
     pending, seen = [target], {target}
     while pending:

@@ -34,24 +34,24 @@ def softmax(
     logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
 ) -> Any:
     """As `tf.nn.softmax`; `dim` is an older name of `axis`."""
-    return newer.softmax(logits, _axis(axis, dim, -1), name)
+    return newer.softmax(logits, _axis_given(axis, dim, -1), name)
 
 
 def log_softmax(
     logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
 ) -> Any:
     """As `tf.nn.log_softmax`; `dim` is an older name of `axis`."""
-    return newer.log_softmax(logits, _axis(axis, dim, -1), name)
+    return newer.log_softmax(logits, _axis_given(axis, dim, -1), name)
 
 
 def l2_normalize(
     x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None, dim: Any = None
 ) -> Any:
     """As `tf.nn.l2_normalize`; `dim` is an older name of `axis`."""
-    return newer.l2_normalize(x, _axis(axis, dim, None), epsilon, name)
+    return newer.l2_normalize(x, _axis_given(axis, dim, None), epsilon, name)
 
 
-def _axis(axis: Any, dim: Any, otherwise: Any) -> Any:
+def _axis_given(axis: Any, dim: Any, otherwise: Any) -> Any:
     return next((given for given in (axis, dim) if given is not None), otherwise)
 
 

@@ -14,7 +14,7 @@ def unary(function: Callable[[Any], Any], title: str) -> Callable[..., Any]:
     def apply(x: Any, name: str | None = None) -> Any:
         return call(function, tensor(x), name=name or title)
 
-    return _named(apply, title, "of each element of `x`")
+    return _with_name(apply, title, "of each element of `x`")
 
 
 def binary(function: Callable[[Any, Any], Any], title: str) -> Callable[..., Any]:
@@ -23,10 +23,10 @@ def binary(function: Callable[[Any, Any], Any], title: str) -> Callable[..., Any
     def apply(x: Any, y: Any, name: str | None = None) -> Any:
         return call(function, *pair(x, y), name=name or title)
 
-    return _named(apply, title, "of the elements of `x` and `y`, which broadcast")
+    return _with_name(apply, title, "of the elements of `x` and `y`, which broadcast")
 
 
-def _named(apply: Callable[..., Any], title: str, what: str) -> Callable[..., Any]:
+def _with_name(apply: Callable[..., Any], title: str, what: str) -> Callable[..., Any]:
     apply.__name__ = apply.__qualname__ = title
     apply.__doc__ = f"`{title}` {what}. In graph mode `name` names the node."
     return apply

@@ -55,14 +55,14 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
             )
         return x[tuple(builtins.slice(start, end) for start, end, _ in ends)]
 
-    def known() -> Any:
+    def static_shape() -> Any:
         found, starts = known_sizes(wanted), known_sizes(first)
         if found is None or starts is None or given.shape is None:
             return found and [None if many == -1 else many for many in found]
         rest = [None if None in (a, b) else b - a for a, b in zip(starts, given.shape, strict=True)]
         return [left if many == -1 else many for left, many in zip(rest, found, strict=True)]
 
-    return told(call(cut, given, first, wanted, name=name or "Slice"), given.dtype, known)
+    return told(call(cut, given, first, wanted, name=name or "Slice"), given.dtype, static_shape)
 
 
 def strided_slice(
@@ -192,13 +192,13 @@ def boolean_mask(
 
     given, chosen = as_tensor(tensor), as_tensor(mask)
 
-    def known() -> Any:
+    def static_shape() -> Any:
         if given.shape is None or chosen.shape is None:
             return None
         first = (axis or 0) % max(len(given.shape), 1)
         return [*given.shape[:first], None, *given.shape[first + len(chosen.shape) :]]
 
-    return told(call(choose, given, chosen, name=name), given.dtype, known)
+    return told(call(choose, given, chosen, name=name), given.dtype, static_shape)
 
 
 def gather_nd(params: Any, indices: Any, name: str | None = None, batch_dims: int = 0) -> Any:
@@ -206,15 +206,15 @@ def gather_nd(params: Any, indices: Any, name: str | None = None, batch_dims: in
 
     def pick(x: Any, places: Any) -> Any:
         if batch_dims:
-            return torch.stack([_picked(*one) for one in zip(x, places, strict=True)])
-        return _picked(x, places)
+            return torch.stack([_pick_elements(*one) for one in zip(x, places, strict=True)])
+        return _pick_elements(x, places)
 
     if batch_dims not in (0, 1):
         raise InvalidArgumentError("batch_dims of gather_nd must be 0 or 1.")
     return call(pick, tensor(params), tensor(indices), name=name or "GatherNd")
 
 
-def _picked(x: Any, places: Any) -> Any:
+def _pick_elements(x: Any, places: Any) -> Any:
     return x[indices_of(places, x.shape)]
 
 

@@ -79,11 +79,11 @@ _PLACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _below(package: str, names: str, places: tuple[str, ...]) -> None:
+def _add_places(package: str, names: str, places: tuple[str, ...]) -> None:
     _PLACES.update((f"{package}.{name}", places) for name in names.split())
 
 
-_below(
+_add_places(
     "ops",
     "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
     " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
@@ -91,7 +91,7 @@ _below(
     " resources state_ops tensor_array_ops variable_scope variable_v1 variables",
     _PUBLIC,
 )
-_below(
+_add_places(
     "training",
     "adadelta adagrad adagrad_da adam basic_session_run_hooks checkpoint_management"
     " checkpoint_utils coordinator ftrl gradient_descent learning_rate_decay momentum"
@@ -100,7 +100,7 @@ _below(
     " sync_replicas_optimizer training_util",
     _TRAIN,
 )
-_below(
+_add_places(
     "keras.optimizer_v2",
     "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop",
     _KERAS,
@@ -128,15 +128,17 @@ def _graph_mode() -> Iterator[None]:
         yield
 
 
-def _exported(*names: str, **options: Any) -> Callable[[Any], Any]:
+def _ignore_export(*names: str, **options: Any) -> Callable[[Any], Any]:
     return lambda symbol: symbol
 
 
-def _deprecated(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
+def _ignore_deprecation(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
     return lambda symbol: symbol
 
 
-def _nowhere(op: Any, ignore_existing: bool = False) -> contextlib.AbstractContextManager[None]:
+def _ignore_device(
+    op: Any, ignore_existing: bool = False
+) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()  # where a node runs is a matter of its tensors
 
 
@@ -144,7 +146,7 @@ def _graph_of(op_input_list: Iterable[Any], graph: Any = None) -> Any:
     return graph or first_graph(op_input_list)
 
 
-def _initialized(resource_list: Iterable[Any], name: str = "init") -> Any:
+def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> Any:
     """An operation that initializes resources, such as variables."""
     return graphs.group(*(each.create for each in resource_list), name=name)
 
@@ -152,26 +154,26 @@ def _initialized(resource_list: Iterable[Any], name: str = "init") -> Any:
 _OWN: dict[str, dict[str, Any]] = {
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
-        "device_policy": _nowhere,
+        "device_policy": _ignore_device,
         "eager_mode": eagerly,
         "graph_mode": _graph_mode,
         "num_gpus": torch.cuda.device_count,
     },
     "eager.function": {"defun": function},
     "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
-    "framework.ops": {"_get_graph_from_inputs": _graph_of, "colocate_with": _nowhere},
+    "framework.ops": {"_get_graph_from_inputs": _graph_of, "colocate_with": _ignore_device},
     "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
     "ops.resources": {
-        "initialize_resources": _initialized,
+        "initialize_resources": _initialize_resources,
         "local_resources": lambda: graphs.get_collection(graphs.GraphKeys.LOCAL_RESOURCES),
         "shared_resources": lambda: graphs.get_collection(graphs.GraphKeys.RESOURCES),
     },
     "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
     "util.deprecation": dict.fromkeys(
         ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),
-        _deprecated,
+        _ignore_deprecation,
     ),
-    "util.tf_export": {"keras_export": _exported, "tf_export": _exported},
+    "util.tf_export": {"keras_export": _ignore_export, "tf_export": _ignore_export},
 }
 _NAMES = {*_PLACES, *_ELSEWHERE, *_OWN}
 _PACKAGES = {"", *(name[:at] for name in _NAMES for at, sign in enumerate(name) if sign == ".")}
@@ -201,24 +203,24 @@ def module(fullname: str) -> Gathered:
         )
     own = dict(_OWN.get(name, {}))
     if name == "keras.optimizer_v2.optimizer_v2":
-        own["OptimizerV2"] = _found("keras.optimizers").Optimizer
+        own["OptimizerV2"] = _attribute_at("keras.optimizers").Optimizer
     if name in ("framework.ops", "framework.tensor_conversion"):
-        own["convert_to_tensor_v2"] = _found("").convert_to_tensor
+        own["convert_to_tensor_v2"] = _attribute_at("").convert_to_tensor
     if name == "ops.variable_scope":
-        own["variable"] = _found("compat.v1").Variable
+        own["variable"] = _attribute_at("compat.v1").Variable
     if name == "ops.resources":
-        own["initialize_resources"] = _found("compat.v1").variables_initializer
+        own["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
         own["shared_resources"] = own["local_resources"] = list  # all are variables
     if name == "ops.resource_variable_ops":
         own |= _of_resources()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
-        own["RefVariable"] = own["VariableV1"] = _found("compat.v1").Variable
-    return Gathered(fullname, list(_places(name)), own)
+        own["RefVariable"] = own["VariableV1"] = _attribute_at("compat.v1").Variable
+    return Gathered(fullname, list(_candidates_for(name)), own)
 
 
 def _of_resources() -> dict[str, Any]:
     """What is done with handles: ours are the variables themselves."""
-    old = _found("compat.v1")
+    old = _attribute_at("compat.v1")
     scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
     return {
         "ResourceVariable": old.Variable,
@@ -227,15 +229,15 @@ def _of_resources() -> dict[str, Any]:
     }
 
 
-def _places(name: str) -> Iterator[Any]:
+def _candidates_for(name: str) -> Iterator[Any]:
     if name in _ELSEWHERE:
         yield importlib.import_module(_ELSEWHERE[name])
     for path in _PLACES.get(name, ()):
         with contextlib.suppress(AttributeError):
-            yield _found(path)
+            yield _attribute_at(path)
 
 
 @functools.cache
-def _found(path: str) -> Any:
+def _attribute_at(path: str) -> Any:
     facade = importlib.import_module("thalweg.tf")
     return operator.attrgetter(path)(facade) if path else facade

@@ -46,15 +46,17 @@ def numpy_function(
     Raises:
         InvalidArgumentError: It returns another number of values, or other dtypes.
     """
-    return _called(lambda *given: func(*map(exported, given)), inp, Tout, False, name or "PyFunc")
+    return _call_python(
+        lambda *given: func(*map(exported, given)), inp, Tout, False, name or "PyFunc"
+    )
 
 
 def py_function(func: Callable[..., Any], inp: Sequence[Any], Tout: Any, name: Any = None) -> Any:
     """`func` called with tensors, through which gradients flow; otherwise as `numpy_function`."""
-    return _called(func, inp, Tout, True, name or "EagerPyFunc")
+    return _call_python(func, inp, Tout, True, name or "EagerPyFunc")
 
 
-def _called(func: Callable[..., Any], inp: Any, Tout: Any, flows: bool, name: str) -> Any:
+def _call_python(func: Callable[..., Any], inp: Any, Tout: Any, flows: bool, name: str) -> Any:
     several = isinstance(Tout, list | tuple)
     kinds = [as_dtype(kind) for kind in (Tout if several else [Tout])]
 
@@ -65,7 +67,7 @@ def _called(func: Callable[..., Any], inp: Any, Tout: Any, flows: bool, name: st
             return None
         if len(values) != len(kinds):
             raise InvalidArgumentError(f"{func!r} returned {len(values)} values, not {len(kinds)}.")
-        made = [_converted(value, kind) for value, kind in zip(values, kinds, strict=True)]
+        made = [_convert_result(value, kind) for value, kind in zip(values, kinds, strict=True)]
         return made if several else made[0]
 
     inputs = [tensor(each) for each in inp]
@@ -80,7 +82,7 @@ def _called(func: Callable[..., Any], inp: Any, Tout: Any, flows: bool, name: st
     return made
 
 
-def _converted(value: Any, kind: torch.dtype) -> torch.Tensor:
+def _convert_result(value: Any, kind: torch.dtype) -> torch.Tensor:
     is_typed = isinstance(value, torch.Tensor | np.ndarray | np.generic)
     made = to_tensor(value) if is_typed else to_tensor(value, kind)
     if made.dtype != kind:
@@ -119,13 +121,13 @@ def print(
             stream = sys.stderr if output_stream is None else output_stream
             _python_print(text, end="", file=stream, flush=True)
 
-    given = [mapped(_symbol, each) for each in inputs]
+    given = [mapped(_as_symbol, each) for each in inputs]
     if graph.executing_eagerly():
         return show(given)
     return graph.operation(show, [given], name or "PrintV2", kind="pure")
 
 
-def _symbol(leaf: Any) -> Any:
+def _as_symbol(leaf: Any) -> Any:
     return tensor(leaf) if isinstance(leaf, torch.nn.Parameter) else leaf
 
 
@@ -179,5 +181,5 @@ def print_identity(
     if graph.executing_eagerly():
         return show(given, list(data))
     output = graph.Output(given.dtype, given.shape, (given,))
-    arguments = [given, [_symbol(each) for each in data]]
+    arguments = [given, [_as_symbol(each) for each in data]]
     return graph.operation(show, arguments, name or "Print", kind="pure", outputs=output)

@@ -32,7 +32,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
 
     def find(given: Any, k: Any) -> list[Any]:
         count = int(k)
-        _check(count, given.shape)
+        _check_k(count, given.shape)
         values, places = torch.sort(given, stable=True, dim=-1, descending=True)
         return [values[..., :count], places[..., :count].int()]
 
@@ -41,7 +41,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
     if not symbols:
         return TopK(*find(given, many))
     if isinstance(many, int) and given.shape is not None:
-        _check(many, given.shape)
+        _check_k(many, given.shape)
     shape = given.shape and [*given.shape[:-1], known_size(many)]
     flows = tuple(each for each in symbols if each is given)
     outputs = [graph.Output(given.dtype, shape, flows), graph.Output(torch.int32, shape, ())]
@@ -49,7 +49,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
     return TopK(*graph.operation(find, *arguments, kind="pure", outputs=outputs))
 
 
-def _check(k: int, shape: Any) -> None:
+def _check_k(k: int, shape: Any) -> None:
     """Refuse a k that is larger than the last dimension, as far as that is known."""
     most = shape[-1] if len(shape) else 0
     if k < 0 or (most is not None and k > most):

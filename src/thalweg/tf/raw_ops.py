@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg import graph
-from thalweg.graph.variables import scattered
+from thalweg.graph.variables import scatter_node as scattered  # the documented name
 from thalweg.ground.scattering import UPDATES, scatter
 from thalweg.tf.arrays import gather, identity
 from thalweg.tf.missing import attribute_of
@@ -22,17 +22,17 @@ def AssignVariableOp(
     *, resource: Any, value: Any, validate_shape: bool = False, name: str | None = None
 ) -> Any:
     """`resource.assign(value)`; `validate_shape` is ignored."""
-    return _nothing(resource.assign(value, name=name))
+    return _operation_or_none(resource.assign(value, name=name))
 
 
 def AssignAddVariableOp(*, resource: Any, value: Any, name: str | None = None) -> Any:
     """`resource.assign_add(value)`."""
-    return _nothing(resource.assign_add(value, name=name))
+    return _operation_or_none(resource.assign_add(value, name=name))
 
 
 def AssignSubVariableOp(*, resource: Any, value: Any, name: str | None = None) -> Any:
     """`resource.assign_sub(value)`."""
-    return _nothing(resource.assign_sub(value, name=name))
+    return _operation_or_none(resource.assign_sub(value, name=name))
 
 
 def ReadVariableOp(*, resource: Any, dtype: Any, name: str | None = None) -> Any:
@@ -59,12 +59,12 @@ def ResourceGather(
     return gather(resource, indices, name=name)
 
 
-def _nothing(made: Any) -> Any:
+def _operation_or_none(made: Any) -> Any:
     """What an update returns: its operation, or None in eager mode."""
     return getattr(made, "op", None) if isinstance(made, graph.SymbolicTensor) else None
 
 
-def _scattering(update: str) -> Callable[..., Any]:
+def _scatter_function(update: str) -> Callable[..., Any]:
     def function(*, resource: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         if isinstance(resource, graph.GraphVariable):
             title = name or f"ResourceScatter{update.capitalize()}"
@@ -91,7 +91,7 @@ def _raw_name(name: str) -> str:
 
 
 for _update in UPDATES:
-    globals()[f"ResourceScatter{_update.capitalize()}"] = _scattering(_update)
+    globals()[f"ResourceScatter{_update.capitalize()}"] = _scatter_function(_update)
 for _name in training_ops.__all__:
     globals()[_raw_name(_name)] = _keywords_alone(getattr(training_ops, _name))
 

@@ -33,7 +33,7 @@ __all__ = [
 Axis = int | list[int] | tuple[int, ...] | None
 
 
-def _axes(given: Any, axis: Any) -> tuple[int, ...]:
+def _axes_of(given: Any, axis: Any) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(given.dim()))
     axis = axis.tolist() if isinstance(axis, torch.Tensor | np.ndarray) else axis
@@ -47,7 +47,7 @@ def _axes(given: Any, axis: Any) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def _reduction(
+def _reduction_function(
     function: Callable[[Any, tuple[int, ...], bool], Any],
     title: str,
     alone: Callable[[Any], Any] = torch.clone,
@@ -61,7 +61,7 @@ def _reduction(
     """
 
     def reduce(given: Any, axis: Any, keepdims: bool) -> Any:
-        axes = _axes(given, axis)
+        axes = _axes_of(given, axis)
         return function(given, axes, keepdims) if axes else alone(given)
 
     def apply(
@@ -91,11 +91,11 @@ def _is_exact(given: Any) -> bool:
     return not (given.is_floating_point() or given.is_complex())
 
 
-def _spread(given: Any) -> Any:
+def _zero_or_nan(given: Any) -> Any:
     return given - given  # NaN stays
 
 
-def _numbers(function: Any, title: str) -> Any:
+def _numeric_reduction(function: Any, title: str) -> Any:
     """A reduction of numbers, which bools are not."""
 
     def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -103,10 +103,10 @@ def _numbers(function: Any, title: str) -> Any:
             raise InvalidTypeError(f"{title} takes numbers, not bool. Cast the tensor.")
         return function(given, axes, keepdims)
 
-    return _reduction(reduce, title)
+    return _reduction_function(reduce, title)
 
 
-def _extreme(function: Any, title: str, largest: bool) -> Any:
+def _extreme_reduction(function: Any, title: str, largest: bool) -> Any:
     """The largest or smallest element; of none the number that is beyond all."""
 
     def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -118,10 +118,10 @@ def _extreme(function: Any, title: str, largest: bool) -> Any:
             beyond = torch.iinfo(given.dtype).min if largest else torch.iinfo(given.dtype).max
         return torch.full_like(given.sum(axes, keepdims, dtype=given.dtype), beyond)
 
-    return _numbers(reduce, title)
+    return _numeric_reduction(reduce, title)
 
 
-def _mean(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _mean_over(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     """Integers have a mean of their own dtype, rounded toward 0: TensorFlow's Mean kernel."""
     if not _is_exact(given):
         return given.mean(axes, keepdims)
@@ -141,7 +141,7 @@ def _of_fractions(
 ) -> Any:
     """A reduction that TensorFlow refuses for integers."""
 
-    def checked(given: Any) -> Any:
+    def check_inexact(given: Any) -> Any:
         if _is_exact(given):
             raise InvalidTypeError(
                 f"{title} takes real or complex numbers, not {dtype_name(given.dtype)}."
@@ -149,27 +149,31 @@ def _of_fractions(
             )
         return given
 
-    return _reduction(
-        lambda x, axes, keep: function(checked(x), axes, keep), title, lambda x: alone(checked(x))
+    return _reduction_function(
+        lambda x, axes, keep: function(check_inexact(x), axes, keep),
+        title,
+        lambda x: alone(check_inexact(x)),
     )
 
 
-reduce_sum = _numbers(lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype), "reduce_sum")
-reduce_mean = _numbers(_mean, "reduce_mean")
-reduce_max = _extreme(torch.amax, "reduce_max", True)
-reduce_min = _extreme(torch.amin, "reduce_min", False)
+reduce_sum = _numeric_reduction(
+    lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype), "reduce_sum"
+)
+reduce_mean = _numeric_reduction(_mean_over, "reduce_mean")
+reduce_max = _extreme_reduction(torch.amax, "reduce_max", True)
+reduce_min = _extreme_reduction(torch.amin, "reduce_min", False)
 reduce_logsumexp = _of_fractions(lambda x, axes, keep: x.logsumexp(axes, keep), "reduce_logsumexp")
 reduce_variance = _of_fractions(
-    lambda x, axes, keep: x.var(axes, correction=0, keepdim=keep), "reduce_variance", _spread
+    lambda x, axes, keep: x.var(axes, correction=0, keepdim=keep), "reduce_variance", _zero_or_nan
 )
 reduce_std = _of_fractions(
-    lambda x, axes, keep: x.std(axes, correction=0, keepdim=keep), "reduce_std", _spread
+    lambda x, axes, keep: x.std(axes, correction=0, keepdim=keep), "reduce_std", _zero_or_nan
 )
-reduce_prod = _numbers(
+reduce_prod = _numeric_reduction(
     _one_by_one(lambda x, axis, keep: x.prod(axis, keep, dtype=x.dtype)), "reduce_prod"
 )
-reduce_any = _reduction(_one_by_one(lambda x, axis, keep: x.any(axis, keep)), "reduce_any")
-reduce_all = _reduction(_one_by_one(lambda x, axis, keep: x.all(axis, keep)), "reduce_all")
+reduce_any = _reduction_function(_one_by_one(lambda x, axis, keep: x.any(axis, keep)), "reduce_any")
+reduce_all = _reduction_function(_one_by_one(lambda x, axis, keep: x.all(axis, keep)), "reduce_all")
 
 
 @named_in_graphs(2, "name")
@@ -177,7 +181,7 @@ def argmax(
     input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
 ) -> Any:
     """The index of the largest element along an axis."""
-    return _arg(torch.argmax, input, axis, output_type, name or "ArgMax")
+    return _find_index(torch.argmax, input, axis, output_type, name or "ArgMax")
 
 
 @named_in_graphs(2, "name")
@@ -185,10 +189,10 @@ def argmin(
     input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
 ) -> Any:
     """The index of the smallest element along an axis."""
-    return _arg(torch.argmin, input, axis, output_type, name or "ArgMin")
+    return _find_index(torch.argmin, input, axis, output_type, name or "ArgMin")
 
 
-def _arg(function: Any, input: Any, axis: int | None, output_type: Any, name: str) -> Any:
+def _find_index(function: Any, input: Any, axis: int | None, output_type: Any, name: str) -> Any:
     def find(given: Any) -> Any:
         return function(given, 0 if axis is None else axis).to(as_dtype(output_type))
 
@@ -238,7 +242,7 @@ def norm(
         raise InvalidArgumentError(f"ord must be {kinds}, not {ord!r}.")
 
     def measure(given: Any) -> Any:
-        axes = _axes(given, axis)
+        axes = _axes_of(given, axis)
         if of_matrices and not is_euclidean:
             return torch.linalg.matrix_norm(given, ord, axes, keepdims)
         return torch.linalg.vector_norm(given, 2 if is_euclidean else ord, axes, keepdims)

@@ -27,7 +27,7 @@ __all__ = [
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod": "prod"}
 
 
-def _reduced(kind: str, rows: Any, ids: Any, count: int, empty: Any) -> Any:
+def _reduce_segments(kind: str, rows: Any, ids: Any, count: int, empty: Any) -> Any:
     flat = rows.reshape(ids.numel(), *rows.shape[ids.dim() :])
     known = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
     flat, places = flat[known], ids.reshape(-1)[known].long()
@@ -40,41 +40,41 @@ def _reduced(kind: str, rows: Any, ids: Any, count: int, empty: Any) -> Any:
     return start.scatter_reduce(0, index, flat, _REDUCTIONS[kind], include_self=False)
 
 
-def _extreme(dtype: torch.dtype, largest: bool) -> Any:
+def _extreme_value(dtype: torch.dtype, largest: bool) -> Any:
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return limits.max if largest else limits.min
 
 
-def _empty(kind: str, dtype: torch.dtype) -> Any:
+def _empty_value(kind: str, dtype: torch.dtype) -> Any:
     """What a segment without rows has."""
     if kind in ("max", "min"):
-        return _extreme(dtype, kind == "min")
+        return _extreme_value(dtype, kind == "min")
     return int(kind == "prod")
 
 
-def _unsorted(kind: str) -> Callable[..., Any]:
+def _unsorted_reduction(kind: str) -> Callable[..., Any]:
     title = f"unsorted_segment_{kind}"
 
     def apply(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
         def reduce(rows: Any, ids: Any, count: Any) -> Any:
-            return _reduced(kind, rows, ids, int(count), _empty(kind, rows.dtype))
+            return _reduce_segments(kind, rows, ids, int(count), _empty_value(kind, rows.dtype))
 
         rows, ids = tensor(data), tensor(segment_ids)
         made = call(reduce, rows, ids, num_segments, name=name or title)
 
-        def known() -> Any:
+        def static_shape() -> Any:
             if rows.shape is None or ids.shape is None:
                 return None
             return [known_size(num_segments), *rows.shape[len(ids.shape) :]]
 
-        return told(made, rows.dtype, known)
+        return told(made, rows.dtype, static_shape)
 
     apply.__name__ = apply.__qualname__ = title
     apply.__doc__ = f"The {kind} of the rows of each of `num_segments` segments, in any order."
     return apply
 
 
-def _sorted(kind: str) -> Callable[..., Any]:
+def _sorted_reduction(kind: str) -> Callable[..., Any]:
     title = f"segment_{kind}"
 
     def apply(data: Any, segment_ids: Any, name: str | None = None) -> Any:
@@ -85,7 +85,7 @@ def _sorted(kind: str) -> Callable[..., Any]:
                     f" use unsorted_{title}."
                 )
             count = int(ids[-1]) + 1 if len(ids) else 0
-            return _reduced(kind, rows, ids, count, int(kind == "prod"))
+            return _reduce_segments(kind, rows, ids, count, int(kind == "prod"))
 
         rows = tensor(data)
         made = call(reduce, rows, tensor(segment_ids), name=name or title)
@@ -96,13 +96,13 @@ def _sorted(kind: str) -> Callable[..., Any]:
     return apply
 
 
-segment_max = _sorted("max")
-segment_mean = _sorted("mean")
-segment_min = _sorted("min")
-segment_prod = _sorted("prod")
-segment_sum = _sorted("sum")
-unsorted_segment_max = _unsorted("max")
-unsorted_segment_mean = _unsorted("mean")
-unsorted_segment_min = _unsorted("min")
-unsorted_segment_prod = _unsorted("prod")
-unsorted_segment_sum = _unsorted("sum")
+segment_max = _sorted_reduction("max")
+segment_mean = _sorted_reduction("mean")
+segment_min = _sorted_reduction("min")
+segment_prod = _sorted_reduction("prod")
+segment_sum = _sorted_reduction("sum")
+unsorted_segment_max = _unsorted_reduction("max")
+unsorted_segment_mean = _unsorted_reduction("mean")
+unsorted_segment_min = _unsorted_reduction("min")
+unsorted_segment_prod = _unsorted_reduction("prod")
+unsorted_segment_sum = _unsorted_reduction("sum")

@@ -58,7 +58,7 @@ class Windows:
         first = is_first(data_format)
         stride = spatial(strides, count, first, "strides")
         dilation = spatial(1 if dilations is None else dilations, count, first, "dilations")
-        return Windows(stride, _padding(padding, count, first), dilation, first)
+        return Windows(stride, _parse_padding(padding, count, first), dilation, first)
 
     def margins(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
         """How much is padded before and after each of `sizes`."""
@@ -110,7 +110,7 @@ def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[i
     return tuple(int(each) for each in given)
 
 
-def _padding(padding: Any, count: int, first: bool) -> Any:
+def _parse_padding(padding: Any, count: int, first: bool) -> Any:
     if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
         return padding.upper()
     is_pairs = isinstance(padding, Sequence) and not isinstance(padding, str)
@@ -126,8 +126,8 @@ def convolve(data: Any, filters: Any, windows: Windows, groups: int | None = Non
     """The convolution of data by filters; by default in as many groups as filters leave."""
     data = data if windows.channels_first else data.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
-    groups = _groups(data, filters) if groups is None else groups
-    data, rest = _padded(data, windows.margins(data.shape[2:], kernel), 0.0)
+    groups = _group_count(data, filters) if groups is None else groups
+    data, rest = _pad_windows(data, windows.margins(data.shape[2:], kernel), 0.0)
     function: Callable[..., Any] = _CONVOLVE[len(kernel) - 1]
     found = function(
         data, _outputs_first(filters), None, windows.stride, rest, windows.dilation, groups
@@ -135,7 +135,7 @@ def convolve(data: Any, filters: Any, windows: Windows, groups: int | None = Non
     return found if windows.channels_first else found.movedim(1, -1)
 
 
-def _groups(data: Any, filters: Any) -> int:
+def _group_count(data: Any, filters: Any) -> int:
     channels, wanted = data.shape[1], filters.shape[-2]
     if channels % wanted:
         raise InvalidArgumentError(
@@ -177,7 +177,7 @@ def spread(data: Any, filters: Any, sizes: Sequence[int] | None, windows: Window
         (-before, size + before - full)
         for (before, _), size, full in zip(margins, wanted, whole.shape[2:], strict=True)
     ]
-    found = functional.pad(whole, _flat(crops)) if any(map(any, crops)) else whole
+    found = functional.pad(whole, _flatten_padding(crops)) if any(map(any, crops)) else whole
     return found if windows.channels_first else found.movedim(1, -1)
 
 
@@ -194,10 +194,10 @@ def largest(data: Any, kernel: tuple[int, ...], windows: Windows) -> Any:
     """The largest element in each window."""
 
     def pool(given: Any, margins: list[tuple[int, int]]) -> Any:
-        given, _ = _padded(given, margins, -torch.inf, symmetric=False)
+        given, _ = _pad_windows(given, margins, -torch.inf, symmetric=False)
         return _LARGEST[len(kernel) - 1](given, kernel, windows.stride)
 
-    return _pooled(pool, data, kernel, windows)
+    return _pool_windows(pool, data, kernel, windows)
 
 
 def mean(data: Any, kernel: tuple[int, ...], windows: Windows) -> Any:
@@ -210,13 +210,15 @@ def mean(data: Any, kernel: tuple[int, ...], windows: Windows) -> Any:
         if not any(map(any, margins)):
             return function(given)
         ones = torch.ones_like(given[:1, :1])
-        sums, counts = (_padded(x, margins, 0.0, symmetric=False)[0] for x in (given, ones))
+        sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (given, ones))
         return function(sums) / function(counts)
 
-    return _pooled(pool, data, kernel, windows)
+    return _pool_windows(pool, data, kernel, windows)
 
 
-def _pooled(pool: Callable[..., Any], data: Any, kernel: tuple[int, ...], windows: Windows) -> Any:
+def _pool_windows(
+    pool: Callable[..., Any], data: Any, kernel: tuple[int, ...], windows: Windows
+) -> Any:
     data = data if windows.channels_first else data.movedim(-1, 1)
     found = pool(data, windows.margins(data.shape[2:], kernel))
     return found if windows.channels_first else found.movedim(1, -1)
@@ -227,17 +229,17 @@ def _outputs_first(filters: Any) -> Any:
     return filters.permute(count + 1, count, *range(count))
 
 
-def _padded(
+def _pad_windows(
     data: Any, margins: list[tuple[int, int]], value: float, symmetric: bool = True
 ) -> tuple[Any, tuple[int, ...]]:
     """Padded data, and what is left for torch to pad, which knows the same on both sides only."""
     if symmetric and all(before == after for before, after in margins):
         return data, tuple(before for before, _ in margins)
     if any(map(any, margins)):
-        data = functional.pad(data, _flat(margins), value=value)
+        data = functional.pad(data, _flatten_padding(margins), value=value)
     return data, (0,) * len(margins)
 
 
-def _flat(pairs: list[tuple[int, int]]) -> list[int]:
+def _flatten_padding(pairs: list[tuple[int, int]]) -> list[int]:
     """As torch wants them: the last size first."""
     return [each for pair in reversed(pairs) for each in pair]

@@ -69,7 +69,7 @@ class Kernel:
 
     def function(self, name: str) -> Callable[..., Any]:
         """The public function of this name, such as "resource_sparse_apply_momentum"."""
-        return _function(self, name)
+        return _kernel_function(self, name)
 
     def names(self, sparse: bool) -> list[str]:
         """The arguments that have no default."""
@@ -81,7 +81,7 @@ class Kernel:
         return [*names[:place], "indices", *names[place:]]
 
 
-def _function(kernel: Kernel, name: str) -> Callable[..., Any]:
+def _kernel_function(kernel: Kernel, name: str) -> Callable[..., Any]:
     sparse, resource = "sparse" in name, name.startswith("resource_")
     needed = kernel.names(sparse)
     optional = {"use_locking": False, **kernel.options, "name": None}
@@ -100,10 +100,10 @@ def _function(kernel: Kernel, name: str) -> Callable[..., Any]:
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         if is_deferred(*arguments.values()):
-            return _add(kernel, name, arguments, written, sparse, resource)
+            return _add_operation(kernel, name, arguments, written, sparse, resource)
         arguments = {each: resolve(value) for each, value in arguments.items()}
         with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
-            _apply(kernel, name, arguments, sparse)
+            _apply_kernel(kernel, name, arguments, sparse)
         if resource:
             return None
         updated = arguments["var"].detach()
@@ -112,11 +112,11 @@ def _function(kernel: Kernel, name: str) -> Callable[..., Any]:
 
     function.__name__ = function.__qualname__ = name
     function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    function.__doc__ = _document(kernel, name, sparse, resource)
+    function.__doc__ = _describe_kernel(kernel, name, sparse, resource)
     return untraced(function)
 
 
-def _document(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:
+def _describe_kernel(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:
     arguments = {"use_locking": False, **kernel.options}
     rule = kernel.choose({**dict.fromkeys(kernel.inputs.split()), **arguments})
     rows = "the rows `indices` of `var`, one after the other," if sparse else "`var`"
@@ -132,7 +132,7 @@ def _document(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:
     )
 
 
-def _add(
+def _add_operation(
     kernel: Kernel,
     name: str,
     arguments: Arguments,
@@ -149,18 +149,18 @@ def _add(
             )
     inputs = {**arguments, **{each: by_reference(var) for each, var in variables.items()}}
 
-    def run(values: Arguments) -> Any:
+    def run_kernel(values: Arguments) -> Any:
         with _LOCK if values["use_locking"] else contextlib.nullcontext():
-            _apply(kernel, name, values, sparse)
+            _apply_kernel(kernel, name, values, sparse)
         return None if resource else values["var"].detach()
 
     var = variables["var"]
     outputs = None if resource else Output(var.dtype, var.shape)
     title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
-    return operation(run, [inputs], title, kind="update", outputs=outputs)
+    return operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
 
 
-def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> None:
+def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> None:
     var, slots = arguments["var"], [arguments[each] for each in kernel.slots.split()]
     _check_tensors(name, var, slots)
     title = name_of(var)
@@ -170,7 +170,7 @@ def _apply(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> Non
         raise InvalidTypeError(f"{name}() takes the values of a sparse gradient, not {given!r}.")
     if sparse:
         grad = IndexedSlices(grad, arguments["indices"])
-    scalars = _scalars(kernel, name, arguments)
+    scalars = _scalars_of(kernel, name, arguments)
     kernel.check(arguments, sparse)
     rule = kernel.choose(arguments)
     if sparse:
@@ -189,7 +189,7 @@ def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:
             )
 
 
-def _scalars(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
+def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
     """The scalars by their names in the rule."""
     tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
     names = {**_SCALARS, **kernel.renamed}

@@ -22,6 +22,6 @@ def check_seconds(name: str, value: object, *, is_at_least_0: bool = False) -> N
         raise InvalidArgumentError(f"{name} must be {wanted}, not {value!r}.")
 
 
-def waited(seconds: float) -> float:
+def wait_seconds(seconds: float) -> float:
     """So many seconds as Python waits for them: none below 0, and never as many as overflow."""
     return float(min(max(seconds, 0.0), LONGEST))

@@ -15,11 +15,11 @@ from thalweg.checkpoint import described, saving
 from thalweg.checkpoint.of_torch import OF_TORCH
 from thalweg.checkpoint.plain import Reader
 from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.placing.mapping import turned
+from thalweg.checkpoint.tensorflow.placing.mapping import permute_shape
 from thalweg.checkpoint.tensorflow.placing.placed import with_axes
 from thalweg.checkpoint.tensorflow.placing.rules import SAME, Place, Rules
 from thalweg.checkpoint.tensorflow.placing.targets import Targets
-from thalweg.checkpoint.tensorflow.restoring import chosen, restore
+from thalweg.checkpoint.tensorflow.restoring import choose_optimizer, restore
 from thalweg.checkpoint.tensorflow.saving import save, tensors_of
 from thalweg.checkpoint.tensorflow.sorting.contents import (
     GLOBAL_STEP,
@@ -35,9 +35,9 @@ from thalweg.errors import (
     listed,
 )
 from thalweg.storage import bundle, container
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.storage.keras_files import KerasFile
-from thalweg.storage.located import Kind, located
+from thalweg.storage.located import Kind, locate_checkpoint
 from thalweg.storage.stored import Stored, dtype_of
 from thalweg.variable import Variable
 
@@ -101,24 +101,24 @@ def convert(
             " into a checkpoint of TensorFlow, has its own."
         )
     if to == "thalweg":
-        place = located(path)
+        place = locate_checkpoint(path)
         if place.kind is Kind.OURS:
             raise UnsupportedCheckpointError(
                 f'{place.path} is a checkpoint of thalweg already: to="tf" turns it into one that'
                 ' tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
             )
         file = load(path, progress)
-        given, counter = Rules.of(rules) or SAME, _counter(file)
-        made, left = _ours(file, given, optimizer, which, counter, hyperparameters)
+        given, counter = Rules.of(rules) or SAME, _step_counter(file)
+        made, left = _convert_to_ours(file, given, optimizer, which, counter, hyperparameters)
         made.write(out)
         return left
     kind: Any = "tf1" if to == "tf1" else "tf2"
-    arguments, left = _theirs(path, Rules.of(rules), kind, progress)
+    arguments, left = _convert_to_theirs(path, Rules.of(rules), kind, progress)
     save(out, **arguments)
     return left
 
 
-def differing(
+def compare_converted(
     theirs: Path, ours: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, Stored], dict[str, Stored], list[str]] | None:
     """The tensors of two files, by the names that `convert` gives them; None if it has none.
@@ -142,26 +142,28 @@ def differing(
     document = contents.document
     if document.get("kind") != saving.KIND:
         return None
-    origin, given = table(document.get("extra")).get(_ORIGIN), Rules.of(rules)
+    origin, given = as_object(document.get("extra")).get(_ORIGIN), Rules.of(rules)
     if isinstance(origin, dict):
         file = load(theirs, progress)
-        counter, optimizer = _counter(file), None
+        counter, optimizer = _step_counter(file), None
         variables = {} if counter is None else {GLOBAL_STEP: counter}
         if "optimizer" in document:
-            optimizer = described.made(document["optimizer"], variables)
+            optimizer = described.make_optimizer(document["optimizer"], variables)
         if given is None and isinstance(document.get(_NAMES), dict):
-            names = table(document[_NAMES])
-            given = Rules(function=lambda name: _place(names.get(name)))
-        made, left = _ours(file, given or SAME, optimizer, None, counter, {})
+            names = as_object(document[_NAMES])
+            given = Rules(function=lambda name: _rule_result(names.get(name)))
+        made, left = _convert_to_ours(file, given or SAME, optimizer, None, counter, {})
         found = [f"{name!r} is in {os.fspath(theirs)} only" for name in left]
-        steps = table(made.document["extra"])[_ORIGIN][GLOBAL_STEP]
-        if steps != table(origin).get(GLOBAL_STEP):
-            found.append(f"{GLOBAL_STEP} is {steps} and {table(origin).get(GLOBAL_STEP)}")
-        return made.stored(), contents.tensors, found
-    if located(theirs).checked().writer != "tensorflow":
+        steps = as_object(made.document["extra"])[_ORIGIN][GLOBAL_STEP]
+        if steps != as_object(origin).get(GLOBAL_STEP):
+            found.append(f"{GLOBAL_STEP} is {steps} and {as_object(origin).get(GLOBAL_STEP)}")
+        return made.stored_tensors(), contents.tensors, found
+    if locate_checkpoint(theirs).check_readable().writer != "tensorflow":
         return None
     read = bundle.read(theirs, progress=progress)
-    arguments, left = _theirs(ours, given, "tf1" if read.graph is None else "tf2", progress)
+    arguments, left = _convert_to_theirs(
+        ours, given, "tf1" if read.graph is None else "tf2", progress
+    )
     return (
         read.tensors,
         tensors_of(**arguments)[0],
@@ -169,14 +171,14 @@ def differing(
     )
 
 
-def _counter(file: TensorFlowCheckpoint) -> Variable | None:
-    """What counts the steps of a file."""
+def _step_counter(file: TensorFlowCheckpoint) -> Variable | None:
+    """The counter of a file's steps; None if it has none."""
     if file.step is None:
         return None
     return Variable(np.int64(0), GLOBAL_STEP, trainable=False)
 
 
-def _place(recorded: Any) -> Any:
+def _rule_result(recorded: Any) -> Any:
     """What a function of rules returns for a name that has this place in a file of ours."""
     match recorded:
         case [str() as target, None]:
@@ -187,7 +189,7 @@ def _place(recorded: Any) -> Any:
             return None
 
 
-def _ours(
+def _convert_to_ours(
     file: TensorFlowCheckpoint,
     rules: Rules,
     optimizer: Any,
@@ -202,9 +204,9 @@ def _ours(
             " give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save with"
             " thalweg.checkpoint.save."
         )
-    places = _places(file, rules)
-    own = _variables(file, places)
-    file, found = chosen(file, Targets.of(own), optimizer, which, hyperparameters)
+    places = _places_of(file, rules)
+    own = _empty_variables(file, places)
+    file, found = choose_optimizer(file, Targets.of(own), optimizer, which, hyperparameters)
     given = False if optimizer is None and found is None else optimizer
     opt = restore(file, own, rules, given, which=which, global_step=counter, **hyperparameters)
     if counter is not None and getattr(opt, "_global_step", None) is counter:
@@ -216,20 +218,20 @@ def _ours(
     if found is not None and found.loss_scale:
         values = found.loss_scale.items()
         origin[_LOSS_SCALE] = {name: each.array().item() for name, each in values}
-    if averages := _averages(file, places):
+    if averages := _carried_averages(file, places):
         origin[_AVERAGES] = {
             str(places[name].target): with_axes(value.tensor(), places[name].axes)
             for name, value in averages.items()
         }
-    left = _left(file, places, found, has_steps=counter is not None)
-    made = saving.snapshot(optimizer=opt, variables=own, extra={_ORIGIN: origin}, copies=False)
+    left = _names_left_out(file, places, found, has_steps=counter is not None)
+    made = saving.take_snapshot(optimizer=opt, variables=own, extra={_ORIGIN: origin}, copies=False)
     if not rules.are_none:  # `thalweg diff` finds the variables by them
         names = {name: [place.target, place.axes] for name, place in places.items()}
         made = replace(made, document={**made.document, _NAMES: names})
     return made, left
 
 
-def _averages(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[str, Stored]:
+def _carried_averages(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[str, Stored]:
     """The moving averages that are carried over, by variable."""
     return {
         name: value
@@ -238,7 +240,7 @@ def _averages(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[s
     }
 
 
-def _left(
+def _names_left_out(
     file: TensorFlowCheckpoint,
     places: Mapping[str, Place],
     found: FoundOptimizer | None,
@@ -250,7 +252,7 @@ def _left(
     if found is None and class_name is not None:
         notes = (f"{class_name}, of which there is no state",)
     taken = {id(each): name in places for name, each in file.variables.items()}
-    taken |= {id(each): True for each in _averages(file, places).values()}
+    taken |= {id(each): True for each in _carried_averages(file, places).values()}
     counters = {name for name in file.counters if name.rpartition("/")[2] == GLOBAL_STEP}
     counters = (counters or {*file.counters}) if has_steps else set[str]()
     taken |= {id(each): name in counters for name, each in file.counters.items()}
@@ -271,14 +273,14 @@ def _left(
     return (*(name for name in names if not name.startswith(SAVE_COUNTER)), *file.texts, *notes)
 
 
-def _places(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
+def _places_of(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
     """Where variables go; those that the rules leave out are not there."""
     found: dict[str, Place] = {}
     missing: list[str] = []
     for name, value in file.variables.items():
         other = file.other_names.get(name)
         place = rules.place(name) or (rules.place(other) if other else None)
-        shape = None if place is None else turned(value.shape, place.axes)
+        shape = None if place is None else permute_shape(value.shape, place.axes)
         if shape is None or place is None:
             hint = "" if place else f" ('{name} -> {name}' keeps its name)"
             missing.append(f"no rule that fits is for {name!r}{hint}")
@@ -289,26 +291,28 @@ def _places(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
     return found
 
 
-def _variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[str, Tensor]:
+def _empty_variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[str, Tensor]:
     """Variables for all of them, by their new names."""
     found: dict[str, Tensor] = {}
     for name, place in places.items():
         value, target = file.variables[name], str(place.target)
-        zeros = torch.zeros(turned(value.shape, place.axes) or (), dtype=dtype_of(value.dtype))
+        zeros = torch.zeros(
+            permute_shape(value.shape, place.axes) or (), dtype=dtype_of(value.dtype)
+        )
         found[target] = Variable(zeros, target)
     return found
 
 
-def _theirs(
+def _convert_to_theirs(
     path: Path, rules: Rules | None, kind: Any, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The arguments that `save` is given for a file of ours, and the names of what they lack."""
-    own, has_place = _zeros(path)
+    own, has_place = _empty_of_ours(path)
     given: Any = None if has_place else False
     restored = saving.restore(path, variables=own, optimizer=given, progress=progress)
-    opt, extra = restored.optimizer, table(restored.extra)
-    origin = table(extra.get(_ORIGIN))
-    steps, averages = origin.get(GLOBAL_STEP), table(origin.get(_AVERAGES))
+    opt, extra = restored.optimizer, as_object(restored.extra)
+    origin = as_object(extra.get(_ORIGIN))
+    steps, averages = origin.get(GLOBAL_STEP), as_object(origin.get(_AVERAGES))
     step = own.pop(GLOBAL_STEP, None)
     if step is None and isinstance(steps, int):
         step = Variable(np.int64(steps), GLOBAL_STEP, trainable=False)
@@ -325,9 +329,9 @@ def _theirs(
     return {**arguments, "global_step": step, "averages": averages}, tuple(left)
 
 
-def _zeros(path: Path) -> tuple[dict[str, Any], bool]:
+def _empty_of_ours(path: Path) -> tuple[dict[str, Any], bool]:
     """Variables as those of a file of ours, not read yet; whether TensorFlow has its optimizer."""
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.kind is not Kind.OURS:
         raise UnsupportedCheckpointError(
             f"{place.path} is a checkpoint of {place.of}, and only one of thalweg is turned"
@@ -339,12 +343,12 @@ def _zeros(path: Path) -> tuple[dict[str, Any], bool]:
         for name, each in found.tensors.items()
     }
     given: Any = Reader(tensors)(found.document.get("variables", {}))
-    own = table(given)
+    own = as_object(given)
     if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
         raise InvalidConfigError(
             f"{os.fspath(path)} is no checkpoint of a training: its 'variables' are no tensors by"
             " name."
         )
-    optimizer = table(found.document.get("optimizer")).get("class")
+    optimizer = as_object(found.document.get("optimizer")).get("class")
     is_torchs = isinstance(optimizer, str) and optimizer.startswith(OF_TORCH)
     return {name: Variable(value, name) for name, value in own.items()}, not is_torchs

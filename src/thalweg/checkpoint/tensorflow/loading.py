@@ -9,13 +9,13 @@ from typing import Any
 
 from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.sorting.objects import only, sorted_objects
+from thalweg.checkpoint.tensorflow.sorting.objects import only_tensors, sorted_objects
 from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
 from thalweg.storage.bundle import ObjectGraph
 from thalweg.storage.foreign import reader_of
-from thalweg.storage.located import located
+from thalweg.storage.located import locate_checkpoint
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
 
@@ -43,7 +43,7 @@ def load(
         UnsafeCheckpointError: It leads to other files.
         UnsupportedCheckpointError: It holds what is not read; the error names it.
     """
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer == "keras":
         return sorted_file(place.path, keras_files.read(place.path, progress))
     if place.writer == "thalweg":
@@ -56,14 +56,14 @@ def load(
     found = bundle.read(place.path, names, progress)
     graph = found.graph
     if graph is not None and names is not None:
-        graph = only(graph, found.tensors)
-    file = _sorted(place.path, found.tensors, graph)
+        graph = only_tensors(graph, found.tensors)
+    file = _sort_tensors(place.path, found.tensors, graph)
     return replace(file, texts=tuple(found.strings))
 
 
-def outlined(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
+def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
     """As `load`, but of a checkpoint of TensorFlow no values are read, except those of scalars."""
-    place = located(path).checked()
+    place = locate_checkpoint(path).check_readable()
     if place.writer != "tensorflow":
         return load(path)
     entries = [each for each in bundle.describe(place.path) if each.dtype in ITEM_BYTES]
@@ -71,10 +71,10 @@ def outlined(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
     empty = {
         each.name: Stored(each.dtype, each.shape, memoryview(b"")) for each in entries if each.shape
     }
-    return _sorted(place.path, {**empty, **found.tensors}, found.graph)
+    return _sort_tensors(place.path, {**empty, **found.tensors}, found.graph)
 
 
-def _sorted(
+def _sort_tensors(
     path: str, tensors: Mapping[str, Stored], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
     return sorted_names(path, tensors) if graph is None else sorted_objects(path, tensors, graph)

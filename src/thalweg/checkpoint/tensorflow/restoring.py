@@ -26,9 +26,9 @@ from thalweg.checkpoint.tensorflow.setting.making import (
     class_of,
     families_of,
     family_of,
+    make_wrapped,
     refuse_lost,
     refuse_options,
-    wrapped,
 )
 from thalweg.checkpoint.tensorflow.sorting.contents import (
     GLOBAL_STEP,
@@ -106,17 +106,17 @@ def restore(
     """
     file = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
     targets = Targets.of(variables)
-    file, found = chosen(file, targets, optimizer, which, hyperparameters)
+    file, found = choose_optimizer(file, targets, optimizer, which, hyperparameters)
     try:
         placed = Placed.of(file, targets, Rules.of(rules))
-        scale = _scale(found, hyperparameters)
-        opt = _made(file, found, optimizer, global_step, hyperparameters)
+        scale = _prepare_loss_scale(found, hyperparameters)
+        opt = _make_optimizer(file, found, optimizer, global_step, hyperparameters)
         with writable(), ExitStack() as held:
-            loadings = [_values(placed, found, global_step), scale]
+            loadings = [_prepare_values(placed, found, global_step), scale]
             if optimizer is False:
                 pass
             elif found is not None or is_training(opt):
-                setting = _setting(opt, placed, found, is_new=opt is not optimizer)
+                setting = _prepare_optimizer(opt, placed, found, is_new=opt is not optimizer)
                 loadings.insert(0, held.enter_context(setting))
             state.restore(*loadings)
     except CheckpointMismatchError as error:
@@ -124,7 +124,7 @@ def restore(
     return opt
 
 
-def chosen(
+def choose_optimizer(
     file: TensorFlowCheckpoint,
     targets: Targets,
     optimizer: Any,
@@ -135,22 +135,26 @@ def chosen(
 
     Arguments and errors are those of `restore`.
     """
-    file = _known(file, optimizer, given, targets)
-    return file, _chosen(file, optimizer, which)
+    file = _sort_as_given(file, optimizer, given, targets)
+    return file, _find_optimizer(file, optimizer, which)
 
 
-def _values(placed: Placed, found: FoundOptimizer | None, global_step: Any) -> state.Loading:
+def _prepare_values(
+    placed: Placed, found: FoundOptimizer | None, global_step: Any
+) -> state.Loading:
     """What sets the variables, and the count of steps."""
     pairs = placed.variables()
     if global_step is not None:
-        pairs.append((Entry(GLOBAL_STEP, global_step), _count(placed.file, found, global_step)))
+        pairs.append(
+            (Entry(GLOBAL_STEP, global_step), _step_count(placed.file, found, global_step))
+        )
     differences = [entry.difference(value) for entry, value in pairs]
     if any(differences):
         raise state.mismatch([each for each in differences if each])
     return state.Loading(pairs)
 
 
-def _known(
+def _sort_as_given(
     file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, Any], targets: Targets
 ) -> TensorFlowCheckpoint:
     """The file, sorted with what the optimizer that is given is known to be."""
@@ -175,7 +179,9 @@ def _known(
     return sorted_names(file.path, file.source, families) if families else file
 
 
-def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> FoundOptimizer | None:
+def _find_optimizer(
+    file: TensorFlowCheckpoint, optimizer: Any, which: int | None
+) -> FoundOptimizer | None:
     """The optimizer of the file that is meant."""
     found = file.optimizers
     if which is not None:
@@ -193,7 +199,7 @@ def _chosen(file: TensorFlowCheckpoint, optimizer: Any, which: int | None) -> Fo
     return found[0] if found else None
 
 
-def _scale(found: FoundOptimizer | None, given: dict[str, Any]) -> state.Loading:
+def _prepare_loss_scale(found: FoundOptimizer | None, given: dict[str, Any]) -> state.Loading:
     """What sets the loss scale that was given, which `given` has no longer."""
     if not isinstance(given.get("loss_scale"), LossScale):
         return state.Loading()
@@ -222,7 +228,7 @@ def _of_scale(found: FoundOptimizer) -> dict[str, Tensor]:
     return {f"loss_scale/{name}": value for name, value in values.items()}
 
 
-def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Any) -> Tensor:
+def _step_count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Any) -> Tensor:
     """The count of steps in a file, in the dtype of the variable that is to hold it."""
     if not isinstance(variable, Tensor):
         raise InvalidTypeError(f"global_step must be a variable, not {variable!r}.")
@@ -233,7 +239,7 @@ def _count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: A
     return as_count(count, variable.dtype)
 
 
-def _made(
+def _make_optimizer(
     file: TensorFlowCheckpoint,
     found: FoundOptimizer | None,
     optimizer: Any,
@@ -258,7 +264,7 @@ def _made(
         arguments = dict(given)
         if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
             arguments[GLOBAL_STEP] = global_step
-        return wrapped(cls, found, arguments, file)
+        return make_wrapped(cls, found, arguments, file)
     if not (isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer)):
         raise InvalidTypeError(
             "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a"
@@ -283,7 +289,7 @@ def _refuse_none(file: TensorFlowCheckpoint) -> None:
         )
 
 
-def _setting(
+def _prepare_optimizer(
     opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
     """What sets the optimizer."""

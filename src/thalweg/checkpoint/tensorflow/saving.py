@@ -12,7 +12,7 @@ from thalweg.checkpoint.tensorflow.placing.rules import Rules
 from thalweg.checkpoint.tensorflow.placing.targets import Targets
 from thalweg.checkpoint.tensorflow.writing.objects import as_objects
 from thalweg.checkpoint.tensorflow.writing.saver import as_saver
-from thalweg.checkpoint.tensorflow.writing.written import written
+from thalweg.checkpoint.tensorflow.writing.written import copy_written
 from thalweg.storage import bundle
 from thalweg.storage.bundle import ObjectGraph
 from thalweg.storage.stored import Stored
@@ -67,5 +67,7 @@ def tensors_of(
     averages: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Stored], ObjectGraph | None]:
     """What `save` writes: the tensors by name, and the graph of objects."""
-    found = written(optimizer, Targets.of(variables), Rules.of(rules), kind, global_step, averages)
+    found = copy_written(
+        optimizer, Targets.of(variables), Rules.of(rules), kind, global_step, averages
+    )
     return as_saver(found) if kind == "tf1" else as_objects(found)

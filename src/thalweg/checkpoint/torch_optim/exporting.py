@@ -12,7 +12,13 @@ from torch import Tensor
 from thalweg.checkpoint.steps import steps_of
 from thalweg.checkpoint.torch_optim import notes
 from thalweg.checkpoint.torch_optim.families import Counterpart, counterpart_of
-from thalweg.checkpoint.torch_optim.hypers import beta_of, decay_of, is_classic, now, plain
+from thalweg.checkpoint.torch_optim.hypers import (
+    beta_of,
+    constant_hypers,
+    current_hypers,
+    decay_of,
+    is_classic,
+)
 from thalweg.core import state
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.pairs import check_variables, distinct, flatten
@@ -61,19 +67,22 @@ def to_torch(optimizer: Any, variables: Any, *, step: int | None = None) -> dict
     check_variables(found)
     with optimizer._locked():
         slots = (_v1_slots if is_classic(optimizer) else _keras_slots)(optimizer, found)
-        hypers = now(optimizer)
-        steps = _steps(optimizer) if step is None else step
-        group = _group(counterpart, optimizer, hypers, found)
-        states = _states(counterpart, optimizer, slots, hypers, steps)
+        hypers = current_hypers(optimizer)
+        steps = _count_steps(optimizer) if step is None else step
+        group = _export_group(counterpart, optimizer, hypers, found)
+        states = _export_states(counterpart, optimizer, slots, hypers, steps)
     if counterpart.family == "Adagrad":  # which makes its state before the first step
-        initial = _initial(optimizer, "accumulator")
+        initial = _slot_initial(optimizer, "accumulator")
         for index, var in enumerate(found):
-            own = {"step": _count(0), "sum": torch.full_like(var, initial, requires_grad=False)}
+            own = {
+                "step": _step_tensor(0),
+                "sum": torch.full_like(var, initial, requires_grad=False),
+            }
             states.setdefault(index, own)
     family = "AdamW" if group.get("decoupled_weight_decay") else counterpart.family
     said = notes.of_formula(counterpart, [hypers.get("epsilon")])
     title = f"From {type(optimizer).__name__} to torch.optim.{family}"
-    notes.say(title, said + _left_behind(optimizer, hypers, group))
+    notes.warn_of(title, said + _left_behind(optimizer, hypers, group))
     return {"state": dict(sorted(states.items())), "param_groups": [group]}
 
 
@@ -96,14 +105,14 @@ def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
     return slots
 
 
-def _initial(optimizer: Any, name: str) -> float:
+def _slot_initial(optimizer: Any, name: str) -> float:
     """What slots of this name begin with."""
     if is_classic(optimizer):
         return next(value for slot, value, _ in optimizer._slot_fills() if slot == name)
     return optimizer._slot_initial(name)
 
 
-def _steps(optimizer: Any) -> int | None:
+def _count_steps(optimizer: Any) -> int | None:
     """How many steps the optimizer has counted; None if it does not count."""
     if not is_classic(optimizer):
         return int(optimizer.iterations)
@@ -120,7 +129,7 @@ def _steps(optimizer: Any) -> int | None:
     return None
 
 
-def _states(
+def _export_states(
     counterpart: Counterpart,
     optimizer: Any,
     slots: Slots,
@@ -139,19 +148,19 @@ def _states(
                     f"{type(optimizer).__name__} does not know how many steps it has taken: give"
                     " step=..., which is the global step."
                 )
-            made["step"] = _count(steps)
+            made["step"] = _step_tensor(steps)
         if counterpart.family == "NAdam":
             product = optimizer._extra_weights()["momentum_cache"].detach()
             made["mu_product"] = product.to(torch.float32, copy=True)
         for name, kept in counterpart.slots.items():
             if kept.may_lack and not hypers["momentum"]:
                 continue
-            made[kept.key] = _converted(own[name], kept.rates, hypers["learning_rate"], name)
+            made[kept.key] = _convert_slot(own[name], kept.rates, hypers["learning_rate"], name)
         found[index] = made
     return found
 
 
-def _converted(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
+def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
     value = state.kept(slot)
     if not rates:
         return value
@@ -163,18 +172,18 @@ def _converted(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
     return (value.double() / (rates * rate)).to(value.dtype)
 
 
-def _count(steps: int) -> Tensor:
+def _step_tensor(steps: int) -> Tensor:
     return torch.tensor(steps, dtype=torch.float32 if steps <= _WHOLE else torch.float64)
 
 
-def _group(
+def _export_group(
     counterpart: Counterpart, optimizer: Any, hypers: dict[str, float], variables: Sequence[Tensor]
 ) -> dict[str, Any]:
     """A group with all that this version of torch has in one."""
     is_decayed = counterpart.family == "Adam" and bool(hypers.get("weight_decay"))
     cls = torch.optim.AdamW if is_decayed else getattr(torch.optim, counterpart.family)
-    group = _defaults(cls)
-    if is_decayed and "decoupled_weight_decay" in _defaults(torch.optim.Adam):
+    group = _default_options(cls)
+    if is_decayed and "decoupled_weight_decay" in _default_options(torch.optim.Adam):
         group["decoupled_weight_decay"] = True
     group |= counterpart.options
     _set_hypers(group, counterpart, hypers)
@@ -182,7 +191,7 @@ def _group(
         rate = hypers["learning_rate"]
         group["weight_decay"] = hypers["weight_decay"] / rate if is_decayed and rate else 0.0
     if counterpart.family == "Adagrad" and decay_of(optimizer):
-        own = plain(optimizer)
+        own = constant_hypers(optimizer)
         group["lr"] = own.get("learning_rate", group["lr"])
         group["lr_decay"] = decay_of(optimizer) if "learning_rate" in own else 0.0
     group["params"] = list(range(len(variables)))
@@ -192,7 +201,7 @@ def _group(
     return group
 
 
-def _defaults(cls: type[torch.optim.Optimizer]) -> dict[str, Any]:
+def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, Any]:
     """What a constructor of this version of torch takes, and its defaults."""
     known = inspect.signature(cls.__init__).parameters.items()
     return {name: each.default for name, each in known if name not in ("self", "params")}
@@ -215,9 +224,9 @@ def _set_hypers(
 
 
 def _left_behind(optimizer: Any, hypers: dict[str, float], group: dict[str, Any]) -> list[str]:
-    """What torch cannot be told."""
+    """What torch has no option for."""
     found: list[str] = []
-    if "learning_rate" not in plain(optimizer):
+    if "learning_rate" not in constant_hypers(optimizer):
         found.append(f"the learning rate stays {group['lr']:g}, what the schedule gives now")
     elif decay_of(optimizer) and not group.get("lr_decay"):
         found.append(f"the learning rate stays {group['lr']:g}, without its decay")

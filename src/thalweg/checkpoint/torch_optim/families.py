@@ -85,14 +85,14 @@ _ADAMAX = Counterpart(
 )
 
 
-def _sgd(kept: Kept | None, nesterov: bool = False, rate: str = "") -> Counterpart:
+def _sgd_counterpart(kept: Kept | None, nesterov: bool = False, rate: str = "") -> Counterpart:
     slots = {} if kept is None else {"momentum": kept}
     hypers = _RATE if kept is None else _MOMENTUM
     options = {"momentum": 0} if kept is None else {"nesterov": nesterov}
     return Counterpart("SGD", slots, hypers, rate=rate, options=options)
 
 
-def _rmsprop(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
+def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
     slots = {"rms": Kept("square_avg")}
     if momentum:
         slots["momentum"] = Kept("momentum_buffer", 1, may_lack)
@@ -108,31 +108,31 @@ def _rmsprop(momentum: bool, centered: bool, may_lack: bool = False) -> Counterp
     )
 
 
-def _adagrad(epsilon: str = "") -> Counterpart:
+def _adagrad_counterpart(epsilon: str = "") -> Counterpart:
     hypers = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
     return Counterpart("Adagrad", {"accumulator": Kept("sum")}, hypers, epsilon)
 
 
-def _adadelta(square: str, delta: str) -> Counterpart:
+def _adadelta_counterpart(square: str, delta: str) -> Counterpart:
     slots = {square: Kept("square_avg"), delta: Kept("acc_delta")}
     return Counterpart("Adadelta", slots, {**_RATE, "rho": "rho", "epsilon": "eps"})
 
 
 _BUFFER, _VELOCITY = Kept("momentum_buffer"), Kept("momentum_buffer", -1)
 COUNTERPARTS: dict[str, Counterpart] = {
-    "SGD": _sgd(None),
-    "Momentum": _sgd(_VELOCITY, rate=_IN_SLOT),
-    "Nesterov": _sgd(_VELOCITY, nesterov=True, rate=_IN_SLOT),
-    "HeavyBall": _sgd(_BUFFER),
-    "NesterovBall": _sgd(_BUFFER, nesterov=True),
-    "MomentumW": _sgd(_BUFFER),
-    "NesterovW": _sgd(_BUFFER, nesterov=True),
-    "RMSprop": _rmsprop(momentum=False, centered=False),
-    "CenteredRMSprop": _rmsprop(momentum=False, centered=True),
-    "MomentumRMSprop": _rmsprop(momentum=True, centered=False),
-    "CenteredMomentumRMSprop": _rmsprop(momentum=True, centered=True),
-    "RMSPropV1": _rmsprop(momentum=True, centered=False, may_lack=True),
-    "CenteredRMSPropV1": _rmsprop(momentum=True, centered=True, may_lack=True),
+    "SGD": _sgd_counterpart(None),
+    "Momentum": _sgd_counterpart(_VELOCITY, rate=_IN_SLOT),
+    "Nesterov": _sgd_counterpart(_VELOCITY, nesterov=True, rate=_IN_SLOT),
+    "HeavyBall": _sgd_counterpart(_BUFFER),
+    "NesterovBall": _sgd_counterpart(_BUFFER, nesterov=True),
+    "MomentumW": _sgd_counterpart(_BUFFER),
+    "NesterovW": _sgd_counterpart(_BUFFER, nesterov=True),
+    "RMSprop": _rmsprop_counterpart(momentum=False, centered=False),
+    "CenteredRMSprop": _rmsprop_counterpart(momentum=False, centered=True),
+    "MomentumRMSprop": _rmsprop_counterpart(momentum=True, centered=False),
+    "CenteredMomentumRMSprop": _rmsprop_counterpart(momentum=True, centered=True),
+    "RMSPropV1": _rmsprop_counterpart(momentum=True, centered=False, may_lack=True),
+    "CenteredRMSPropV1": _rmsprop_counterpart(momentum=True, centered=True, may_lack=True),
     "Adam": _ADAM,
     "AdamV1": _ADAM,
     "AdamW": _ADAM,
@@ -141,10 +141,10 @@ COUNTERPARTS: dict[str, Counterpart] = {
     "Adamax": _ADAMAX,
     "AdamaxV1": _ADAMAX,
     "Nadam": Counterpart("NAdam", _MOMENTS, {**_BETAS, "decay": "momentum_decay"}, powers=True),
-    "Adagrad": _adagrad(),
-    "AdagradV1": _adagrad("there is no epsilon here, in torch it is added to the root"),
-    "Adadelta": _adadelta("accum_grad", "accum_var"),
-    "AdadeltaV1": _adadelta("accum", "accum_update"),
+    "Adagrad": _adagrad_counterpart(),
+    "AdagradV1": _adagrad_counterpart("there is no epsilon here, in torch it is added to the root"),
+    "Adadelta": _adadelta_counterpart("accum_grad", "accum_var"),
+    "AdadeltaV1": _adadelta_counterpart("accum", "accum_update"),
 }
 
 

@@ -11,7 +11,7 @@ from thalweg.core.hyperparameters import as_hyper, is_number
 from thalweg.ground.running import is_symbolic
 
 
-def plain(optimizer: Any) -> dict[str, float]:
+def constant_hypers(optimizer: Any) -> dict[str, float]:
     """Those that are numbers, and not schedules or callables."""
     given: dict[str, Any] = {}
     if is_classic(optimizer):
@@ -26,7 +26,7 @@ def plain(optimizer: Any) -> dict[str, float]:
             given[hyper.name] = (
                 getattr(optimizer, exact[hyper.name]) if hyper.name in exact else own
             )
-    return {name: _float(value) for name, value in given.items() if _is_plain(value)}
+    return {name: _as_float(value) for name, value in given.items() if _is_plain(value)}
 
 
 def is_classic(optimizer: Any) -> bool:
@@ -34,7 +34,7 @@ def is_classic(optimizer: Any) -> bool:
     return getattr(optimizer, "_needs_variables", False)
 
 
-def now(optimizer: Any) -> dict[str, float]:
+def current_hypers(optimizer: Any) -> dict[str, float]:
     """All of them as the next step will have them; schedules and callables are called."""
     if is_classic(optimizer):
         values: dict[str, Any] = optimizer._read()
@@ -66,5 +66,5 @@ def _is_plain(value: Any) -> bool:
     return is_number(value) or is_scalar
 
 
-def _float(value: Any) -> float:
+def _as_float(value: Any) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)

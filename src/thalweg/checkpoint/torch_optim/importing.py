@@ -14,9 +14,9 @@ from thalweg.checkpoint.torch_optim.hypers import is_classic
 from thalweg.checkpoint.torch_optim.reading import (
     Parameter,
     Saved,
-    matched,
-    number,
-    option,
+    as_number,
+    match_parameters,
+    number_option,
     read,
 )
 from thalweg.checkpoint.torch_optim.setting import into_keras, into_v1
@@ -78,15 +78,15 @@ def from_torch(
     if saved.family != counterpart.family:
         wrong = f"{type(into).__name__} goes on with the state of torch.optim.{counterpart.family}"
         raise state.mismatch([wrong], title)
-    pairs = matched(saved, state_dict, variables)
+    pairs = match_parameters(saved, state_dict, variables)
     owners = into._owners()
-    keys = dict(zip(map(id, (var for _, var in pairs)), _keys(pairs), strict=True))
+    keys = dict(zip(map(id, (var for _, var in pairs)), _keys_of_variables(pairs), strict=True))
     kept = [(own, var) for own, var in pairs if _has_state(own)]
-    steps = _steps(saved.family, kept, keys, title) if step is None else _checked(step)
-    products = _products(kept, keys, title) if saved.family == "NAdam" else []
-    slots = {id(var): _slots(counterpart, own, var) for own, var in kept}
+    steps = _counted_steps(saved.family, kept, keys, title) if step is None else _check_step(step)
+    products = _momentum_products(kept, keys, title) if saved.family == "NAdam" else []
+    slots = {id(var): _slot_values(counterpart, own, var) for own, var in kept}
     _refuse_surplus(counterpart, kept, keys, title)
-    said = _notes(counterpart, saved, into)
+    said = _collect_notes(counterpart, saved, into)
     late = [keys[id(var)] for own, var in pairs if not _has_state(own)]
     if late and kept and counterpart.powers:
         said.append(
@@ -98,16 +98,16 @@ def from_torch(
         into_v1(into, listed, slots, steps)
     else:
         into_keras(into, listed, slots, steps, *products[:1])
-    notes.say(title, said)
+    notes.warn_of(title, said)
 
 
-def _notes(counterpart: Counterpart, saved: Saved, into: Any) -> list[str]:
-    epsilons = [option(group, "eps") for group in saved.groups]
+def _collect_notes(counterpart: Counterpart, saved: Saved, into: Any) -> list[str]:
+    epsilons = [number_option(group, "eps") for group in saved.groups]
     said = notes.of_formula(counterpart, epsilons)
     return said + notes.of_options(counterpart, saved.groups, into)
 
 
-def _keys(pairs: Matched) -> list[str]:
+def _keys_of_variables(pairs: Matched) -> list[str]:
     return state.keys_of([var for _, var in pairs])
 
 
@@ -131,7 +131,7 @@ def _refuse_surplus(
         raise state.mismatch(surplus, title)
 
 
-def _steps(family: str, kept: Matched, keys: Mapping[int, str], title: str) -> int | None:
+def _counted_steps(family: str, kept: Matched, keys: Mapping[int, str], title: str) -> int | None:
     """How many steps torch has counted; None for SGD, which does not count.
 
     Raises:
@@ -143,7 +143,7 @@ def _steps(family: str, kept: Matched, keys: Mapping[int, str], title: str) -> i
     problems: list[str] = []
     for own, var in kept:
         key, given = keys[id(var)], own.state.get("step")
-        value = number(given)
+        value = as_number(given)
         if value is None or not value.is_integer() or not 0 <= value < 2**63:
             shown = state.shown(given) if value is None else f"{value:g}"
             problems.append(f"'{key}' has the step {shown}")
@@ -162,19 +162,19 @@ def _steps(family: str, kept: Matched, keys: Mapping[int, str], title: str) -> i
     return steps
 
 
-def _checked(step: Any) -> int:
+def _check_step(step: Any) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise InvalidArgumentError(f"step must be an integer of 0 or more, not {step!r}.")
     return step
 
 
-def _products(kept: Matched, keys: Mapping[int, str], title: str) -> list[float]:
+def _momentum_products(kept: Matched, keys: Mapping[int, str], title: str) -> list[float]:
     """The products of NAdam's momentum.
 
     Raises:
         CheckpointMismatchError: They differ: here there is one.
     """
-    values = {keys[id(var)]: number(own.state.get("mu_product")) for own, var in kept}
+    values = {keys[id(var)]: as_number(own.state.get("mu_product")) for own, var in kept}
     found = {key: value for key, value in values.items() if value is not None}
     first, product = next(iter(found.items()), ("", 1.0))
     problems = [f"'{key}' has no mu_product" for key in values.keys() - found.keys()]
@@ -188,21 +188,21 @@ def _products(kept: Matched, keys: Mapping[int, str], title: str) -> list[float]
     return list(found.values())
 
 
-def _slots(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, Any]:
+def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, Any]:
     """What the slots of a variable are set to."""
     found: dict[str, Any] = {}
-    rate = option(parameter.group, "lr") or 0.0
+    rate = number_option(parameter.group, "lr") or 0.0
     for name, kept in counterpart.slots.items():
         value = parameter.state.get(kept.key)
-        if value is None and kept.may_lack and not option(parameter.group, "momentum"):
+        if value is None and kept.may_lack and not number_option(parameter.group, "momentum"):
             value = torch.zeros_like(var, requires_grad=False)
         if value is None:
             continue
-        found[name] = _scaled(value, kept.rates * rate) if kept.rates else value
+        found[name] = _scale_slot(value, kept.rates * rate) if kept.rates else value
     return found
 
 
-def _scaled(value: Any, factor: float) -> Any:
+def _scale_slot(value: Any, factor: float) -> Any:
     """A slot times a factor; what cannot be read is refused later."""
     try:
         if state.flaw(value) is not None:

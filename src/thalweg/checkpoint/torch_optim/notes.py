@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.checkpoint.torch_optim.families import Counterpart
-from thalweg.checkpoint.torch_optim.hypers import decay_of, plain
-from thalweg.checkpoint.torch_optim.reading import Group, flag, option
+from thalweg.checkpoint.torch_optim.hypers import constant_hypers, decay_of
+from thalweg.checkpoint.torch_optim.reading import Group, is_on, number_option
 from thalweg.errors import NumericsWarning, warn
 
 _ADAM_W = "thalweg.v1.contrib.opt.AdamWOptimizer"
@@ -23,35 +23,38 @@ def of_formula(counterpart: Counterpart, epsilons: Sequence[float | None]) -> li
 
 def of_options(counterpart: Counterpart, groups: Sequence[Group], optimizer: Any) -> list[str]:
     """What torch was told, and the optimizer was told otherwise or cannot be told."""
-    own = plain(optimizer)
+    own = constant_hypers(optimizer)
     found: list[str] = []
     for name, key in counterpart.hypers.items():
-        values = list(dict.fromkeys(option(group, key) for group in groups))
+        values = list(dict.fromkeys(number_option(group, key) for group in groups))
         title = key.replace(".0", "[0]").replace(".1", "[1]")
         if len(values) > 1:
             found.append(f"the groups of torch have a {title} each, an optimizer here has one")
-        elif name in own and values[0] is not None and not _same(own[name], values[0]):
+        elif name in own and values[0] is not None and not _is_same(own[name], values[0]):
             found.append(f"{name} is {own[name]:g} here, in torch {title} is {values[0]:g}")
     for group in groups:
         found += _of_group(group, optimizer, own)
         for key, wanted in counterpart.options.items():
-            if key == "nesterov" and flag(group, key) != wanted:
+            if key == "nesterov" and is_on(group, key) != wanted:
                 found.append(f"the momentum of torch is {'' if not wanted else 'not '}Nesterov's")
     return list(dict.fromkeys(found))
 
 
 def _of_group(group: Group, optimizer: Any, own: dict[str, float]) -> list[str]:
-    rate, decay = option(group, "lr") or 0.0, option(group, "weight_decay") or 0.0
-    falls, dampening = option(group, "lr_decay") or 0.0, option(group, "dampening") or 0.0
+    rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
+    falls, dampening = (
+        number_option(group, "lr_decay") or 0.0,
+        number_option(group, "dampening") or 0.0,
+    )
     found: list[str] = []
-    is_decoupled = flag(group, "decoupled_weight_decay")
+    is_decoupled = is_on(group, "decoupled_weight_decay")
     decays = hasattr(optimizer, "_weight_decay")
     if is_decoupled and decay and not decays:
         found.append(
             f"torch decays the variables by {rate * decay:g} a step, nothing here does:"
             f" {_ADAM_W} would"
         )
-    elif is_decoupled and decays and not _same(own.get("weight_decay"), rate * decay):
+    elif is_decoupled and decays and not _is_same(own.get("weight_decay"), rate * decay):
         found.append(
             f"weight_decay is {own['weight_decay']:g} here, in torch lr * weight_decay is"
             f" {rate * decay:g}"
@@ -63,25 +66,25 @@ def _of_group(group: Group, optimizer: Any, own: dict[str, float]) -> list[str]:
             f"weight_decay {decay:g} was part of torch's gradients: add {decay / 2:g} |variable|^2"
             " to the loss"
         )
-    if flag(group, "maximize"):
+    if is_on(group, "maximize"):
         found.append("torch maximizes: minimize the negated loss")
     if dampening:
         found.append(f"dampening is {dampening:g} in torch, and nothing here")
-    if not _same(decay_of(optimizer), falls):
+    if not _is_same(decay_of(optimizer), falls):
         found.append(
             f"decay of the learning rate is {decay_of(optimizer):g} here, {falls:g} in torch"
         )
     return found
 
 
-def _same(one: float | None, other: float | None) -> bool:
+def _is_same(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     with np.errstate(all="ignore"):
         return bool(np.float32(one) == np.float32(other))
 
 
-def say(title: str, notes: Sequence[str]) -> None:
+def warn_of(title: str, notes: Sequence[str]) -> None:
     """Warn of all that is not the same."""
     if notes:
         warn(f"{title}: {'; '.join(notes)}.", NumericsWarning)

@@ -13,7 +13,7 @@ from thalweg.checkpoint.torch_optim.families import NAMES, family_of
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.core.state import flaw, kept, mismatch, shown
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 from thalweg.variable import name_of
 
 Group = dict[str, Any]
@@ -69,7 +69,7 @@ def read(given: Any) -> Saved:
             "The state must be an optimizer of torch.optim or its state_dict(), not"
             f" {shown(given)}."
         )
-    states, groups = _parts(own)
+    states, groups = _states_and_groups(own)
     family = family_of(groups)
     if family is None:
         raise InvalidTypeError(
@@ -82,10 +82,10 @@ def read(given: Any) -> Saved:
     problems = [f"the state of {shown(key)} is of no parameter" for key in states.keys() - {*keys}]
     if len(names) != len(keys) or len({*keys}) != len(keys):
         problems.append("parameters and their names are not the same number, or come twice")
-    if any(option(group, "lr") is None for group in groups):
+    if any(number_option(group, "lr") is None for group in groups):
         problems.append("a group has no number for its 'lr'")
     if problems:
-        raise mismatch(problems, _what(family))
+        raise mismatch(problems, _title_of(family))
     is_named = all(isinstance(name, str) for name in names)
     parameters = [
         Parameter(name if is_named else None, group, states.get(key, {}))
@@ -94,7 +94,7 @@ def read(given: Any) -> Saved:
     return Saved(family, groups, parameters)
 
 
-def _parts(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
+def _states_and_groups(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
     """The states by parameter and the groups, if they are what they should be."""
     states, groups = given["state"], given["param_groups"]
     problems: list[str] = []
@@ -113,18 +113,18 @@ def _parts(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
 def _is_group(group: Any) -> bool:
     if not isinstance(group, dict):
         return False
-    own = table(group)
+    own = as_object(group)
     parts = [own.get("params"), own.get("param_names", [])]
     if not all(isinstance(part, list) for part in parts):
         return False
     return all(isinstance(key, int | str) for part in parts for key in cast("list[Any]", part))
 
 
-def _what(family: str) -> str:
+def _title_of(family: str) -> str:
     return f"The state of torch.optim.{family}"
 
 
-def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, Tensor]]:
+def match_parameters(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, Tensor]]:
     """The parameters with their variables.
 
     Those of the optimizer are known by what they are; others go by name where both sides have
@@ -140,17 +140,17 @@ def matched(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, T
         InvalidArgumentError: There is nothing that says which variables there are.
         CheckpointMismatchError: Names or numbers differ.
     """
-    names, found = _named(_own(given) if variables is None else variables)
-    own = _parameters(given)
+    names, found = _names_and_variables(_parameters_of(given) if variables is None else variables)
+    own = _places_of_parameters(given)
     if names is None and any(id(var) in own for var in found):
-        return _identified(saved, own, found)
+        return _match_by_identity(saved, own, found)
     names = _names_of(found) if names is None else names
     if names is None or any(parameter.name is None for parameter in saved.parameters):
         return _in_order(saved, found)
     return _by_name(saved, names, found)
 
 
-def _own(given: Any) -> list[Tensor]:
+def _parameters_of(given: Any) -> list[Tensor]:
     """The parameters of the optimizer that was given."""
     if not isinstance(given, torch.optim.Optimizer):
         raise InvalidArgumentError(
@@ -159,7 +159,7 @@ def _own(given: Any) -> list[Tensor]:
     return [param for group in given.param_groups for param in group["params"]]
 
 
-def _named(variables: Any) -> tuple[list[str] | None, list[Tensor]]:
+def _names_and_variables(variables: Any) -> tuple[list[str] | None, list[Tensor]]:
     """Variables and, of a dict, their names in it."""
     names: list[str] | None = None
     if isinstance(variables, Mapping):
@@ -181,7 +181,7 @@ def _in_order(saved: Saved, found: Sequence[Tensor]) -> list[tuple[Parameter, Te
     count = len(saved.parameters)
     if len(found) != count:
         wrong = f"there are {count} parameters, and {len(found)} variables"
-        raise mismatch([wrong], _what(saved.family))
+        raise mismatch([wrong], _title_of(saved.family))
     return list(zip(saved.parameters, found, strict=True))
 
 
@@ -193,11 +193,11 @@ def _by_name(
     problems = [f"'{name}' is none of its parameters" for name in names if name not in known]
     problems += [f"'{name}' belongs to nothing here" for name in torches if name not in names]
     if problems:
-        raise mismatch(problems, _what(saved.family))
+        raise mismatch(problems, _title_of(saved.family))
     return [(known[name], var) for name, var in zip(names, found, strict=True)]
 
 
-def _identified(
+def _match_by_identity(
     saved: Saved, own: Mapping[int, int], found: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
     """The variables with what was kept for each, where they are the optimizer's parameters."""
@@ -209,19 +209,19 @@ def _identified(
         f"its parameter {index} is not given" for each, index in own.items() if each not in given
     ]
     if problems:
-        raise mismatch(problems, _what(saved.family))
+        raise mismatch(problems, _title_of(saved.family))
     return [(saved.parameters[own[id(var)]], var) for var in found]
 
 
-def _parameters(given: Any) -> dict[int, int]:
+def _places_of_parameters(given: Any) -> dict[int, int]:
     """The places of an optimizer's parameters by `id`."""
     groups = given.param_groups if isinstance(given, torch.optim.Optimizer) else []
     found = [id(param) for group in groups for param in group["params"]]
     return {each: index for index, each in enumerate(found)}
 
 
-def number(value: Any) -> float | None:
-    """A number, also of a tensor of one element; None for what is none."""
+def as_number(value: Any) -> float | None:
+    """A number, also from a tensor of one element; None for anything else."""
     try:
         if isinstance(value, Tensor):
             value = kept(value).item() if flaw(value) is None else None
@@ -231,16 +231,16 @@ def number(value: Any) -> float | None:
         return None
 
 
-def flag(group: Group, key: str) -> bool:
+def is_on(group: Group, key: str) -> bool:
     """Whether an option of a group is on."""
-    return group.get(key) is True or bool(number(group.get(key)))
+    return group.get(key) is True or bool(as_number(group.get(key)))
 
 
-def option(group: Group, key: str) -> float | None:
+def number_option(group: Group, key: str) -> float | None:
     """A number of a group; of "betas.0" the first of "betas"."""
     key, _, index = key.partition(".")
     value = group.get(key)
     if index:
         pair = cast("Sequence[Any]", value) if isinstance(value, tuple | list) else ()
         value = pair[int(index)] if len(pair) == 2 else None
-    return number(value)
+    return as_number(value)

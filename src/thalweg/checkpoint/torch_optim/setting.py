@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.steps import after
+from thalweg.checkpoint.steps import power_after
 from thalweg.checkpoint.torch_optim.hypers import beta_of
 from thalweg.core import state
 from thalweg.core.hyperparameters import as_hyper
@@ -31,7 +31,7 @@ def into_v1(
         own = into._get_non_slot_variable(name)
         own = to_tensor(beta) if own is None else own
         kind = scalar_type(own)
-        power = after(as_hyper(beta, kind), steps or 0)
+        power = power_after(as_hyper(beta, kind), steps or 0)
         made[name] = torch.full_like(own, float(power), requires_grad=False)
     into.load_state_dict(made, variables or None)
 

@@ -33,12 +33,12 @@ def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, Any]], si
         else:
             dense.append((place, updated.detach()))
 
-    def made(places: Sequence[int], own: Sequence[Tensor]) -> _Parcel:
+    def make_parcel(places: Sequence[int], own: Sequence[Tensor]) -> _Parcel:
         return _Parcel(shards, [tensors[place][0] for place in places], own)
 
     large = {place for place, each in dense if each.nbytes >= _LARGE * shards.ranks.size}
-    parcels = [made([place], [each]) for place, each in dense if place in large]
-    parcels += plan_buckets([each for each in dense if each[0] not in large], size, made)
+    parcels = [make_parcel([place], [each]) for place, each in dense if place in large]
+    parcels += plan_buckets([each for each in dense if each[0] not in large], size, make_parcel)
     waiting: list[_Parcel] = []
     for parcel in parcels:
         parcel.send(shards.ranks)

@@ -133,7 +133,7 @@ class LocalStep:
                 raise InvalidArgumentError(
                     f"'{name_of(var)}' is a DTensor, which cannot have a constraint."
                 )
-        return [(self._gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
+        return [(self._local_gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
 
     def share(self, asked: Request) -> Request:
         """See `Sharing`."""
@@ -143,11 +143,11 @@ class LocalStep:
         ]
         return asked._replace(
             variables=list(map(self._parts.part, variables)),
-            gradients=list(map(self._gradient, asked.gradients, variables)),
+            gradients=list(map(self._local_gradient, asked.gradients, variables)),
             copies=copies,
         )
 
-    def _gradient(self, grad: Any, var: Tensor) -> Any:
+    def _local_gradient(self, grad: Any, var: Tensor) -> Any:
         return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
 
     def measures(self, ready: Ready, asked: Request) -> Measures:

@@ -87,12 +87,12 @@ class SharedStep:
             updated = [var] if copy is None else [var, copy]
             tensors += [(var, each, grad if rows_alone else None) for each in updated]
 
-        def joined() -> None:
+        def join_step() -> None:
             with self.shards.mark_torn(self._number), no_grad():
                 join_parts(self.shards, tensors, self._size)
             self._is_joined = True
 
-        return After(joined, "without the parts of other ranks")
+        return After(join_step, "without the parts of other ranks")
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:

@@ -52,7 +52,9 @@ class Captured:
         return found
 
 
-def capture(optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]) -> Captured:
+def capture_hypers(
+    optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]
+) -> Captured:
     """What an operation that an optimizer takes part in has of hyperparameters."""
     fixed = optimizer._hyper.all_of(called)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}

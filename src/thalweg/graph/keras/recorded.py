@@ -20,7 +20,7 @@ from thalweg.graph.arguments import by_reference
 from thalweg.graph.called_once import explain_errors, gradient_symbol, update_of
 from thalweg.graph.default import graph_variable_of
 from thalweg.graph.either import IndexedSlices
-from thalweg.graph.keras.captured import Captured, capture
+from thalweg.graph.keras.captured import Captured, capture_hypers
 from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.made_of_gradients import made_of_gradients
 from thalweg.graph.operation import operation
@@ -52,7 +52,7 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
         variables: Any = distinct([var for _, var in pairs])
         with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
             optimizer._create_all_weights(variables)
-        read = capture(optimizer, called, [var.dtype for var in variables])
+        read = capture_hypers(optimizer, called, [var.dtype for var in variables])
         optimizer._read = read
         try:
             with explain_errors(optimizer, "_prepare"):
@@ -99,9 +99,9 @@ def _add_count(
 ) -> Any:
     """The operation that counts a step after its updates."""
 
-    def count(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
+    def count_step(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
-            run([counting(step if own is None else own), *optimizer._counted({}, leaves)])
+            run([counting(step if own is None else own), *optimizer._counting_calls({}, leaves)])
 
     step = optimizer.iterations  # of eager mode, if a step was taken before there was a graph
     inputs = [
@@ -109,7 +109,7 @@ def _add_count(
         [by_reference(var) for var in variables],
     ]
     done = [made for made in updates if made is not None]
-    op = operation(count, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
+    op = operation(count_step, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
     op.written += tuple(kept_in_graph(optimizer, []))
     return op
 
@@ -120,7 +120,7 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
     if read is None:  # an optimizer around it calls its hooks
         with var.graph.control_dependencies(None):
             optimizer._create_all_weights([var])
-        read = capture(optimizer, optimizer._hyper.called(), [dtype])
+        read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
     own = ApplyState(state or optimizer._prepare([var])).get((var.device, dtype), {})
     usual: Any = None
     if not is_ours(optimizer._decayed_lr):

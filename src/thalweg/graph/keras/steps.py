@@ -22,7 +22,7 @@ from thalweg.graph.arguments import by_reference
 from thalweg.graph.control import no_op
 from thalweg.graph.default import get_default_graph, graph_variable_of
 from thalweg.graph.gradients import gradients as gradients_of
-from thalweg.graph.keras.captured import capture
+from thalweg.graph.keras.captured import capture_hypers
 from thalweg.graph.keras.recorded import add_step
 from thalweg.graph.keras.variables import kept_in_graph
 from thalweg.graph.nodes import Operation, SymbolicTensor
@@ -64,13 +64,13 @@ def apply_gradients(
         return add_step(optimizer, pairs, title, aggregates)
     replica = current_replica()
 
-    def step(grads: list[Any], leaves: list[Tensor]) -> None:
+    def apply_own_gradients(grads: list[Any], leaves: list[Tensor]) -> None:
         with enter_replica(replica):
             # Not a subclass's own, which was called when the graph was built.
             own = list(zip(grads, leaves, strict=True))
             Optimizer.apply_gradients(optimizer, own, None, aggregates)
 
-    return _add_step(optimizer, step, pairs, title)
+    return _add_step(optimizer, apply_own_gradients, pairs, title)
 
 
 def _add_step(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Operation:
@@ -90,15 +90,15 @@ def _add_step(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Ope
         called = optimizer._hyper.called()
         variables = distinct([var for _, var in pairs])
         optimizer._create_all_weights(variables)
-        read = capture(optimizer, called, [var.dtype for var in variables])
+        read = capture_hypers(optimizer, called, [var.dtype for var in variables])
 
-        def run(grads: list[Any], leaves: list[Tensor], *values: Any) -> None:
+        def run_step(grads: list[Any], leaves: list[Tensor], *values: Any) -> None:
             with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
                 step(grads, leaves)
 
         grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
         with get_default_graph().name_scope(name):
-            op = operation(run, [grads, leaves, *read.inputs], "AssignAddVariableOp")
+            op = operation(run_step, [grads, leaves, *read.inputs], "AssignAddVariableOp")
         op.written += tuple(kept_in_graph(optimizer, variables))
         return op
 
@@ -115,11 +115,11 @@ def learning_rate(optimizer: Any, dtype: torch.dtype) -> Any:
     """See `GraphMode`."""
     optimizer._create_hypers()
     step = optimizer.iterations
-    read = capture(optimizer, optimizer._hyper.called(), [dtype])
+    read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
 
-    def run(_: Any, *values: Any) -> Tensor:
+    def compute_rate(_: Any, *values: Any) -> Tensor:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
             return torch.tensor(optimizer._learning_rate(compute_dtype(dtype)), dtype=dtype)
 
     output = Output(dtype, (), ())
-    return operation(run, [step, *read.inputs], "decayed_lr", kind="pure", outputs=output)
+    return operation(compute_rate, [step, *read.inputs], "decayed_lr", kind="pure", outputs=output)

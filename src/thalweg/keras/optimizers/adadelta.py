@@ -50,7 +50,7 @@ class Adadelta(BuiltIn):
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:
         return self._with_iterations(weights)
 
-    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
         return self._hyper_tensors(dtype, "epsilon", "rho")
 
     def get_config(self) -> dict[str, Any]:

@@ -50,9 +50,9 @@ class Adamax(BuiltIn):
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADAMAX
 
-    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
         zero = torch.zeros((), dtype=torch.int64)
-        own = {**self._hyper_tensors(dtype, "epsilon"), **self._betas(dtype)}
+        own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         rate = -state["lr_t"] / (1 - own["beta_1_power"])
         return {**own, "neg_scaled_lr": rate, "zero": zero}
 

@@ -66,7 +66,7 @@ class BuiltIn(RuleOptimizer):
             found["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype))
         return found
 
-    def _betas(self, dtype: Any) -> dict[str, Any]:
+    def _beta_tensors(self, dtype: Any) -> dict[str, Any]:
         """The betas, and their powers in this step, as 0-d tensors."""
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         found: dict[str, Any] = {}

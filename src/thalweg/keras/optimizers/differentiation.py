@@ -142,7 +142,7 @@ class Differentiation:
 
 
 def _check_sources(given: Sequence[Any]) -> None:
-    """Refuse what has no gradient; a tensor that is no variable has one, and cannot be updated."""
+    """Refuse what can have no gradient. A tensor that is no variable can, but cannot be updated."""
     check_variables([x for x in given if is_variable(x) or not isinstance(x, Tensor)])
 
 

@@ -115,7 +115,7 @@ class Ftrl(BuiltIn):
             slot for pair in zip(made[:half], made[half:], strict=True) for slot in pair
         ]
 
-    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
         own = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)

@@ -73,26 +73,26 @@ class KerasHooks(Hooks):
         self._state = ApplyState()
         self.selection = optimizer._selection()
 
-    def _title(self, var: Tensor) -> str:
+    def _title_of(self, var: Tensor) -> str:
         return self._names.get(id(var)) or name_of(var)
 
     def titles(self, variables: Sequence[Tensor]) -> list[str]:
-        return list(map(self._title, variables))
+        return list(map(self._title_of, variables))
 
     def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         pairs = as_pairs(given)
         check_variables([var for _, var in pairs])
-        return self._converted(with_gradients(pairs, self._named(pairs)))
+        return self._convert_gradients(with_gradients(pairs, self._name_variables(pairs)))
 
-    def _named(self, pairs: Sequence[tuple[Any, Any]]) -> list[str]:
+    def _name_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[str]:
         variables = [var for _, var in pairs]
         titles = titles_of(variables)
         self._names = dict(zip(map(id, variables), titles, strict=True))
         return titles
 
-    def _converted(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
+    def _convert_gradients(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
         return [
-            (as_gradient(grad, var, self._title(var)), var)
+            (as_gradient(grad, var, self._title_of(var)), var)
             for grad, var in pairs
             if grad is not None
         ]
@@ -112,19 +112,19 @@ class KerasHooks(Hooks):
     def transform(self, pairs: list[Pair]) -> list[Pair]:
         optimizer = self._optimizer
         if self._aggregates:
-            pairs = self._called("_transform_unaggregated_gradients", pairs)
+            pairs = self._call_hook("_transform_unaggregated_gradients", pairs)
             is_needed = optimizer._aggregator is not None or replicas() > 1
-            pairs = self._called("_aggregate_gradients", pairs, is_needed)
-        return self._called("_transform_gradients", pairs, bool(optimizer._transformers))
+            pairs = self._call_hook("_aggregate_gradients", pairs, is_needed)
+        return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
-    def _called(self, hook: str, pairs: list[Pair], is_needed: bool = False) -> list[Pair]:
+    def _call_hook(self, hook: str, pairs: list[Pair], is_needed: bool = False) -> list[Pair]:
         """What a hook makes of the pairs, checked; the pairs where it would do nothing."""
         optimizer = self._optimizer
-        if not (is_needed or hook in optimizer._overridden()):
+        if not (is_needed or hook in optimizer._overridden_hooks()):
             return pairs
         listed = as_pairs(getattr(optimizer, hook)(list(pairs)))
         check_variables([var for _, var in listed])
-        converted = self._converted(listed)
+        converted = self._convert_gradients(listed)
         if not converted:
             raise ValueError("The aggregator or transformer returned no gradients.")
         known = {id(var) for var in optimizer._slots.owners()}
@@ -161,7 +161,7 @@ class RuleHooks(KerasHooks):
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
         super().__init__(optimizer, aggregates)
         self.calls = optimizer._hyper.calls or optimizer._is_begun_by_users()
-        self.repeats = optimizer._repeats()
+        self.repeats = optimizer._may_repeat()
         self._rates: dict[Dtype, float] = {}
         self._known: dict[Dtype, dict[str, Any]] = {}  # what users' functions were called for
         self._variables: Sequence[Tensor] = ()  # of the step, once it is prepared
@@ -177,7 +177,7 @@ class RuleHooks(KerasHooks):
         self._variables = variables
         # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
         optimizer = self._optimizer
-        if not _PREPARED.isdisjoint(optimizer._overridden()):
+        if not _PREPARED.isdisjoint(optimizer._overridden_hooks()):
             super().prepare(variables)
             self._rates = optimizer._changed_rates(self._state)
         if self.calls:
@@ -194,7 +194,7 @@ class RuleHooks(KerasHooks):
         super().check(pairs, narrow)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        overridden = not self._optimizer._overridden().isdisjoint(UPDATES)
+        overridden = not self._optimizer._overridden_hooks().isdisjoint(UPDATES)
         return overridden or any(var.is_complex() for _, var in pairs)
 
     def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class RuleHooks(KerasHooks):
         return self._optimizer._rule_scalars(dtype, self._rates.get(dtype))
 
     def counts(self, shared: Shared) -> list[Call]:
-        return [*super().counts(shared), *self._optimizer._counted(shared, self._variables)]
+        return [*super().counts(shared), *self._optimizer._counting_calls(shared, self._variables)]
 
 
 class AloneHooks(RuleHooks):
@@ -228,7 +228,7 @@ class AloneHooks(RuleHooks):
             return
         if not self._state:
             super().prepare(variables)
-        elif "_prepare_local" in self._optimizer._overridden():
+        elif "_prepare_local" in self._optimizer._overridden_hooks():
             self._rates = self._optimizer._changed_rates(self._state)
 
     def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:

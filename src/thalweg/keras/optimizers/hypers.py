@@ -72,10 +72,10 @@ class Hypers(TrackableSlots):
         return torch.tensor(scalars.as_scalar(value, compute_dtype(kind)), dtype=kind)
 
     def _create_hypers(self) -> None:
-        for name, made in self._hyper.create(self._made).items():
+        for name, made in self._hyper.create(self._make_variable).items():
             self._handle_deferred_dependencies(name=name, trackable=made)
 
-    def _made(self, name: str, initial_value: Any) -> Any:
+    def _make_variable(self, name: str, initial_value: Any) -> Any:
         """A variable of the optimizer that is not trained.
 
         In graph mode it is one of the graph, named below the current name scope.

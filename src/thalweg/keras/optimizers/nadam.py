@@ -100,7 +100,7 @@ class Nadam(BuiltIn):
             self._make_cache(var_list[0].dtype.to_real())
         super()._create_slots(var_list)
 
-    def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
+    def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         cache = resolve(self._cache)
         if all(var.dtype.to_real() is not cache.dtype for var in variables):
             return []  # as in TensorFlow, the scalars of another dtype leave the cache alone
@@ -118,11 +118,11 @@ class Nadam(BuiltIn):
         self._make_cache(dtype)
 
     def _make_cache(self, dtype: torch.dtype) -> None:
-        self._cache = self._own(torch.ones((), dtype=dtype), "momentum_cache")
+        self._cache = self._make_tracked_variable(torch.ones((), dtype=dtype), "momentum_cache")
         self._weights.append(self._cache)
 
-    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
-        own = {**self._hyper_tensors(dtype, "epsilon"), **self._betas(dtype)}
+    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+        own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)
         now, later = (

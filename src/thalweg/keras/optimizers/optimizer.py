@@ -140,7 +140,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             if key not in _ALLOWED:
                 raise TypeError(
                     f"Unexpected keyword argument passed to optimizer: {key}."
-                    f" Allowed kwargs are {list(_ALLOWED)}.{self._near(key)}"
+                    f" Allowed kwargs are {list(_ALLOWED)}.{self._spelling_hint(key)}"
                 )
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
@@ -156,7 +156,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         clipping = {key: kwargs.get(key) for key in CLIPPING}
         Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
 
-    def _near(self, keyword: str) -> str:
+    def _spelling_hint(self, keyword: str) -> str:
         """A hint at the argument that an unknown keyword may stand for."""
         names = inspect.signature(type(self).__init__).parameters.keys() - {"self", "kwargs"}
         hint = did_you_mean(keyword, [*names, *_ALLOWED])
@@ -223,7 +223,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
 
     def _take_step(self, hooks: KerasHooks, given: Any) -> Outcome | None:
         """Take a step, and say how it went; None if it belongs in a graph."""
-        how = NOTHING if "_transform_gradients" in self._overridden() else self._clipping
+        how = NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         kept = self._plans.now()
         if executing_eagerly():
             outcome = repeat(hooks, kept, given, how)
@@ -254,7 +254,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             return contextlib.nullcontext()
         return _in_replicas().waited_for(self)
 
-    def _counted(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
+    def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         """What counts a step of these variables beside `iterations`, as functions in C."""
         return []
 
@@ -272,7 +272,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
 
     @classmethod
     @cache
-    def _overridden(cls) -> frozenset[str]:
+    def _overridden_hooks(cls) -> frozenset[str]:
         """The hooks that a subclass overrides."""
         return frozenset(
             name for name, hook in cls._BUILT_IN.items() if getattr(cls, name) is not hook
@@ -286,7 +286,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         _ = self.iterations
         self._create_hypers()
         self._create_slots(list(var_list))
-        self._restore(var_list)
+        self._restore_pending(var_list)
 
     def _make_awaited(self, variables: list[Tensor]) -> None:
         self._create_all_weights(variables)
@@ -313,9 +313,9 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         own = apply_state[var_device, var_dtype]
         if "learning_rate" in self._hyper:
             own["lr_t"] = self._decayed_lr(var_dtype)
-        own.update(self._coefficients(var_dtype, own))
+        own.update(self._step_coefficients(var_dtype, own))
 
-    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
         """What a class of the library adds to `state` for its subclasses' hooks, under the names
         that it has in TensorFlow.
         """
@@ -337,7 +337,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             return self._aggregator(grads_and_vars)
         if replicas() == 1:
             return grads_and_vars
-        return _in_replicas().summed(self, list(grads_and_vars))
+        return _in_replicas().sum_over_replicas(self, list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clips gradients and calls `gradient_transformers`."""

@@ -24,7 +24,7 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
         if not given:
             if waits and executing_eagerly():
                 strategy = distribute.get_strategy()
-                distribute.sum_gradients(optimizer, strategy, [], _said(optimizer))
+                distribute.sum_gradients(optimizer, strategy, [], _fingerprint_of(optimizer))
             return optimizer._step_over_nothing()
         if distribute.in_cross_replica_context() and current_session() is None:
             raise RuntimeError(
@@ -40,7 +40,7 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
         elif distribute.shards_of(optimizer) is not None:
             given, hooks.sharing = _summed_in_parts(optimizer, as_pairs(given), hooks)
         else:
-            given = summed(optimizer, as_pairs(given))
+            given = sum_over_replicas(optimizer, as_pairs(given))
         with distribute.enter_shared_step(hooks.sharing):
             outcome = optimizer._take_step(hooks, given)
         return optimizer._end_step(outcome, given, name, aggregates and not sums_first)
@@ -55,51 +55,53 @@ def waited_for(optimizer: Any) -> AbstractContextManager[None]:
     )
 
 
-def summed(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """The pairs with the sums over all replicas."""
     strategy = distribute.get_strategy()
-    return _all_of(pairs, distribute.sum_gradients(optimizer, strategy, pairs, _said(optimizer)))
+    return _all_of(
+        pairs, distribute.sum_gradients(optimizer, strategy, pairs, _fingerprint_of(optimizer))
+    )
 
 
 def _sums_first(optimizer: Any) -> bool:
     """Whether the sum over replicas is all that comes before `_transform_gradients`."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
-    return _BEFORE.isdisjoint(optimizer._overridden())
+    return _BEFORE.isdisjoint(optimizer._overridden_hooks())
 
 
 def _is_summed(optimizer: Any) -> bool:
     """Whether its class sums gradients over replicas, of which there are several."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
-    return "_aggregate_gradients" not in optimizer._overridden()
+    return "_aggregate_gradients" not in optimizer._overridden_hooks()
 
 
 def _summed_in_parts(
     optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasHooks
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
-    sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden()
+    sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.rule()
     whole = sees or rule is None or (rule.whole and bool(optimizer._clipping))
-    strategy, said = distribute.get_strategy(), _said(optimizer)
+    strategy, said = distribute.get_strategy(), _fingerprint_of(optimizer)
     found, step = distribute.sum_for_shards(
         optimizer, strategy, pairs, said, hooks, scatters=not whole
     )
     return _all_of(pairs, found), step
 
 
-def _said(optimizer: Any) -> distribute.StepFingerprint:
+def _fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
     """What must be the same on all replicas."""
 
-    def words() -> list[str]:
+    def words_of_step() -> list[str]:
         arguments = distribute.in_words(optimizer._arguments())
         step = [f"step: {int(optimizer.iterations)}"] if executing_eagerly() else []
         return [f"optimizer: {type(optimizer).__name__}", *arguments, *step]
 
-    def numbers() -> tuple[int, list[float]]:
+    def numbers_of_step() -> tuple[int, list[float]]:
         return int(optimizer.iterations), list(optimizer._hyper.numbers().values())
 
-    return distribute.StepFingerprint(words, numbers)
+    return distribute.StepFingerprint(words_of_step, numbers_of_step)
 
 
 def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:

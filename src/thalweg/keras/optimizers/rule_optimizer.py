@@ -151,17 +151,17 @@ class RuleOptimizer(Optimizer):
     def _hooks(self, aggregates: bool) -> RuleHooks:
         return RuleHooks(self, aggregates)
 
-    def _repeats(self) -> bool:
+    def _may_repeat(self) -> bool:
         """Whether steps may be repeated without a look at the gradients."""
         seen = self._aggregator is not None or bool(self._transformers)
-        return not seen and not self._overridden()
+        return not seen and not self._overridden_hooks()
 
     @classmethod
     @cache
     def _is_begun_by_users(cls) -> bool:
         """Whether a subclass's hooks are called before the updates."""
         own = is_ours(cls._decayed_lr) and is_ours(cls._create_slots)
-        return not own or not cls._overridden() <= {*UPDATES}
+        return not own or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
         """Learning rates that a subclass's `_prepare_local` put in place of the usual ones."""
@@ -185,7 +185,7 @@ class RuleOptimizer(Optimizer):
     ) -> Any:
         # Where TensorFlow scatters it calls no other hook, whichever a subclass has.
         scatters = self._rule().duplicates == "successive"
-        if "_resource_apply_sparse" in self._overridden() and not scatters:
+        if "_resource_apply_sparse" in self._overridden_hooks() and not scatters:
             return super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
         return self._apply_one(rows_of(grad, indices), var, apply_state)
 

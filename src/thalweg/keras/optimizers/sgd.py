@@ -65,7 +65,7 @@ class SGD(BuiltIn):
             return PLAIN
         return NESTEROV if self.nesterov else MOMENTUM
 
-    def _coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
         return self._hyper_tensors(dtype, "momentum")
 
     def get_config(self) -> dict[str, Any]:

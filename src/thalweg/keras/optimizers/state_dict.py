@@ -79,7 +79,7 @@ class StateDict(TrackableSlots, state.StateDict):
             ReplicaLostError: A rank has not called it.
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
-        return self._saved(_titles)
+        return self._saved(_titles_of)
 
     def _saved(self, names: Names = state.keys_of) -> dict[str, Any]:
         """`state_dict` by other names of variables."""
@@ -96,9 +96,9 @@ class StateDict(TrackableSlots, state.StateDict):
             return {
                 "class_name": type(self).__name__,
                 "format": FORMAT,
-                "iterations": self._counter().read(),
-                "hyperparameters": state.snapshot(self._numbers()),
-                "weights": state.snapshot(self._extras()),
+                "iterations": self._counter_entry().read(),
+                "hyperparameters": state.snapshot(self._number_entries()),
+                "weights": state.snapshot(self._extra_entries()),
                 "slots": slots,
             }
 
@@ -147,34 +147,34 @@ class StateDict(TrackableSlots, state.StateDict):
         for name in self.EXTRA if slots else given["weights"].keys() & set(self.EXTRA):
             if name not in self._extra_weights():
                 self._make_extra(name, _float_type(given["weights"].get(name)))
-        called = _by(names, owners) if is_named else _called(owners, slots)
+        called = _named_by(names, owners) if is_named else _names_in_state(owners, slots)
         entries, known, rest = self._slot_entries(called, slots)
         waiting = self._make_room(rest) if variables is None and not is_named else []
         self._awaits = bool(waiting) and not owners
         return "", [
-            ([self._counter()], {"iterations": given["iterations"]}, True),
-            (self._numbers(all_of_them=True), given["hyperparameters"], False),
-            (self._extras(), given["weights"], bool(slots)),
+            ([self._counter_entry()], {"iterations": given["iterations"]}, True),
+            (self._number_entries(all_of_them=True), given["hyperparameters"], False),
+            (self._extra_entries(), given["weights"], bool(slots)),
             (entries, known, True),
-            (waiting, _flat(rest), True),
+            (waiting, _flatten_slots(rest), True),
         ]
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Where slots of variables that are not known yet are to be kept."""
         for title, own in slots.items():
             self._pending[title] = {name: state.room_for(value) for name, value in own.items()}
-        return [Entry(name, room) for name, room in _flat(self._pending).items()]
+        return [Entry(name, room) for name, room in _flatten_slots(self._pending).items()]
 
-    def _counter(self) -> Entry:
+    def _counter_entry(self) -> Entry:
         return Entry("iterations", self.iterations, COUNTERS, lowest=0)
 
-    def _numbers(self, all_of_them: bool = False) -> list[Number]:
+    def _number_entries(self, all_of_them: bool = False) -> list[Number]:
         """The hyperparameters that are numbers, or all: those of other kinds stay as they are."""
         hyper, numbers = self._hyper, self._hyper.numbers()
         names = hyper if all_of_them else numbers
         return [Number(name, numbers.get(name, 0), partial(hyper.setting, name)) for name in names]
 
-    def _extras(self) -> list[Entry]:
+    def _extra_entries(self) -> list[Entry]:
         return [Entry(name, weight) for name, weight in self._extra_weights().items()]
 
     def _slot_entries(
@@ -196,12 +196,12 @@ class StateDict(TrackableSlots, state.StateDict):
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         raise NotImplementedError
 
-    def _restore(self, var_list: Sequence[Tensor]) -> None:
+    def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
         """Put pending slots of these variables in place."""
         if not self._pending:
             return
         owners, wanted = self._owners(), {id(var) for var in var_list}
-        called = _called(owners, self._pending)
+        called = _names_in_state(owners, self._pending)
         found = {
             title: self._pending[title]
             for _, title, var in called
@@ -215,9 +215,10 @@ class StateDict(TrackableSlots, state.StateDict):
             self._awaits = False
             if not found:
                 warn(
-                    f"{self._name} loaded slots for {_listed(self._pending)}, but the first step is"
-                    f" over {_listed(_titles(owners))}, whose slots begin anew. Name the variables"
-                    " by thalweg.named_variables(module), or give them to load_state_dict.",
+                    f"{self._name} loaded slots for {_list_quoted(self._pending)}, but the first"
+                    f" step is over {_list_quoted(_titles_of(owners))}, whose slots begin anew."
+                    " Name the variables by thalweg.named_variables(module), or give them to"
+                    " load_state_dict.",
                     NumericsWarning,
                 )
         pops = [partial(self._pending.pop, title) for title in found]
@@ -249,24 +250,26 @@ def _check_form(given: Any, class_name: str) -> None:
         else:
             names = [state.shown(name) for name in part if not isinstance(name, str)]
             found += [f"{title}: {name} is no name" for name in names]
-    if not found and len(_flat(given["slots"])) < sum(len(o) or 1 for o in given["slots"].values()):
+    if not found and len(_flatten_slots(given["slots"])) < sum(
+        len(o) or 1 for o in given["slots"].values()
+    ):
         found.append("two slots have the same name")
     if found:
         raise state.mismatch(found)
 
 
-def _titles(variables: Sequence[Tensor]) -> list[str]:
+def _titles_of(variables: Sequence[Tensor]) -> list[str]:
     """What a state calls the variables: "w:0", and the second one "w:0#1"."""
     return state.distinct([name_of(var) for var in variables])
 
 
-def _called(owners: Sequence[Tensor], given: Mapping[str, Any]) -> list[Called]:
+def _names_in_state(owners: Sequence[Tensor], given: Mapping[str, Any]) -> list[Called]:
     """The variables by what a state calls them: "w:0", or "w", as in a file."""
-    named = zip(state.keys_of(owners), _titles(owners), owners, strict=True)
+    named = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
     return [(key, title if title in given else key, var) for key, title, var in named]
 
 
-def _by(names: Names, owners: Sequence[Tensor]) -> list[Called]:
+def _named_by(names: Names, owners: Sequence[Tensor]) -> list[Called]:
     return [(name, name, var) for name, var in zip(names(owners), owners, strict=True)]
 
 
@@ -276,18 +279,18 @@ def _float_type(value: Any) -> torch.dtype:
         return value.dtype if is_float else torch.float32
 
 
-def _key(title: str) -> str:
+def _key_of(title: str) -> str:
     return title.replace(":0", "", 1)
 
 
-def _flat(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _flatten_slots(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Slots by their full names."""
     found: dict[str, Any] = {}
     for title, own in slots.items():
-        named = {f"{_key(title)}/{name}": value for name, value in own.items()}
-        found |= named or {_key(title): None}
+        named = {f"{_key_of(title)}/{name}": value for name, value in own.items()}
+        found |= named or {_key_of(title): None}
     return found
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_quoted(names: Iterable[str]) -> str:
     return listed((f"'{name}'" for name in names), most=4)

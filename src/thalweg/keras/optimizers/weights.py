@@ -68,7 +68,7 @@ class Weights(TrackableSlots):
 
     _name: str
     _hyper: Hyperparameters
-    _made: Callable[[str, Any], Any]
+    _make_variable: Callable[[str, Any], Any]
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
@@ -79,7 +79,7 @@ class Weights(TrackableSlots):
         self._added: list[Tensor] = []
 
     def _with_inner(self) -> list[Weights]:
-        """This optimizer and those that it wraps, as far as it tracks them."""
+        """This optimizer and those inside it that it tracks."""
         inner = [each for each in self._tracked.values() if isinstance(each, Weights)]
         return [self, *(found for each in inner for found in each._with_inner())]
 
@@ -87,13 +87,13 @@ class Weights(TrackableSlots):
     def iterations(self) -> Tensor:
         """Variable. The number of training steps this optimizer has run."""
         if self._iterations is None:
-            self._iterations = self._own(np.int64(0), "iter")
+            self._iterations = self._make_tracked_variable(np.int64(0), "iter")
             self._weights.insert(0, self._iterations)
         return resolve(self._iterations) if thread.frames else self._iterations
 
-    def _own(self, initial_value: Any, name: str) -> Any:
-        """A variable of the optimizer that is not trained; see `Hypers._made`."""
-        made = self._made(name, initial_value)
+    def _make_tracked_variable(self, initial_value: Any, name: str) -> Any:
+        """A variable of the optimizer that is not trained; see `Hypers._make_variable`."""
+        made = self._make_variable(name, initial_value)
         self._handle_deferred_dependencies(name=name, trackable=made)
         return made
 

@@ -23,14 +23,14 @@ from thalweg.ground.counters import number_of
 from thalweg.ground.scalars import ScalarType, as_scalar, is_floating, scalar_type
 from thalweg.schedules import formulas
 from thalweg.v1 import train
-from thalweg.v1.train.decay import follow
-from thalweg.v1.train.followed import sourced
+from thalweg.v1.train.decay import follow_rate
+from thalweg.v1.train.followed import remember_source
 from thalweg.variable import as_dtype, dtype_name
 
 _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 
-@sourced
+@remember_source
 def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
     """The learning rate itself, at every step.
 
@@ -44,7 +44,7 @@ def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
     return learning_rate
 
 
-@sourced
+@remember_source
 def piecewise_constant(
     global_step: Any,
     learning_rate: float,
@@ -86,7 +86,7 @@ def piecewise_constant(
     return train.piecewise_constant(global_step, boundaries, values)
 
 
-@sourced
+@remember_source
 def exp_decay(
     global_step: Any,
     learning_rate: float,
@@ -125,7 +125,7 @@ def exp_decay(
     return _decayed("exp_decay", global_step, learning_rate, decay, begin_decay_at, lowest=min_lr)
 
 
-@sourced
+@remember_source
 def poly_decay(
     global_step: Any,
     learning_rate: float,
@@ -171,7 +171,7 @@ def poly_decay(
     return _decayed("poly_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
 
 
-@sourced
+@remember_source
 def cosine_decay(
     global_step: Any,
     learning_rate: float,
@@ -204,7 +204,7 @@ def cosine_decay(
     return _decayed("cosine_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
 
 
-@sourced
+@remember_source
 def transformer_policy(
     global_step: Any,
     learning_rate: float,
@@ -249,7 +249,7 @@ def transformer_policy(
     return _followed("transformer_policy", global_step, at, kind)
 
 
-@sourced
+@remember_source
 def inv_poly_decay(
     global_step: Any,
     learning_rate: float,
@@ -334,7 +334,7 @@ def _followed(
         with np.errstate(all="ignore"):
             return torch.tensor(formula(number), device="cpu")
 
-    return follow(rate, (global_step,), as_dtype(dtype), name)
+    return follow_rate(rate, (global_step,), as_dtype(dtype), name)
 
 
 def _dtype_of(learning_rate: Any) -> ScalarType:

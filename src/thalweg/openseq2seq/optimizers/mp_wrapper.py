@@ -297,7 +297,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         def run(gradients: Any, variables: Any, targets: Any, step: Any, captured: Any) -> None:
             backward = Backward(concretes(gradients), variables, targets, [None] * len(targets))
             done: list[Any] = []
-            with self._opt._turn(), self._opt._locked(), not_taken(done):
+            with self._opt._turn_lock(), self._opt._locked(), not_taken(done):
                 check_any(backward.pairs)
                 how = GradientTransforms(**watching(scaler, done))
                 outcome = update(self._opt, backward, how, step, captured)

@@ -10,7 +10,7 @@ from thalweg.formula import Rule
 from thalweg.ground.scalars import as_scalar
 from thalweg.rules import NOVOGRAD
 from thalweg.rules.novograd import NOVOGRAD_AS_SHIPPED
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 _AVERAGE = "grads_ema"
 
@@ -76,7 +76,7 @@ class NovoGrad(RuleOptimizer):
         as_shipped: bool = False,
     ) -> None:
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._beta1 = beta1
         self._beta2 = beta2
         self._epsilon = epsilon

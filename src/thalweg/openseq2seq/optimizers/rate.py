@@ -38,7 +38,7 @@ class LiveRate:
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self.source: Any = policy
         self._given: Any = None  # what the policy gave last; a number has more digits than `value`
-        self.value = self._evaluated().clone()
+        self.value = self._evaluate_hypers().clone()
 
     def _shown(self) -> Any:
         """The step as the policy sees it: on the host, where its own arithmetic may be."""
@@ -51,7 +51,7 @@ class LiveRate:
         self._seen.detach().fill_(number_of(step))
         return self._seen
 
-    def _evaluated(self) -> Tensor:
+    def _evaluate_hypers(self) -> Tensor:
         found = self._policy(self._shown())
         self.source = found if isinstance(found, Followed) else self._policy
         self._given = called(found)
@@ -78,7 +78,7 @@ class LiveRate:
     def refresh(self) -> None:
         """Set all to the present global step."""
         with no_grad():
-            self.value.copy_(self._evaluated())
+            self.value.copy_(self._evaluate_hypers())
             for tensor, product in self._derived:
                 tensor.copy_(product())
 

@@ -111,7 +111,7 @@ class Training(StateDict):
         found = super()._entries(variables, keys)
         return found + self.optimizer._own_entries() if found else []
 
-    def _lasting(self) -> list[Entry]:
+    def _lasting_entries(self) -> list[Entry]:
         return [*self.others, *self._scales()]
 
     def _scales(self) -> list[Entry]:

@@ -26,7 +26,7 @@ from thalweg.variable import REDUCED
 def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:
     """What an operation that updates variables of a graph captures; makes their slots."""
     optimizer._create_slots(distinct(list(targets)))
-    return optimizer._captured()
+    return optimizer._captured_inputs()
 
 
 def watching(
@@ -83,7 +83,7 @@ def update(
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if takes and not any(target.dtype in REDUCED for target in own.targets):
         return optimizer._take(own.pairs, global_step, name, how, own.copies, captured)
-    with optimizer._turn(), optimizer._locked():
+    with optimizer._turn_lock(), optimizer._locked():
         pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
         if not decision.taken:
             run(decision.calls)
@@ -96,7 +96,7 @@ def update(
         with contextlib.ExitStack() as stack:
             if captured is not None:
                 hooks = optimizer._hooks(global_step, name, captured[0])
-                stack.enter_context(optimizer._taking(hooks))
+                stack.enter_context(optimizer._while_taking(hooks))
             return _by_override(optimizer, backward.done(gradients), decision.calls, global_step)
 
 

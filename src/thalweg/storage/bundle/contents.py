@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from thalweg.errors import UnsupportedCheckpointError, listed
 from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
-from thalweg.storage.bundle.flaw import Flaw, quoted
+from thalweg.storage.bundle.flaw import Flaw, quote_name
 from thalweg.storage.bundle.object_graph import ObjectGraph
 from thalweg.storage.stored import Stored
 
@@ -32,7 +32,7 @@ class Bundle:
 
 
 def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
-    """See that all tensors are of dtypes that are read.
+    """Refuse tensors of dtypes that are not read.
 
     Args:
         wanted: Names, with the numbers of their dtypes.
@@ -41,7 +41,7 @@ def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
         Flaw: Some are not.
     """
     others = [
-        f"{quoted(name)} ({name_of(dtype)})"
+        f"{quote_name(name)} ({name_of(dtype)})"
         for name, dtype in wanted
         if dtype not in NAMES and dtype != STRING
     ]

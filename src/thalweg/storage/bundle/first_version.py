@@ -18,13 +18,13 @@ from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 from thalweg.storage.bundle import messages, slices
 from thalweg.storage.bundle.contents import Bundle, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
-from thalweg.storage.bundle.flaw import Flaw, quoted, within
+from thalweg.storage.bundle.flaw import Flaw, locate_flaws, quote_name
 from thalweg.storage.bundle.folder import File, Folder
 from thalweg.storage.bundle.index import LARGEST, SHARDS
 from thalweg.storage.bundle.messages import Slice
-from thalweg.storage.bundle.numbers import numbers, strings
+from thalweg.storage.bundle.numbers import tensor_bytes, tensor_strings
 from thalweg.storage.bundle.proto import BYTES, VARINT, Message
-from thalweg.storage.bundle.table import entries, is_table
+from thalweg.storage.bundle.table import is_table, iterate_entries
 from thalweg.storage.stored import ITEM_BYTES, Listed, Stored
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Tensor:
 
     def shape_of(self, key: bytes) -> tuple[int, ...]:
         """The shape of a slice."""
-        return slices.box(self.slices[key], self.shape)[1]
+        return slices.bounding_box(self.slices[key], self.shape)[1]
 
     @property
     def bytes(self) -> int:
@@ -58,14 +58,14 @@ class _Tensor:
         return prod(self.shape) * ITEM_BYTES.get(NAMES.get(self.dtype, ""), 0)
 
 
-def files(folder: Folder) -> list[str]:
-    """What the names of the files of such a checkpoint have behind its prefix; none if it is none.
+def suffixes_of(folder: Folder) -> list[str]:
+    """The suffixes of the files of such a checkpoint, behind its prefix; [] if it is not one.
 
     Args:
         folder: The folder of the prefix.
     """
     found = [""] if is_table_file(folder, "") else []
-    for suffix in () if found else folder.suffixes():
+    for suffix in () if found else folder.list_suffixes():
         first = _FIRST.fullmatch(suffix)
         if first and 0 < int(first[1]) <= SHARDS and is_table_file(folder, suffix):
             found = [f"-{number:05d}-of-{first[1]}" for number in range(int(first[1]))]
@@ -79,44 +79,44 @@ def read(
 
     Args:
         folder: The folder of its files.
-        suffixes: What `files` says.
+        suffixes: What `suffixes_of` says.
         names: The tensors that are read; all if it is None.
         progress: Called after each file with the bytes that are read and those there are.
 
     Raises:
         Flaw: A file is damaged, or a tensor is of a dtype that is not read.
     """
-    known, total = _described(folder, suffixes)
+    known, total = _describe_files(folder, suffixes)
     done = 0
     wanted = {name: each for name, each in known.items() if names is None or name in names}
     check_dtypes((name, each.dtype) for name, each in wanted.items())
     owners = {key: name for name, each in known.items() for key in each.slices}
     found: dict[bytes, Any] = {}
     for suffix in suffixes:
-        with _opened(folder, suffix) as file:
-            values = entries(file.read, file.size)
+        with _open_file(folder, suffix) as file:
+            values = iterate_entries(file.read, file.size)
             next(values, None)
             for key, value in values:
                 if key not in owners or key in found:
-                    raise Flaw(f"the slice {quoted(key)} belongs to no tensor, or comes twice")
+                    raise Flaw(f"the slice {quote_name(key)} belongs to no tensor, or comes twice")
                 name = owners[key]
                 if name in wanted:
-                    with within(quoted(name)):
-                        found[key] = _numbers(value, wanted[name], key)
+                    with locate_flaws(quote_name(name)):
+                        found[key] = _slice_values(value, wanted[name], key)
             done += file.size
         if progress is not None:
             progress(done, total)
     tensors: dict[str, Stored] = {}
     texts: dict[str, list[bytes]] = {}
     for name, tensor in wanted.items():
-        with within(quoted(name)):
+        with locate_flaws(quote_name(name)):
             parts = {key: found.pop(key, None) for key in tensor.slices}
             if any(part is None for part in parts.values()):
                 raise Flaw("a slice of it is not there")
             if tensor.dtype == STRING:
                 texts[name] = next(iter(parts.values()))
             else:
-                tensors[name] = _joined(tensor, parts)
+                tensors[name] = _join_slices(tensor, parts)
     return Bundle(tensors, texts, None)
 
 
@@ -124,37 +124,37 @@ def describe(folder: Folder, suffixes: list[str]) -> list[Listed]:
     """The tensors of such a checkpoint by name; as `read` otherwise."""
     return [
         Listed(name, name_of(each.dtype), each.shape, each.bytes)
-        for name, each in sorted(_described(folder, suffixes)[0].items())
+        for name, each in sorted(_describe_files(folder, suffixes)[0].items())
     ]
 
 
 def is_table_file(folder: Folder, suffix: str) -> bool:
     """Whether there is a file that ends as a table does."""
     try:
-        with _opened(folder, suffix) as file:
+        with _open_file(folder, suffix) as file:
             return is_table(file.read, file.size)
     except (MissingFileError, Flaw):
         return False
 
 
 @contextmanager
-def _opened(folder: Folder, suffix: str) -> Generator[File]:
-    with within(suffix or "file"):
-        file = folder.opened(suffix)
+def _open_file(folder: Folder, suffix: str) -> Generator[File]:
+    with locate_flaws(suffix or "file"):
+        file = folder.open_file(suffix)
         try:
             yield file
         finally:
             file.close()
 
 
-def _described(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
+def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
     """All tensors of all files, and how many bytes these have."""
     known: dict[str, _Tensor] = {}
     total = 0
     for suffix in suffixes:
-        with _opened(folder, suffix) as file:
+        with _open_file(folder, suffix) as file:
             total += file.size
-            key, value = next(entries(file.read, file.size), (b"\0", b""))
+            key, value = next(iterate_entries(file.read, file.size), (b"\0", b""))
             if key:
                 raise Flaw("it has no description of its tensors")
             if value.startswith(_COUNT):
@@ -165,32 +165,32 @@ def _described(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor],
                 )
             described = Message(Message(value, {1: BYTES}).data(1), {1: BYTES})
             for each in described.every(1):
-                _add(known, Message(each, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}))
+                _add_slices(known, Message(each, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}))
     for name, tensor in known.items():
-        with within(quoted(name)):
-            _check(tensor)
+        with locate_flaws(quote_name(name)):
+            _check_tensor(tensor)
     return known, total
 
 
-def _add(known: dict[str, _Tensor], found: Message) -> None:
+def _add_slices(known: dict[str, _Tensor], found: Message) -> None:
     """Add what a SavedSliceMeta says: a tensor, or more slices of one."""
     name = found.text(1)
-    with within(quoted(name)):
-        shape, dtype = messages.shape(found.data(2)), found.number(3)
+    with locate_flaws(quote_name(name)):
+        shape, dtype = messages.parse_shape(found.data(2)), found.number(3)
         tensor = known.setdefault(name, _Tensor(dtype, shape))
         if (tensor.dtype, tensor.shape) != (dtype, shape):
             raise Flaw(f"it is of shape {tensor.shape} in one file and of {shape} in another")
         for each in found.every(4):
             extents = messages.slice_of(each)
-            slices.box(extents, shape)
+            slices.bounding_box(extents, shape)
             key = slices.key_of(name, extents)
             if key in tensor.slices:
-                raise Flaw(f"the slice {slices.shown(extents)} comes twice")
+                raise Flaw(f"the slice {slices.format_extents(extents)} comes twice")
             tensor.slices[key] = extents
 
 
-def _check(tensor: _Tensor) -> None:
-    """See that a description can be true."""
+def _check_tensor(tensor: _Tensor) -> None:
+    """Refuse a description that cannot be true."""
     if not tensor.slices or (tensor.dtype == STRING and len(tensor.slices) > 1):
         raise Flaw(f"it is {name_of(tensor.dtype)} in {len(tensor.slices)} slices")
     if prod(length for length in tensor.shape if length) * 16 >= LARGEST:
@@ -198,22 +198,24 @@ def _check(tensor: _Tensor) -> None:
     slices.check_count([tensor.shape_of(key) for key in tensor.slices], tensor.shape)
 
 
-def _numbers(value: bytes, tensor: _Tensor, key: bytes) -> Any:
+def _slice_values(value: bytes, tensor: _Tensor, key: bytes) -> Any:
     """The bytes of a slice, or its strings."""
     data = Message(Message(value, {2: BYTES}).data(2), {3: BYTES}).data(3)
     count = prod(tensor.shape_of(key))
     if tensor.dtype == STRING:
-        return strings(data, count)
-    return numbers(data, tensor.dtype, count)
+        return tensor_strings(data, count)
+    return tensor_bytes(data, tensor.dtype, count)
 
 
-def _joined(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> Stored:
+def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> Stored:
     """A tensor from its slices, all of which are there."""
     kind = NAMES[tensor.dtype]
     if len(parts) == 1:
         return Stored(kind, tensor.shape, next(iter(parts.values())).data)
-    boxes = {key: slices.box(extents, tensor.shape) for key, extents in tensor.slices.items()}
+    boxes = {
+        key: slices.bounding_box(extents, tensor.shape) for key, extents in tensor.slices.items()
+    }
     slices.check_tiling(boxes.values(), tensor.shape)
     placed = ((*boxes[key], part) for key, part in parts.items())
-    whole = slices.joined(placed, tensor.shape, ITEM_BYTES[kind])
+    whole = slices.join_parts(placed, tensor.shape, ITEM_BYTES[kind])
     return Stored(kind, tensor.shape, whole.data)

@@ -1,4 +1,4 @@
-"""What is wrong with a file, told from the inside out: the flaw, where it is, in which file."""
+"""What is wrong with a file, from the inside out: the flaw, where it is, and in which file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Flaw(Exception):
 
 
 @contextmanager
-def within(place: str) -> Generator[None]:
-    """Say of flaws where they are."""
+def locate_flaws(place: str) -> Generator[None]:
+    """Prefix flaws with where they are."""
     try:
         yield
     except Flaw as flaw:
@@ -33,7 +33,7 @@ def within(place: str) -> Generator[None]:
 
 
 @contextmanager
-def told(path: str) -> Generator[None]:
+def raise_flaws(path: str) -> Generator[None]:
     """Raise flaws as errors that begin with the name of the file."""
     try:
         yield
@@ -41,13 +41,13 @@ def told(path: str) -> Generator[None]:
         raise flaw.kind(f"{path}: {flaw}") from None
 
 
-def quoted(name: str | bytes) -> str:
-    """A name as errors show it; a very long one is cut."""
+def quote_name(name: str | bytes) -> str:
+    """A name as errors show it; a very long one is shortened."""
     text = repr(name[:_SHOWN])
     return text if len(name) <= _SHOWN else f"{text}... ({len(name)} long)"
 
 
-def unequal(stored: int, calculated: int) -> Flaw:
+def checksum_flaw(stored: int, calculated: int) -> Flaw:
     """The flaw of bytes that have another CRC32C, in TensorFlow's words."""
     return Flaw(
         f"Checksum does not match: stored {stored} vs. calculated on the restored bytes"

@@ -46,7 +46,7 @@ class File:
             done += count
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -85,16 +85,16 @@ class Folder:
         if self._descriptor is not None:
             os.close(self._descriptor)
 
-    def shard(self, suffix: str) -> File:
+    def open_shard(self, suffix: str) -> File:
         """A file of the checkpoint, which stays open until another one is asked for."""
         if self._shard is None or self._shard[0] != suffix:
             before, self._shard = self._shard, None
             if before is not None:
                 before[1].close()
-            self._shard = suffix, self.opened(suffix)
+            self._shard = suffix, self.open_file(suffix)
         return self._shard[1]
 
-    def opened(self, suffix: str) -> File:
+    def open_file(self, suffix: str) -> File:
         """A file of the checkpoint; the caller closes it.
 
         Args:
@@ -108,7 +108,7 @@ class Folder:
         name = self._base + suffix
         title = os.path.join(self._path, name)
         try:
-            found = self._open(name, title)
+            found = self._open_descriptor(name, title)
         except FileNotFoundError:
             raise MissingFileError(f"{title}: {os.strerror(errno.ENOENT)}.") from None
         except OSError as error:
@@ -123,13 +123,13 @@ class Folder:
             raise Flaw(f"{name} is no regular file")
         return File(found, name)
 
-    def suffixes(self) -> list[str]:
-        """What the names of all files that begin with the prefix have behind it, in order."""
+    def list_suffixes(self) -> list[str]:
+        """The suffixes of all files whose names begin with the prefix, in order."""
         here = self._path or "." if self._descriptor is None else self._descriptor
         names = sorted(os.listdir(here))
         return [name[len(self._base) :] for name in names if name.startswith(self._base)]
 
-    def _open(self, name: str, title: str) -> int:
+    def _open_descriptor(self, name: str, title: str) -> int:
         if self._descriptor is None:
             if os.path.islink(title):
                 raise OSError(errno.ELOOP, "link", title)

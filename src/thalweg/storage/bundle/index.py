@@ -10,11 +10,11 @@ from math import prod
 from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage.bundle import messages, slices
 from thalweg.storage.bundle.dtypes import NAMES, STRING, name_of
-from thalweg.storage.bundle.flaw import Flaw, quoted, within
+from thalweg.storage.bundle.flaw import Flaw, locate_flaws, quote_name
 from thalweg.storage.bundle.folder import Folder
 from thalweg.storage.bundle.messages import Entry, Header
-from thalweg.storage.bundle.proto import text
-from thalweg.storage.bundle.table import entries
+from thalweg.storage.bundle.proto import decode_text
+from thalweg.storage.bundle.table import iterate_entries
 from thalweg.storage.stored import ITEM_BYTES
 
 LIMIT = 1 << 26  # bytes of an index: a million tensors
@@ -86,23 +86,23 @@ def read_index(folder: Folder) -> Index:
     Raises:
         Flaw: It is damaged, says what cannot be, or is of a kind that is not read.
     """
-    file = folder.opened(".index")
+    file = folder.open_file(".index")
     try:
         if file.size > LIMIT:
             raise Flaw(f"the index has {file.size} bytes, no more than {LIMIT} are read")
-        with within("index"):
-            found = entries(file.read, file.size)
-            head = _header(next(found, None))
-            return Index(head.shards, _described(found, head))
+        with locate_flaws("index"):
+            found = iterate_entries(file.read, file.size)
+            head = _parse_header(next(found, None))
+            return Index(head.shards, _describe_entries(found, head))
     finally:
         file.close()
 
 
-def _header(first: tuple[bytes, bytes] | None) -> Header:
+def _parse_header(first: tuple[bytes, bytes] | None) -> Header:
     if first is None or first[0]:
         raise Flaw("it has no header")
-    with within("header"):
-        head = messages.header(first[1])
+    with locate_flaws("header"):
+        head = messages.parse_header(first[1])
         if head.endianness == 1:
             raise Flaw(
                 "numbers have their highest byte first, which is not read; restore and save the"
@@ -126,47 +126,47 @@ def _header(first: tuple[bytes, bytes] | None) -> Header:
     return head
 
 
-def _described(found: Iterator[tuple[bytes, bytes]], head: Header) -> dict[str, Described]:
+def _describe_entries(found: Iterator[tuple[bytes, bytes]], head: Header) -> dict[str, Described]:
     known: dict[str, Entry] = {}
     kept: dict[bytes, Entry] = {}  # entries of slices, by their keys
     for key, value in found:
         if key.startswith(b"\0"):
-            with within(f"slice {quoted(key)}"):
-                kept[key] = messages.entry(value)
+            with locate_flaws(f"slice {quote_name(key)}"):
+                kept[key] = messages.parse_entry(value)
             continue
-        with within("names"):
-            name = text(key)
-        with within(quoted(name)):
-            known[name] = messages.entry(value)
+        with locate_flaws("names"):
+            name = decode_text(key)
+        with locate_flaws(quote_name(name)):
+            known[name] = messages.parse_entry(value)
     made: dict[str, Described] = {}
     for name, entry in known.items():
-        with within(quoted(name)):
+        with locate_flaws(quote_name(name)):
             _check_shape(entry)
-            parts = tuple(_parts(name, entry, kept))
+            parts = tuple(_parts_of(name, entry, kept))
             for part in parts:
                 _check(part.entry, head.shards)
             made[name] = Described(entry.dtype, entry.shape, parts)
             if entry.slices:
                 _check_slices(made[name])
     if kept:
-        raise Flaw(f"the slice {quoted(next(iter(kept)))} belongs to no tensor")
+        raise Flaw(f"the slice {quote_name(next(iter(kept)))} belongs to no tensor")
     _check_apart(made)
     return made
 
 
-def _parts(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Part]:
+def _parts_of(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Part]:
     """Where a tensor's bytes are; entries of its slices are taken from those that are kept."""
     if not entry.slices:
         yield Part((0,) * len(entry.shape), entry.shape, entry)
     for extents in entry.slices:
-        begins, shape = slices.box(extents, entry.shape)
+        begins, shape = slices.bounding_box(extents, entry.shape)
         found = kept.pop(slices.key_of(name, extents), None)
         if found is None:
-            raise Flaw(f"the slice {slices.shown(extents)} has no entry, or comes twice")
+            raise Flaw(f"the slice {slices.format_extents(extents)} has no entry, or comes twice")
         if found.slices or (found.dtype, found.shape) != (entry.dtype, shape):
             raise Flaw(
-                f"the slice {slices.shown(extents)} has dtype {name_of(found.dtype)} and shape"
-                f" {found.shape}, not {name_of(entry.dtype)} and {shape}"
+                f"the slice {slices.format_extents(extents)} has dtype {name_of(found.dtype)} and"
+                f" shape {found.shape}, not {name_of(entry.dtype)} and {shape}"
             )
         yield Part(begins, shape, found)
 
@@ -174,22 +174,22 @@ def _parts(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Part]:
 def _check_shape(entry: Entry) -> None:
     if not entry.dtype:
         raise Flaw("it has no dtype")
-    if prod(length for length in entry.shape if length) * _width(entry) >= LARGEST:
+    if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
         raise Flaw(f"its shape is {entry.shape}, beyond all memory")
 
 
-def _width(entry: Entry) -> int:
+def _item_bytes(entry: Entry) -> int:
     """Bytes of an element; 1 where that is not known."""
     return ITEM_BYTES[NAMES[entry.dtype]] if entry.dtype in NAMES else 1
 
 
 def _check(entry: Entry, shards: int) -> None:
-    """See that an entry can be true, whatever the files hold."""
+    """Refuse an entry that cannot be true, whatever the files hold."""
     if not 0 <= entry.shard < shards:
         raise Flaw(f"it lies in file {entry.shard} of {shards}")
     if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
         raise Flaw(f"it has {entry.size} bytes from {entry.offset} on")
-    count, width = prod(entry.shape), _width(entry)
+    count, width = prod(entry.shape), _item_bytes(entry)
     if entry.dtype in NAMES and entry.size != count * width:
         raise Flaw(
             f"it has {entry.size} bytes, {name_of(entry.dtype)} of shape {entry.shape} has"
@@ -210,7 +210,7 @@ def _check_slices(tensor: Described) -> None:
 
 
 def _check_apart(tensors: dict[str, Described]) -> None:
-    """See that no two tensors share bytes: no file can promise more than it has."""
+    """Refuse tensors that share bytes, so that no file can promise more than it has."""
     places = sorted(
         (part.entry.shard, part.entry.offset, part.entry.size, name)
         for name, tensor in tensors.items()
@@ -220,6 +220,6 @@ def _check_apart(tensors: dict[str, Described]) -> None:
     for one, other in pairwise(places):
         if one[0] == other[0] and one[1] + one[2] > other[1]:
             raise Flaw(
-                f"{quoted(other[3])}: it begins at {other[1]}, before {quoted(one[3])} ends at"
-                f" {one[1] + one[2]}"
+                f"{quote_name(other[3])}: it begins at {other[1]}, before {quote_name(one[3])} ends"
+                f" at {one[1] + one[2]}"
             )

@@ -14,12 +14,12 @@ from thalweg.storage.bundle.proto import (
     FIXED32,
     VARINT,
     Message,
-    block,
-    encoded,
-    fields,
-    fixed32,
-    number,
-    packed,
+    bytes_field,
+    encode_varint,
+    fixed32_field,
+    iterate_fields,
+    number_field,
+    packed_numbers,
 )
 
 # For each axis where a slice begins and how long it is; a length of None is all of the axis.
@@ -44,10 +44,14 @@ class Header:
     oldest: int = 0
     refused: tuple[int, ...] = ()
 
-    def encoded(self) -> bytes:
+    def encode_message(self) -> bytes:
         """The message."""
-        versions = number(1, 1) + number(2, self.oldest)
-        return number(1, self.shards) + number(2, self.endianness) + block(3, versions)
+        versions = number_field(1, 1) + number_field(2, self.oldest)
+        return (
+            number_field(1, self.shards)
+            + number_field(2, self.endianness)
+            + bytes_field(3, versions)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +76,18 @@ class Entry:
     checksum: int = 0
     slices: tuple[Slice, ...] = ()
 
-    def encoded(self) -> bytes:
+    def encode_message(self) -> bytes:
         """The message."""
-        place = number(3, self.shard) + number(4, self.offset) + number(5, self.size)
-        end = fixed32(6, self.checksum) + b"".join(block(7, encoded_slice(s)) for s in self.slices)
-        return number(1, self.dtype) + block(2, encoded_shape(self.shape)) + place + end
+        place = (
+            number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)
+        )
+        end = fixed32_field(6, self.checksum) + b"".join(
+            bytes_field(7, encoded_slice(s)) for s in self.slices
+        )
+        return number_field(1, self.dtype) + bytes_field(2, encoded_shape(self.shape)) + place + end
 
 
-def header(data: bytes) -> Header:
+def parse_header(data: bytes) -> Header:
     """The header of a bundle.
 
     Raises:
@@ -88,10 +96,10 @@ def header(data: bytes) -> Header:
     found = Message(data, {1: VARINT, 2: VARINT, 3: BYTES})
     versions = found.data(3)
     known = Message(versions, {1: VARINT, 2: VARINT})
-    return Header(found.signed(1), found.signed(2), known.signed(2), _numbers(versions, 3))
+    return Header(found.signed(1), found.signed(2), known.signed(2), _repeated_numbers(versions, 3))
 
 
-def entry(data: bytes) -> Entry:
+def parse_entry(data: bytes) -> Entry:
     """The entry of a tensor.
 
     Raises:
@@ -101,11 +109,11 @@ def entry(data: bytes) -> Entry:
     found = Message(data, kinds)
     slices = tuple(slice_of(each) for each in found.every(7))
     place = found.signed(3), found.signed(4), found.signed(5), found.number(6)
-    return Entry(found.number(1), shape(found.data(2)), *place, slices)
+    return Entry(found.number(1), parse_shape(found.data(2)), *place, slices)
 
 
-def shape(data: bytes) -> tuple[int, ...]:
-    """The shape that a TensorShape tells.
+def parse_shape(data: bytes) -> tuple[int, ...]:
+    """The shape in a TensorShape.
 
     Raises:
         Flaw: It is unknown, has a negative length, or too many axes.
@@ -123,11 +131,11 @@ def shape(data: bytes) -> tuple[int, ...]:
 
 def encoded_shape(lengths: tuple[int, ...]) -> bytes:
     """A TensorShape."""
-    return b"".join(block(2, number(1, length)) for length in lengths)
+    return b"".join(bytes_field(2, number_field(1, length)) for length in lengths)
 
 
 def slice_of(data: bytes) -> Slice:
-    """What a TensorSlice tells.
+    """The extents in a TensorSlice.
 
     Raises:
         Flaw: It is none.
@@ -144,21 +152,21 @@ def encoded_slice(extents: Slice) -> bytes:
     made = b""
     for begin, length in extents:
         # A length of 0 is no default here: it is told apart from none at all.
-        given = b"" if length is None else b"\x10" + encoded(length)
-        made += block(1, number(1, begin) + given)
+        given = b"" if length is None else b"\x10" + encode_varint(length)
+        made += bytes_field(1, number_field(1, begin) + given)
     return made
 
 
-def _numbers(data: bytes, field: int) -> tuple[int, ...]:
+def _repeated_numbers(data: bytes, field: int) -> tuple[int, ...]:
     """The numbers of a field that may come often, packed into one or not."""
     made: list[int] = []
-    for found, kind, value in fields(data):
+    for found, kind, value in iterate_fields(data):
         if found != field:
             continue
         if kind == VARINT and isinstance(value, int):
             made.append(value)
         elif kind == BYTES and isinstance(value, bytes):
-            made += packed(value)
+            made += packed_numbers(value)
         else:
             raise Flaw(f"field {field} is of kind {kind}")
     return tuple(made)

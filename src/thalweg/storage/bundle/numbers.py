@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.storage.bundle.dtypes import NAMES, name_of
 from thalweg.storage.bundle.flaw import Flaw
-from thalweg.storage.bundle.proto import BYTES, FIXED32, FIXED64, VARINT, fields, packed
+from thalweg.storage.bundle.proto import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    iterate_fields,
+    packed_numbers,
+)
 from thalweg.storage.stored import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ _SIGNED = ("I8", "I16", "I32", "I64")
 _WORD = 1 << 64
 
 
-def numbers(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
+def tensor_bytes(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
     """The bytes of a tensor.
 
     Args:
@@ -54,30 +61,30 @@ def numbers(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
     wanted, kind = _FIELDS[name]
     size = count * ITEM_BYTES[name]
     made = bytearray()
-    for found, given, value in fields(data):
+    for found, given, value in iterate_fields(data):
         if found == wanted and len(made) <= size:
-            _append(made, value, given, kind, name)
+            _append_field(made, value, given, kind, name)
     if len(made) != size:
         raise Flaw(f"{len(made)} bytes are given, not {size}")
     return np.frombuffer(made, np.uint8)
 
 
-def strings(data: bytes, count: int) -> list[bytes]:
-    """The strings of a tensor; as `numbers` otherwise."""
-    found = [value for each, _, value in fields(data) if each == _STRINGS]
+def tensor_strings(data: bytes, count: int) -> list[bytes]:
+    """The strings of a tensor; as `tensor_bytes` otherwise."""
+    found = [value for each, _, value in iterate_fields(data) if each == _STRINGS]
     made = [value for value in found if isinstance(value, bytes)]
     if len(made) != count or len(found) != count:
         raise Flaw(f"{len(made)} strings are given, not {count}")
     return made
 
 
-def _append(made: bytearray, value: int | bytes, given: int, kind: int, name: str) -> None:
+def _append_field(made: bytearray, value: int | bytes, given: int, kind: int, name: str) -> None:
     """Append the elements of one field, which are packed or one alone."""
     if kind == VARINT and given == VARINT and isinstance(value, int):
-        made += _element(value, name)
+        made += _encode_element(value, name)
     elif kind == VARINT and isinstance(value, bytes):
-        for each in packed(value):
-            made += _element(each, name)
+        for each in packed_numbers(value):
+            made += _encode_element(each, name)
     elif given == BYTES and isinstance(value, bytes):
         made += value
     elif given == kind and isinstance(value, int):
@@ -86,7 +93,7 @@ def _append(made: bytearray, value: int | bytes, given: int, kind: int, name: st
         raise Flaw(f"its numbers are of kind {given}")
 
 
-def _element(value: int, name: str) -> bytes:
+def _encode_element(value: int, name: str) -> bytes:
     size, is_signed = ITEM_BYTES[name], name in _SIGNED
     number = value - _WORD if is_signed and value >= _WORD >> 1 else value
     if name == "BOOL" and number > 1:

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from thalweg.storage.bundle.flaw import Flaw, quoted, within
-from thalweg.storage.bundle.proto import BYTES, VARINT, Message, block, number, string
+from thalweg.storage.bundle.flaw import Flaw, locate_flaws, quote_name
+from thalweg.storage.bundle.proto import (
+    BYTES,
+    VARINT,
+    Message,
+    bytes_field,
+    number_field,
+    string_field,
+)
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -71,8 +78,8 @@ class ObjectGraph:
     nodes: tuple[Node, ...]
 
 
-def decoded(data: bytes) -> ObjectGraph:
-    """The graph that a message tells.
+def decode_graph(data: bytes) -> ObjectGraph:
+    """The graph in a message.
 
     Raises:
         Flaw: The bytes are none, or name nodes that are not there.
@@ -82,30 +89,31 @@ def decoded(data: bytes) -> ObjectGraph:
         raise Flaw("it has no objects")
     nodes: list[Node] = []
     for position, each in enumerate(messages):
-        with within(f"object {position}"):
-            nodes.append(_node(each))
-            for other in _others(nodes[-1]):
+        with locate_flaws(f"object {position}"):
+            nodes.append(_decode_node(each))
+            for other in _neighbors_of(nodes[-1]):
                 if not 0 <= other < len(messages):
                     raise Flaw(f"it names object {other} of {len(messages)}")
     return ObjectGraph(tuple(nodes))
 
 
-def encoded(graph: ObjectGraph) -> bytes:
+def encode_graph(graph: ObjectGraph) -> bytes:
     """The message of a graph."""
-    valued = _valued(graph)
+    valued = _nodes_with_values(graph)
     return b"".join(
-        block(1, _encoded(node, position in valued)) for position, node in enumerate(graph.nodes)
+        bytes_field(1, _encode_node(node, position in valued))
+        for position, node in enumerate(graph.nodes)
     )
 
 
-def _node(data: bytes) -> Node:
+def _decode_node(data: bytes) -> Node:
     found = Message(data, {1: BYTES, 2: BYTES, 3: BYTES})
     children: dict[str, int] = {}
     for each in found.every(1):
         child = Message(each, {1: VARINT, 2: BYTES})
         name = child.text(2)
         if name in children:
-            raise Flaw(f"it has {quoted(name)} twice")
+            raise Flaw(f"it has {quote_name(name)} twice")
         children[name] = child.signed(1)
     attributes: list[Attribute] = []
     for each in found.every(2):
@@ -118,25 +126,35 @@ def _node(data: bytes) -> Node:
     return Node(children, tuple(attributes), tuple(slots))
 
 
-def _encoded(node: Node, has_values: bool) -> bytes:
+def _encode_node(node: Node, has_values: bool) -> bytes:
     made = b""
     for name, child in node.children.items():
-        made += block(1, number(1, child) + string(2, name))
+        made += bytes_field(1, number_field(1, child) + string_field(2, name))
     for value in node.attributes:
-        made += block(2, string(1, value.name) + string(2, value.full_name) + string(3, value.key))
+        made += bytes_field(
+            2,
+            string_field(1, value.name)
+            + string_field(2, value.full_name)
+            + string_field(3, value.key),
+        )
     for slot in node.slots:
-        made += block(3, number(1, slot.original) + string(2, slot.name) + number(3, slot.slot))
-    return made + block(5, number(1, int(has_values)))
+        made += bytes_field(
+            3,
+            number_field(1, slot.original)
+            + string_field(2, slot.name)
+            + number_field(3, slot.slot),
+        )
+    return made + bytes_field(5, number_field(1, int(has_values)))
 
 
-def _others(node: Node) -> Iterator[int]:
+def _neighbors_of(node: Node) -> Iterator[int]:
     """The nodes that a node names."""
     yield from node.children.values()
     for slot in node.slots:
         yield from (slot.original, slot.slot)
 
 
-def _valued(graph: ObjectGraph) -> set[int]:
+def _nodes_with_values(graph: ObjectGraph) -> set[int]:
     """The nodes that have values, or lead to some that have: TensorFlow passes over all others."""
     parents: dict[int, list[int]] = {}
     found: set[int] = set()

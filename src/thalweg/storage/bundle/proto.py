@@ -19,7 +19,7 @@ _LAST_FIELD = (1 << 29) - 1
 _WORD = 1 << 64
 
 
-def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     """A number and the position behind it.
 
     Args:
@@ -47,15 +47,15 @@ def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     raise Flaw("a number has more than 64 bits")
 
 
-def packed(data: bytes) -> Iterator[int]:
-    """The numbers of a field that has many; errors as of `varint`."""
+def packed_numbers(data: bytes) -> Iterator[int]:
+    """The numbers of a field that has many; errors as of `read_varint`."""
     at = 0
     while at < len(data):
-        each, at = varint(data, at, len(data))
+        each, at = read_varint(data, at, len(data))
         yield each
 
 
-def encoded(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """A number as bytes; negative ones have all ten."""
     value %= _WORD
     made = bytearray()
@@ -66,7 +66,7 @@ def encoded(value: int) -> bytes:
     return bytes(made)
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """The fields of a message in order: number, kind, value.
 
     Raises:
@@ -74,16 +74,16 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """
     at, end = 0, len(data)
     while at < end:
-        key, at = varint(data, at, end)
+        key, at = read_varint(data, at, end)
         field, kind = key >> 3, key & 7
         if not 0 < field <= _LAST_FIELD:
             raise Flaw(f"there is no field {field}")
         if kind == VARINT:
-            value, at = varint(data, at, end)
+            value, at = read_varint(data, at, end)
             yield field, kind, value
             continue
         if kind == BYTES:
-            size, at = varint(data, at, end)
+            size, at = read_varint(data, at, end)
         elif kind in _SIZES:
             size = _SIZES[kind]
         else:
@@ -108,7 +108,7 @@ class Message:
 
     def __init__(self, data: bytes, kinds: Mapping[int, int]) -> None:
         self._values: dict[int, list[int | bytes]] = {}
-        for field, kind, value in fields(data):
+        for field, kind, value in iterate_fields(data):
             if field not in kinds:
                 continue
             if kind != kinds[field]:
@@ -121,7 +121,7 @@ class Message:
 
     def number(self, field: int) -> int:
         """The field as a number without sign, 0 if it is not there."""
-        value = self._one(field)
+        value = self._single_value(field)
         return value if isinstance(value, int) else 0
 
     def signed(self, field: int) -> int:
@@ -131,18 +131,18 @@ class Message:
 
     def data(self, field: int) -> bytes:
         """The field's bytes, none if it is not there."""
-        value = self._one(field)
+        value = self._single_value(field)
         return value if isinstance(value, bytes) else b""
 
     def text(self, field: int) -> str:
         """The field as text, "" if it is not there."""
-        return text(self.data(field))
+        return decode_text(self.data(field))
 
     def every(self, field: int) -> list[bytes]:
         """The bytes of a field that may come any number of times."""
         return [value for value in self._values.get(field, []) if isinstance(value, bytes)]
 
-    def _one(self, field: int) -> int | bytes | None:
+    def _single_value(self, field: int) -> int | bytes | None:
         values = self._values.get(field)
         if values is None:
             return None
@@ -151,7 +151,7 @@ class Message:
         return values[0]
 
 
-def text(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """Bytes as text.
 
     Raises:
@@ -163,21 +163,21 @@ def text(data: bytes) -> str:
         raise Flaw(f"{data[:80]!r} is no UTF-8") from None
 
 
-def number(field: int, value: int) -> bytes:
+def number_field(field: int, value: int) -> bytes:
     """A field that is a number; nothing if it is 0."""
-    return encoded(field << 3 | VARINT) + encoded(value) if value else b""
+    return encode_varint(field << 3 | VARINT) + encode_varint(value) if value else b""
 
 
-def fixed32(field: int, value: int) -> bytes:
+def fixed32_field(field: int, value: int) -> bytes:
     """A field of four bytes; nothing if it is 0."""
-    return encoded(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
+    return encode_varint(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
 
 
-def block(field: int, data: bytes) -> bytes:
+def bytes_field(field: int, data: bytes) -> bytes:
     """A field that is bytes or a message, also if it is empty."""
-    return encoded(field << 3 | BYTES) + encoded(len(data)) + data
+    return encode_varint(field << 3 | BYTES) + encode_varint(len(data)) + data
 
 
-def string(field: int, value: str) -> bytes:
+def string_field(field: int, value: str) -> bytes:
     """A field that is text; nothing if it is ""."""
-    return block(field, value.encode()) if value else b""
+    return bytes_field(field, value.encode()) if value else b""

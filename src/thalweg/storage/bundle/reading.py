@@ -11,7 +11,7 @@ from thalweg.storage import disk, foreign
 from thalweg.storage.bundle import first_version, object_graph
 from thalweg.storage.bundle.contents import Bundle, Path, Progress, check_dtypes
 from thalweg.storage.bundle.dtypes import name_of
-from thalweg.storage.bundle.flaw import Flaw, told
+from thalweg.storage.bundle.flaw import Flaw, raise_flaws
 from thalweg.storage.bundle.folder import Folder
 from thalweg.storage.bundle.index import read_index
 from thalweg.storage.bundle.tensors import Reader
@@ -46,12 +46,12 @@ def read(
             compressed, or numbers have their highest byte first.
         UnsafeCheckpointError: A file is a link.
     """
-    path = _prefix(prefix)
-    with told(path), Folder(path) as folder:
+    path = _prefix_of(prefix)
+    with raise_flaws(path), Folder(path) as folder:
         try:
             index = read_index(folder)
         except MissingFileError:
-            found = first_version.files(folder)
+            found = first_version.suffixes_of(folder)
             if not found:
                 _refuse_foreign(path)
                 raise
@@ -62,7 +62,7 @@ def read(
             if names is None or name in names or name == object_graph.KEY
         }
         check_dtypes((name, tensor.dtype) for name, tensor in wanted.items())
-        return Reader(folder, index, wanted, progress).bundle()
+        return Reader(folder, index, wanted, progress).read_bundle()
 
 
 def describe(prefix: Path) -> list[Listed]:
@@ -78,12 +78,12 @@ def describe(prefix: Path) -> list[Listed]:
             first.
         UnsafeCheckpointError: The index is a link.
     """
-    path = _prefix(prefix)
-    with told(path), Folder(path) as folder:
+    path = _prefix_of(prefix)
+    with raise_flaws(path), Folder(path) as folder:
         try:
             found = read_index(folder).tensors
         except MissingFileError:
-            suffixes = first_version.files(folder)
+            suffixes = first_version.suffixes_of(folder)
             if not suffixes:
                 _refuse_foreign(path)
                 raise
@@ -96,9 +96,9 @@ def describe(prefix: Path) -> list[Listed]:
 def is_bundle(prefix: Path) -> bool:
     """Whether a prefix names a checkpoint of TensorFlow, by the last bytes of its index alone."""
     try:
-        with Folder(_prefix(prefix)) as folder:
+        with Folder(_prefix_of(prefix)) as folder:
             return first_version.is_table_file(folder, ".index") or bool(
-                first_version.files(folder)
+                first_version.suffixes_of(folder)
             )
     except (OSError, ValueError, Flaw):
         return False
@@ -107,11 +107,11 @@ def is_bundle(prefix: Path) -> bool:
 def _refuse_foreign(path: str) -> None:
     """Say of a file that is in the place of a checkpoint what it is."""
     if os.path.isfile(path):
-        with disk.opened(path) as file:
-            raise foreign.refused(path, file, "checkpoint of TensorFlow") from None
+        with disk.open_for_reading(path) as file:
+            raise foreign.refusal_error(path, file, "checkpoint of TensorFlow") from None
 
 
-def _prefix(path: Path) -> str:
+def _prefix_of(path: Path) -> str:
     """A prefix, also if it is given as a file of its checkpoint."""
     given = os.fspath(path)
     is_prefix = os.path.lexists(f"{given}.index")

@@ -25,24 +25,24 @@ def key_of(name: str, extents: Slice) -> bytes:
     number of axes, and for each axis where the slice begins and its length, -1 for all of it
     (tensorflow/core/util/saved_tensor_slice_util.cc).
     """
-    made = b"\0" + _text(name.encode()) + _count(len(extents))
+    made = b"\0" + _encode_text(name.encode()) + _encode_count(len(extents))
     for begin, length in extents:
-        made += _signed(begin) + _signed(-1 if length is None else length)
+        made += _encode_signed(begin) + _encode_signed(-1 if length is None else length)
     return made
 
 
-def _text(data: bytes) -> bytes:
+def _encode_text(data: bytes) -> bytes:
     """Bytes of UTF-8, which have no 255, with an end that no other text begins with."""
     return data.replace(b"\0", b"\0\xff") + b"\0\1"
 
 
-def _count(value: int) -> bytes:
+def _encode_count(value: int) -> bytes:
     """A number without sign: how many bytes it has, and these, the highest first."""
     size = (value.bit_length() + 7) // 8
     return bytes([size]) + value.to_bytes(size, "big")
 
 
-def _signed(value: int) -> bytes:
+def _encode_signed(value: int) -> bytes:
     """A number whose first bits tell its length; all are inverted where it is negative."""
     size = (value if value >= 0 else ~value).bit_length() // 7 + 1
     made = value % (1 << (8 * size))
@@ -50,7 +50,7 @@ def _signed(value: int) -> bytes:
     return (made ^ head).to_bytes(size, "big")
 
 
-def box(extents: Slice, shape: tuple[int, ...]) -> Box:
+def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
     """Where a slice lies in a tensor of some shape.
 
     Raises:
@@ -63,14 +63,14 @@ def box(extents: Slice, shape: tuple[int, ...]) -> Box:
     for (begin, given), whole in zip(extents, shape, strict=True):
         length = whole if given is None else given
         if begin < 0 or length < 0 or begin + length > whole or (given is None and begin):
-            raise Flaw(f"the slice {shown(extents)} does not lie in shape {shape}")
+            raise Flaw(f"the slice {format_extents(extents)} does not lie in shape {shape}")
         begins.append(begin)
         lengths.append(length)
     return tuple(begins), tuple(lengths)
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], whole: tuple[int, ...]) -> None:
-    """See that slices of some shapes have together as many elements as the whole.
+    """Check that slices together have as many elements as the whole.
 
     Raises:
         Flaw: They have not, or the whole has more axes than arrays have.
@@ -87,7 +87,7 @@ def check_count(shapes: Iterable[tuple[int, ...]], whole: tuple[int, ...]) -> No
 
 
 def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """See that no slices lie upon each other; if there are enough, they cover all.
+    """Check that no two slices overlap; if there are enough of them, they then cover all.
 
     Memory is a byte for each element, so what slices are said to have must be there.
 
@@ -98,13 +98,13 @@ def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
 
     covered = np.zeros(shape, np.bool_)
     for begins, lengths in boxes:
-        part = covered[_region(begins, lengths)]
+        part = covered[_slices_of_region(begins, lengths)]
         if part.any():
             raise Flaw("its slices lie upon each other")
         part[...] = True
 
 
-def joined(
+def join_parts(
     parts: Iterable[tuple[tuple[int, ...], tuple[int, ...], np.ndarray[Any, Any]]],
     shape: tuple[int, ...],
     width: int,
@@ -122,15 +122,15 @@ def joined(
     element = np.dtype(f"V{width}")
     whole = np.empty(shape, element)
     for begins, lengths, data in parts:
-        whole[_region(begins, lengths)] = data.view(element).reshape(lengths)
+        whole[_slices_of_region(begins, lengths)] = data.view(element).reshape(lengths)
     return whole.reshape(-1).view(np.uint8)
 
 
-def _region(begins: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
+def _slices_of_region(begins: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
     """What an array of the whole is indexed with to have a slice."""
     return tuple(slice(b, b + n) for b, n in zip(begins, lengths, strict=True))
 
 
-def shown(extents: Slice) -> str:
+def format_extents(extents: Slice) -> str:
     """A slice as TensorFlow writes it: "0,2:-" for the first two rows."""
     return ":".join("-" if length is None else f"{begin},{length}" for begin, length in extents)

@@ -11,10 +11,10 @@ from typing import Any
 
 from thalweg.errors import UnsafeCheckpointError
 from thalweg.storage import disk
-from thalweg.storage.bundle.flaw import Flaw, told, within
+from thalweg.storage.bundle.flaw import Flaw, locate_flaws, raise_flaws
 from thalweg.storage.bundle.folder import Folder
-from thalweg.storage.bundle.proto import text
-from thalweg.storage.bundle.text_format import fields, quoted
+from thalweg.storage.bundle.proto import decode_text
+from thalweg.storage.bundle.text_format import parse_fields, quote_text
 
 NAME = "checkpoint"
 LIMIT = 1 << 21  # bytes of such a file: some ten thousand checkpoints
@@ -62,15 +62,15 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
     home = os.fspath(folder)
     title = os.path.join(home, name)
     try:
-        with told(title), Folder(title) as opened:
-            file = opened.opened("")
+        with raise_flaws(title), Folder(title) as opened:
+            file = opened.open_file("")
             try:
                 if file.size > LIMIT:
                     raise Flaw(f"it has {file.size} bytes, no more than {LIMIT} are read")
-                found = _parsed(text(file.read(0, file.size)))
+                found = _parse_state(decode_text(file.read(0, file.size)))
             finally:
                 file.close()
-            return _joined(home, found)
+            return _with_absolute_paths(home, found)
     except FileNotFoundError:
         return None
 
@@ -89,11 +89,11 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
     """
     home = os.fspath(folder)
     title = os.path.join(home, name)
-    with told(title):
-        last = _from(home, state.model_checkpoint_path)
-        every = [_from(home, path) for path in state.all_model_checkpoint_paths]
-    lines = [f"model_checkpoint_path: {quoted(last)}"]
-    lines += [f"all_model_checkpoint_paths: {quoted(path)}" for path in every]
+    with raise_flaws(title):
+        last = _relative_to(home, state.model_checkpoint_path)
+        every = [_relative_to(home, path) for path in state.all_model_checkpoint_paths]
+    lines = [f"model_checkpoint_path: {quote_text(last)}"]
+    lines += [f"all_model_checkpoint_paths: {quote_text(path)}" for path in every]
     times = state.all_model_checkpoint_timestamps
     lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in times]
     if state.last_preserved_timestamp is not None:
@@ -102,10 +102,10 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
     disk.replace(title, [data], len(data))
 
 
-def _parsed(source: str) -> CheckpointState:
+def _parse_state(source: str) -> CheckpointState:
     found: dict[str, list[Any]] = {name: [] for name in _FIELDS}
-    for name, values in fields(source):
-        with within(name[:80]):
+    for name, values in parse_fields(source):
+        with locate_flaws(name[:80]):
             if name not in _FIELDS:
                 raise Flaw("there is no such field")
             if not all(type(value) is _FIELDS[name] for value in values):
@@ -119,25 +119,25 @@ def _parsed(source: str) -> CheckpointState:
     )
 
 
-def _joined(home: str, found: CheckpointState) -> CheckpointState:
+def _with_absolute_paths(home: str, found: CheckpointState) -> CheckpointState:
     """The same with paths that begin with the folder."""
     last, *every = (
         os.path.join(home, path) if path else ""
         for path in (found.model_checkpoint_path, *found.all_model_checkpoint_paths)
     )
     for path in (last, *every):
-        _from(home, path)
+        _relative_to(home, path)
     return replace(found, model_checkpoint_path=last, all_model_checkpoint_paths=tuple(every))
 
 
-def _from(home: str, path: str) -> str:
+def _relative_to(home: str, path: str) -> str:
     """A path as it is seen from a folder that it must not leave, whatever links are on its way."""
     if not path:
         return ""
     if "\0" in path or len(path) > _LONGEST:
         raise Flaw(f"it names {path[:200]!r}, which is no path", UnsafeCheckpointError)
     above, base = os.path.split(path)
-    root, own = _resolved(home), _resolved(above)
+    root, own = _real_path(home), _real_path(above)
     if base in ("", ".", "..") or not os.path.join(own, "").startswith(os.path.join(root, "")):
         raise Flaw(
             f"it names {path!r}, which is not in its folder; if you trust it, give that path"
@@ -147,5 +147,5 @@ def _from(home: str, path: str) -> str:
     return os.path.relpath(os.path.join(own, base), root)
 
 
-def _resolved(folder: str) -> str:
+def _real_path(folder: str) -> str:
     return os.path.realpath(folder or ".")

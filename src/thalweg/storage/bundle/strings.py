@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.storage.bundle.flaw import Flaw, unequal
-from thalweg.storage.bundle.proto import encoded, varint
-from thalweg.storage.checksum import crc32c, masked, unmasked
+from thalweg.storage.bundle.flaw import Flaw, checksum_flaw
+from thalweg.storage.bundle.proto import encode_varint, read_varint
+from thalweg.storage.checksum import crc32c, mask_checksum, unmask_checksum
 
 _SHORT = 1 << 32
 
 
-def decoded(data: bytes, count: int) -> tuple[list[bytes], int]:
+def decode_strings(data: bytes, count: int) -> tuple[list[bytes], int]:
     """The strings of a tensor, and the checksum that its entry must have.
 
     Args:
@@ -24,14 +24,14 @@ def decoded(data: bytes, count: int) -> tuple[list[bytes], int]:
     lengths: list[int] = []
     at, end = 0, len(data)
     for _ in range(count):
-        length, at = varint(data, at, end)
+        length, at = read_varint(data, at, end)
         lengths.append(length)
     begin = at + 4
     if begin + sum(lengths) != end:
         raise Flaw(f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes")
     stored, calculated = int.from_bytes(data[at:begin], "little"), _of_lengths(lengths)
-    if unmasked(stored) != calculated:
-        raise unequal(unmasked(stored), calculated)
+    if unmask_checksum(stored) != calculated:
+        raise checksum_flaw(unmask_checksum(stored), calculated)
     found: list[bytes] = []
     place = begin
     for length in lengths:
@@ -44,8 +44,8 @@ def encoded_strings(values: Sequence[bytes]) -> tuple[bytes, int]:
     """A tensor's bytes, and their checksum."""
     lengths = [len(value) for value in values]
     checksum = _of_lengths(lengths)
-    tail = masked(checksum).to_bytes(4, "little") + b"".join(values)
-    return b"".join(map(encoded, lengths)) + tail, crc32c(tail, checksum)
+    tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(values)
+    return b"".join(map(encode_varint, lengths)) + tail, crc32c(tail, checksum)
 
 
 def _of_lengths(lengths: Sequence[int]) -> int:

@@ -15,9 +15,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 
 from thalweg.errors import UnsupportedCheckpointError
-from thalweg.storage.bundle.flaw import Flaw, quoted, unequal, within
-from thalweg.storage.bundle.proto import encoded, varint
-from thalweg.storage.checksum import crc32c, masked, unmasked
+from thalweg.storage.bundle.flaw import Flaw, checksum_flaw, locate_flaws, quote_name
+from thalweg.storage.bundle.proto import encode_varint, read_varint
+from thalweg.storage.checksum import crc32c, mask_checksum, unmask_checksum
 
 Read = Callable[[int, int], bytes]  # as many bytes as asked for, from a position on
 
@@ -31,11 +31,11 @@ _BLOCK = 1 << 18  # bytes after which a block of data ends
 
 
 def is_table(read: Read, size: int) -> bool:
-    """Whether a file ends as a table does; arguments as for `entries`."""
+    """Whether a file ends as a table does; arguments as for `iterate_entries`."""
     return size >= FOOTER and read(size - FOOTER, FOOTER).endswith(_MAGIC)
 
 
-def entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
+def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
     """The keys of a table with their values, in order, each from a block that is undamaged.
 
     Args:
@@ -49,54 +49,54 @@ def entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
         raise Flaw("the file does not end as a table does; it is damaged or something else")
     body = size - FOOTER
     footer = read(body, FOOTER)
-    with within("end of the file"):
-        *remarks, at = _handle(footer, 0, _HANDLES)
-        *listing, _ = _handle(footer, at, _HANDLES)
-    with within("block of remarks"):
-        list(_pairs(_block(read, body, *remarks)))
-    with within("block that lists blocks"):
-        places = list(_places(_block(read, body, *listing)))
+    with locate_flaws("end of the file"):
+        *remarks, at = _read_handle(footer, 0, _HANDLES)
+        *listing, _ = _read_handle(footer, at, _HANDLES)
+    with locate_flaws("block of remarks"):
+        list(_block_entries(_read_block(read, body, *remarks)))
+    with locate_flaws("block that lists blocks"):
+        places = list(_block_places(_read_block(read, body, *listing)))
     before: bytes | None = None
     for limit, offset, length in places:
-        with within(f"block at {offset}"):
-            for key, value in _pairs(_block(read, body, offset, length)):
+        with locate_flaws(f"block at {offset}"):
+            for key, value in _block_entries(_read_block(read, body, offset, length)):
                 if before is not None and key <= before:
-                    raise Flaw(f"key {quoted(key)} comes after {quoted(before)}")
+                    raise Flaw(f"key {quote_name(key)} comes after {quote_name(before)}")
                 before = key
                 yield key, value
             if before is not None and before > limit:
-                raise Flaw(f"its keys go beyond {quoted(limit)}")
+                raise Flaw(f"its keys go beyond {quote_name(limit)}")
         before = limit
 
 
-def _places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
+def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
     """For each block of data: a key that none in it is behind, position, length."""
     reached = 0
-    for limit, value in _pairs(listing):
-        offset, length, at = _handle(value, 0, len(value))
+    for limit, value in _block_entries(listing):
+        offset, length, at = _read_handle(value, 0, len(value))
         if at < len(value):
-            raise Flaw(f"there is more than a place for {quoted(limit)}")
+            raise Flaw(f"there is more than a place for {quote_name(limit)}")
         if offset < reached:
             raise Flaw(f"the block at {offset} begins within another")
         reached = offset + length + _TRAILER
         yield limit, offset, length
 
 
-def _handle(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    offset, at = varint(data, at, end)
-    length, at = varint(data, at, end)
+def _read_handle(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    offset, at = read_varint(data, at, end)
+    length, at = read_varint(data, at, end)
     return offset, length, at
 
 
-def _block(read: Read, body: int, offset: int, length: int) -> bytes:
+def _read_block(read: Read, body: int, offset: int, length: int) -> bytes:
     """A block without its trailer, if it is undamaged."""
     if offset + length + _TRAILER > body:
         raise Flaw(f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body}")
     data = memoryview(read(offset, length + _TRAILER))
-    stored = unmasked(int.from_bytes(data[length + 1 :], "little"))
+    stored = unmask_checksum(int.from_bytes(data[length + 1 :], "little"))
     calculated = crc32c(data[: length + 1])
     if stored != calculated:
-        raise unequal(stored, calculated)
+        raise checksum_flaw(stored, calculated)
     if data[length] == _SNAPPY:
         raise Flaw(
             "it is compressed with snappy, which TensorFlow does not do to checkpoints and which is"
@@ -108,19 +108,19 @@ def _block(read: Read, body: int, offset: int, length: int) -> bytes:
     return bytes(data[:length])
 
 
-def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys of a block with their values.
 
     All keys together have at most 16 times the bytes of the block, which holds for every block in
     which one key of 16 is whole: nobody makes much of little by sharing.
     """
-    end, whole = _whole(block)
+    end, whole = _restart_points(block)
     at, key, room = 0, b"", _WHOLE * len(block)
     while at < end:
         begin = at
-        shared, at = varint(block, at, end)
-        own, at = varint(block, at, end)
-        length, at = varint(block, at, end)
+        shared, at = read_varint(block, at, end)
+        own, at = read_varint(block, at, end)
+        length, at = read_varint(block, at, end)
         if whole and whole[-1] == begin:
             whole.pop()
             if shared:
@@ -140,7 +140,7 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise Flaw(f"no key begins at {whole[-1]}")
 
 
-def _whole(block: bytes) -> tuple[int, list[int]]:
+def _restart_points(block: bytes) -> tuple[int, list[int]]:
     """Where the keys of a block end, and the positions of whole keys, the last first."""
     if len(block) < 4:
         raise Flaw("it is too short")
@@ -161,18 +161,18 @@ def encoded_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
     ended: tuple[bytes, bytes] | None = None  # the last key of a block that is written, its place
     for key, value in items:
         if ended is not None:
-            listing.add(_between(ended[0], key), ended[1])
+            listing.add(_separator_between(ended[0], key), ended[1])
             ended = None
         block.add(key, value)
         last = key
         if block.size >= _BLOCK:
-            ended, block = (last, _append(file, block)), _Block(_WHOLE)
+            ended, block = (last, _append_block(file, block)), _Block(_WHOLE)
     if block.size > _Block(_WHOLE).size:
-        ended = last, _append(file, block)
-    remarks = _append(file, _Block(_WHOLE))
+        ended = last, _append_block(file, block)
+    remarks = _append_block(file, _Block(_WHOLE))
     if ended is not None:
-        listing.add(_behind(ended[0]), ended[1])
-    handles = remarks + _append(file, listing)
+        listing.add(_successor_of(ended[0]), ended[1])
+    handles = remarks + _append_block(file, listing)
     return bytes(file) + handles.ljust(_HANDLES, b"\0") + _MAGIC
 
 
@@ -199,44 +199,46 @@ class _Block:
         """Append a key, greater than all before it."""
         shared = 0
         if self._count < self._interval:
-            shared = _common(self._last, key)
+            shared = _common_prefix_length(self._last, key)
         else:
             self._whole.append(len(self._data))
             self._count = 0
-        self._data += encoded(shared) + encoded(len(key) - shared) + encoded(len(value))
+        self._data += (
+            encode_varint(shared) + encode_varint(len(key) - shared) + encode_varint(len(value))
+        )
         self._data += key[shared:] + value
         self._count += 1
         self._last = key
 
-    def finished(self) -> bytes:
+    def finish_block(self) -> bytes:
         """The block with its trailer."""
         ends = struct.pack(f"<{len(self._whole) + 1}I", *self._whole, len(self._whole))
         data = bytes(self._data) + ends + bytes([_PLAIN])
-        return data + masked(crc32c(data)).to_bytes(4, "little")
+        return data + mask_checksum(crc32c(data)).to_bytes(4, "little")
 
 
-def _append(file: bytearray, block: _Block) -> bytes:
+def _append_block(file: bytearray, block: _Block) -> bytes:
     """Append a block to a file, and say where it is."""
-    place = encoded(len(file)) + encoded(block.size)
-    file += block.finished()
+    place = encode_varint(len(file)) + encode_varint(block.size)
+    file += block.finish_block()
     return place
 
 
-def _common(one: bytes, other: bytes) -> int:
+def _common_prefix_length(one: bytes, other: bytes) -> int:
     """How many bytes two keys begin with alike."""
     pairs = enumerate(zip(one, other))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _between(one: bytes, other: bytes) -> bytes:
+def _separator_between(one: bytes, other: bytes) -> bytes:
     """A short key that is not less than one and less than the other."""
-    at = _common(one, other)
+    at = _common_prefix_length(one, other)
     if at < min(len(one), len(other)) and one[at] < 0xFF and one[at] + 1 < other[at]:
         return one[:at] + bytes([one[at] + 1])
     return one
 
 
-def _behind(key: bytes) -> bytes:
+def _successor_of(key: bytes) -> bytes:
     """A short key that is not less than one."""
     for at, byte in enumerate(key):
         if byte != 0xFF:

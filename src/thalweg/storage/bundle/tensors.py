@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from thalweg.storage.bundle import object_graph, slices, strings
 from thalweg.storage.bundle.contents import Bundle, Progress
 from thalweg.storage.bundle.dtypes import NAMES, STRING
-from thalweg.storage.bundle.flaw import Flaw, quoted, unequal, within
+from thalweg.storage.bundle.flaw import Flaw, checksum_flaw, locate_flaws, quote_name
 from thalweg.storage.bundle.folder import File, Folder
 from thalweg.storage.bundle.index import Described, Index, Part
 from thalweg.storage.bundle.object_graph import ObjectGraph
-from thalweg.storage.checksum import crc32c, unmasked
+from thalweg.storage.checksum import crc32c, unmask_checksum
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
 if TYPE_CHECKING:
@@ -43,66 +43,66 @@ class Reader:
         self._done = 0
         self._total = sum(each.size for each in wanted.values())
 
-    def bundle(self) -> Bundle:
+    def read_bundle(self) -> Bundle:
         """All that is wanted."""
         tensors: dict[str, Stored] = {}
         texts: dict[str, list[bytes]] = {}
-        for name in sorted(self._wanted, key=self._place):
+        for name in sorted(self._wanted, key=self._place_of):
             tensor = self._wanted[name]
-            with within(quoted(name)):
+            with locate_flaws(quote_name(name)):
                 if tensor.dtype == STRING:
-                    texts[name] = self._strings(tensor)
+                    texts[name] = self._read_strings(tensor)
                 else:
-                    tensors[name] = self._tensor(tensor)
+                    tensors[name] = self._read_tensor(tensor)
         graph = texts.pop(object_graph.KEY, None)
         ordered = {name: tensors[name] for name in self._wanted if name in tensors}
-        return Bundle(ordered, texts, None if graph is None else _graph(graph))
+        return Bundle(ordered, texts, None if graph is None else _decode_graph(graph))
 
-    def _place(self, name: str) -> tuple[int, int]:
+    def _place_of(self, name: str) -> tuple[int, int]:
         """Where a tensor begins, so that files are read from their beginning to their end."""
         entries = [part.entry for part in self._wanted[name].parts]
         return min((entry.shard, entry.offset) for entry in entries)
 
-    def _tensor(self, tensor: Described) -> Stored:
+    def _read_tensor(self, tensor: Described) -> Stored:
         kind = NAMES[tensor.dtype]
         for part in tensor.parts:
-            self._file(part)
+            self._open_shard_of(part)
         if tensor.is_whole:
-            data = self._part(tensor.parts[0])
+            data = self._read_part(tensor.parts[0])
         else:
             slices.check_tiling([(part.begins, part.shape) for part in tensor.parts], tensor.shape)
-            parts = ((part.begins, part.shape, self._part(part)) for part in tensor.parts)
-            data = slices.joined(parts, tensor.shape, ITEM_BYTES[kind])
+            parts = ((part.begins, part.shape, self._read_part(part)) for part in tensor.parts)
+            data = slices.join_parts(parts, tensor.shape, ITEM_BYTES[kind])
         if kind == "BOOL" and data.size and data.max() > 1:
             raise Flaw(f"it is bool and has bytes up to {data.max()}")
         return Stored(kind, tensor.shape, data.data)
 
-    def _part(self, part: Part) -> np.ndarray[Any, Any]:
+    def _read_part(self, part: Part) -> np.ndarray[Any, Any]:
         """The bytes of a part of a tensor, if they have its checksum."""
         import numpy as np
 
         data = np.empty(part.entry.size, np.uint8)
-        self._file(part).read_into(part.entry.offset, data.data)
-        stored, calculated = unmasked(part.entry.checksum), crc32c(data.data)
+        self._open_shard_of(part).read_into(part.entry.offset, data.data)
+        stored, calculated = unmask_checksum(part.entry.checksum), crc32c(data.data)
         if stored != calculated:
-            raise unequal(stored, calculated)
-        self._advance(part.entry.size)
+            raise checksum_flaw(stored, calculated)
+        self._report_progress(part.entry.size)
         return data
 
-    def _strings(self, tensor: Described) -> list[bytes]:
+    def _read_strings(self, tensor: Described) -> list[bytes]:
         part = tensor.parts[0]
-        data = self._file(part).read(part.entry.offset, part.entry.size)
-        found, calculated = strings.decoded(data, prod(tensor.shape))
-        stored = unmasked(part.entry.checksum)
+        data = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
+        found, calculated = strings.decode_strings(data, prod(tensor.shape))
+        stored = unmask_checksum(part.entry.checksum)
         if stored != calculated:
-            raise unequal(stored, calculated)
-        self._advance(len(data))
+            raise checksum_flaw(stored, calculated)
+        self._report_progress(len(data))
         return found
 
-    def _file(self, part: Part) -> File:
+    def _open_shard_of(self, part: Part) -> File:
         """The file of a part, if it is long enough to hold it."""
         entry = part.entry
-        file = self._folder.shard(self._index.suffix(entry.shard))
+        file = self._folder.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:
             raise Flaw(
                 f"it lies from {entry.offset} to {entry.offset + entry.size} in"
@@ -111,14 +111,14 @@ class Reader:
             )
         return file
 
-    def _advance(self, count: int) -> None:
+    def _report_progress(self, count: int) -> None:
         self._done += count
         if self._progress is not None:
             self._progress(self._done, self._total)
 
 
-def _graph(values: list[bytes]) -> ObjectGraph:
-    with within(quoted(object_graph.KEY)):
+def _decode_graph(values: list[bytes]) -> ObjectGraph:
+    with locate_flaws(quote_name(object_graph.KEY)):
         if len(values) != 1:
             raise Flaw(f"it has {len(values)} strings")
-        return object_graph.decoded(values[0])
+        return object_graph.decode_graph(values[0])

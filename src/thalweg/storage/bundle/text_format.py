@@ -34,13 +34,13 @@ _WRITTEN = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
 _DIGITS = 400
 
 
-def fields(source: str) -> Iterator[tuple[str, list[str | float]]]:
+def parse_fields(source: str) -> Iterator[tuple[str, list[str | float]]]:
     """Names with their values, of which a list has any number.
 
     Raises:
         Flaw: It is something else.
     """
-    tokens = _tokens(source)
+    tokens = _tokenize(source)
     kind, name = next(tokens)
     while kind != "end":
         if kind != "name" or next(tokens) != ("mark", ":"):
@@ -49,19 +49,19 @@ def fields(source: str) -> Iterator[tuple[str, list[str | float]]]:
         token = next(tokens)
         if token == ("mark", "["):
             while token != ("mark", "]"):
-                value, token = _value(tokens, next(tokens))
+                value, token = _parse_value(tokens, next(tokens))
                 values.append(value)
                 if token not in (("mark", ","), ("mark", "]")):
                     raise Flaw(f"there is {token[1][:40]!r} in a list")
             token = next(tokens)
         else:
-            value, token = _value(tokens, token)
+            value, token = _parse_value(tokens, token)
             values.append(value)
         yield name, values
         kind, name = next(tokens) if token in (("mark", ","), ("mark", ";")) else token
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Text as a string of this format, in ASCII."""
     letters = (
         _WRITTEN.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
@@ -70,7 +70,7 @@ def quoted(text: str) -> str:
     return f'"{"".join(letters)}"'
 
 
-def _tokens(source: str) -> Iterator[Token]:
+def _tokenize(source: str) -> Iterator[Token]:
     at = 0
     while at < len(source):
         found = _TOKENS.match(source, at)
@@ -82,21 +82,21 @@ def _tokens(source: str) -> Iterator[Token]:
     yield "end", ""
 
 
-def _value(tokens: Iterator[Token], token: Token) -> tuple[str | float, Token]:
+def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, Token]:
     """A value, and the token behind it. Strings that follow each other are one."""
     kind, found = token
     if kind == "number":
-        return _number(found), next(tokens)
+        return _parse_number(found), next(tokens)
     if kind != "string":
         raise Flaw(f"there is {found[:40]!r} where a value is due")
     pieces: list[bytes] = []
     while token[0] == "string":
-        pieces.append(_ESCAPES.sub(_unescaped, token[1][1:-1].encode()))
+        pieces.append(_ESCAPES.sub(_unescape_match, token[1][1:-1].encode()))
         token = next(tokens)
     return b"".join(pieces).decode("utf-8", "surrogateescape"), token
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
+def _unescape_match(found: re.Match[bytes]) -> bytes:
     octal, hexadecimal, short, long, letter = found.groups()
     if letter is not None:
         if letter not in _LETTERS:
@@ -110,7 +110,7 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
     return chr(point).encode()
 
 
-def _number(token: str) -> float:
+def _parse_number(token: str) -> float:
     number = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
     if not math.isfinite(number):
         raise Flaw(f"{token[:40]} is beyond all numbers")

@@ -11,12 +11,12 @@ from thalweg.storage import disk
 from thalweg.storage.bundle import object_graph
 from thalweg.storage.bundle.contents import Path, Progress
 from thalweg.storage.bundle.dtypes import NUMBERS, STRING
-from thalweg.storage.bundle.flaw import quoted
+from thalweg.storage.bundle.flaw import quote_name
 from thalweg.storage.bundle.messages import RANK, Entry, Header
 from thalweg.storage.bundle.object_graph import ObjectGraph
 from thalweg.storage.bundle.strings import encoded_strings
 from thalweg.storage.bundle.table import encoded_table
-from thalweg.storage.checksum import crc32c, masked
+from thalweg.storage.checksum import crc32c, mask_checksum
 from thalweg.storage.stored import ITEM_BYTES, Stored
 
 
@@ -47,33 +47,33 @@ def write(
         CheckpointWriteError: A file could not be written.
     """
     path = os.fspath(prefix)
-    items = {_key(name): _checked(name, tensor) for name, tensor in tensors.items()}
+    items = {_key_of(name): _check_tensor(name, tensor) for name, tensor in tensors.items()}
     objects, checksum = b"", 0
     if graph is not None:
-        objects, checksum = encoded_strings([object_graph.encoded(graph)])
-    made: dict[bytes, bytes] = {b"": Header(1).encoded()}
+        objects, checksum = encoded_strings([object_graph.encode_graph(graph)])
+    made: dict[bytes, bytes] = {b"": Header(1).encode_message()}
 
-    def parts() -> Iterator[bytes | memoryview]:
+    def data_parts() -> Iterator[bytes | memoryview]:
         offset = 0
         for key in _in_order(items, graph):
             tensor = items[key]
-            place = 0, offset, len(tensor.data), masked(crc32c(tensor.data))
-            made[key] = Entry(NUMBERS[tensor.dtype], tensor.shape, *place).encoded()
+            place = 0, offset, len(tensor.data), mask_checksum(crc32c(tensor.data))
+            made[key] = Entry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
             offset += len(tensor.data)
             yield tensor.data
         if graph is not None:
-            entry = Entry(STRING, (), 0, offset, len(objects), masked(checksum))
-            made[object_graph.KEY.encode()] = entry.encoded()
+            entry = Entry(STRING, (), 0, offset, len(objects), mask_checksum(checksum))
+            made[object_graph.KEY.encode()] = entry.encode_message()
             yield objects
 
     total = sum(len(tensor.data) for tensor in items.values()) + len(objects)
 
-    def files() -> Iterator[tuple[str, Iterable[bytes | memoryview], int]]:
-        yield f"{path}.data-00000-of-00001", parts(), total
-        index = encoded_table(sorted(made.items()))  # `parts` has told checksums by now
+    def files_to_write() -> Iterator[tuple[str, Iterable[bytes | memoryview], int]]:
+        yield f"{path}.data-00000-of-00001", data_parts(), total
+        index = encoded_table(sorted(made.items()))  # `data_parts` has told checksums by now
         yield f"{path}.index", [index], len(index)
 
-    disk.replace_together(files(), progress)
+    disk.replace_together(files_to_write(), progress)
 
 
 def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[bytes]:
@@ -84,32 +84,32 @@ def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[
     return [*first, *sorted(items.keys() - set(first))]
 
 
-def _key(name: str) -> bytes:
+def _key_of(name: str) -> bytes:
     try:
         key = name.encode()
     except UnicodeEncodeError:
-        raise InvalidArgumentError(f"The name {quoted(name)} is no Unicode.") from None
+        raise InvalidArgumentError(f"The name {quote_name(name)} is no Unicode.") from None
     if not key or key.startswith(b"\0") or name == object_graph.KEY:
         raise InvalidArgumentError(
-            f"No tensor can be named {quoted(name)} in a checkpoint of TensorFlow, where that has"
-            " a meaning of its own."
+            f"No tensor can be named {quote_name(name)} in a checkpoint of TensorFlow, where that"
+            " has a meaning of its own."
         )
     return key
 
 
-def _checked(name: str, tensor: Stored) -> Stored:
+def _check_tensor(name: str, tensor: Stored) -> Stored:
     if tensor.dtype not in NUMBERS:
         raise UnsupportedCheckpointError(
-            f"{quoted(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."
+            f"{quote_name(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."
         )
     if len(tensor.shape) > RANK:
         raise InvalidArgumentError(
-            f"{quoted(name)} has {len(tensor.shape)} axes, TensorFlow has {RANK} at most."
+            f"{quote_name(name)} has {len(tensor.shape)} axes, TensorFlow has {RANK} at most."
         )
     size = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
     if len(tensor.data) != size:
         raise InvalidArgumentError(
-            f"{quoted(name)} has {len(tensor.data)} bytes, {tensor.dtype} of shape {tensor.shape}"
-            f" has {size}."
+            f"{quote_name(name)} has {len(tensor.data)} bytes, {tensor.dtype} of shape"
+            f" {tensor.shape} has {size}."
         )
     return tensor

@@ -16,35 +16,35 @@ _MOST = 8  # filters of a dataset
 _TITLES = {3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 307: "bzip2", 32001: "blosc"}
 
 
-def pipeline(body: Part) -> list[int]:
+def filter_pipeline(body: Part) -> list[int]:
     """The numbers of the filters, in the order in which they were applied.
 
     Raises:
         UnsupportedCheckpointError: One is none of the three.
     """
     source = body.source
-    version = body.version((1, 2), "filters")
-    count = body.number(1)
+    version = body.take_version((1, 2), "filters")
+    count = body.take_number(1)
     body.take(6 if version == 1 else 0)
     found: list[int] = []
     if count > _MOST:
-        raise source.damaged(body.offset, f"{count} filters")
+        raise source.data_loss_error(body.offset, f"{count} filters")
     for _ in range(count):
-        begin, number = body.offset, body.number(2)
-        length = body.number(2) if version == 1 or number >= 256 else 0
+        begin, number = body.offset, body.take_number(2)
+        length = body.take_number(2) if version == 1 or number >= 256 else 0
         body.take(2)
-        values = body.number(2)
+        values = body.take_number(2)
         body.take(length + (-length % 8 if version == 1 else 0))
         body.take(4 * (values + (values & 1 if version == 1 else 0)))
         if number not in (DEFLATE, SHUFFLE, LZF):
             title = f"{number} ({_TITLES[number]})" if number in _TITLES else f"{number}"
             text = f"filter {title} is not read; copy the file with `h5repack -f NONE`"
-            raise source.unsupported(begin, text)
+            raise source.unsupported_error(begin, text)
         found.append(number)
     return found
 
 
-def undone(
+def undo_filters(
     source: Source, offset: int, data: memoryview, filters: list[int], size: int, width: int
 ) -> bytes | memoryview:
     """A chunk as it was.
@@ -63,29 +63,31 @@ def undone(
     found: bytes | memoryview = data
     for number in reversed(filters):
         if number == DEFLATE:
-            found = _inflated(source, offset, found, size)
+            found = _inflate_chunk(source, offset, found, size)
         elif number == LZF:
-            found = _expanded(source, offset, bytes(found), size)
+            found = _decompress_lzf(source, offset, bytes(found), size)
         elif len(found) % width == 0:
             planes = np.frombuffer(found, np.uint8).reshape(width, -1)
             found = planes.T.tobytes()
     if len(found) != size:
-        raise source.damaged(offset, f"a chunk has {len(found)} bytes and should have {size}")
+        raise source.data_loss_error(
+            offset, f"a chunk has {len(found)} bytes and should have {size}"
+        )
     return found
 
 
-def _inflated(source: Source, offset: int, data: bytes | memoryview, size: int) -> bytes:
+def _inflate_chunk(source: Source, offset: int, data: bytes | memoryview, size: int) -> bytes:
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(data, size + 1)
     except zlib.error as error:
-        raise source.damaged(offset, f"a chunk cannot be inflated: {error}") from error
+        raise source.data_loss_error(offset, f"a chunk cannot be inflated: {error}") from error
     if not stream.eof:
-        raise source.damaged(offset, f"a chunk does not end after {size} bytes")
+        raise source.data_loss_error(offset, f"a chunk does not end after {size} bytes")
     return found
 
 
-def _expanded(source: Source, offset: int, data: bytes, size: int) -> bytes:
+def _decompress_lzf(source: Source, offset: int, data: bytes, size: int) -> bytes:
     """What LZF made smaller: runs of bytes, and copies of what came before.
 
     A control byte below 32 says how many bytes follow, less one. Else its upper three bits are the
@@ -113,5 +115,5 @@ def _expanded(source: Source, offset: int, data: bytes, size: int) -> bytes:
             for number in range(begin, begin + length + 2):
                 found.append(found[number])
     except IndexError as error:
-        raise source.damaged(offset, "a chunk cannot be expanded") from error
+        raise source.data_loss_error(offset, "a chunk cannot be expanded") from error
     return bytes(found)

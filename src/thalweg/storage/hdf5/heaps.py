@@ -16,23 +16,27 @@ class LocalHeap:
     """
 
     def __init__(self, source: Source, address: int) -> None:
-        source.visit(address, "a heap of names")
-        head = source.part(address, 32, "a heap of names")
-        head.expect(b"HEAP\0\0\0\0", "a heap of names")
-        size = head.number(8)
-        head.number(8)
-        self._names = source.part(head.stored("a heap of names"), size, "a heap of names")
+        source.visit_once(address, "a heap of names")
+        head = source.read_part(address, 32, "a heap of names")
+        head.expect_signature(b"HEAP\0\0\0\0", "a heap of names")
+        size = head.take_number(8)
+        head.take_number(8)
+        self._names = source.read_part(
+            head.take_stored_address("a heap of names"), size, "a heap of names"
+        )
 
-    def name(self, offset: int) -> str:
+    def name_at(self, offset: int) -> str:
         """The name at an offset."""
         part = self._names
         end = bytes(part.data[offset : offset + _LONGEST + 1]).find(b"\0")
-        part.source.charge(max(end, 0) + 1, part.offset)
+        part.source.charge_read(max(end, 0) + 1, part.offset)
         if end <= 0:
-            raise part.source.damaged(
+            raise part.source.data_loss_error(
                 part.offset + offset, "a name does not end, or has no letters"
             )
-        return decoded(part.source, part.offset + offset, bytes(part.data[offset : offset + end]))
+        return decode_name(
+            part.source, part.offset + offset, bytes(part.data[offset : offset + end])
+        )
 
 
 class GlobalHeap:
@@ -46,49 +50,53 @@ class GlobalHeap:
         self._source = source
         self._collections: dict[int, dict[int, Part]] = {}
 
-    def text(self, where: Part) -> bytes:
+    def text_at(self, where: Part) -> bytes:
         """A text that is taken once.
 
         Args:
             where: Its length, address and number, sixteen bytes.
         """
-        length, begin = where.number(4), where.offset
-        address, number = where.address(), where.number(4)
+        length, begin = where.take_number(4), where.offset
+        address, number = where.take_address(), where.take_number(4)
         if not length:
             return b""
         if address is None:
-            raise self._source.damaged(begin, "a text is not stored")
+            raise self._source.data_loss_error(begin, "a text is not stored")
         if address not in self._collections:
-            self._collections[address] = self._read(address)
+            self._collections[address] = self._read_collection(address)
         found = self._collections[address].pop(number, None)
         if found is None:
-            raise self._source.damaged(begin, f"text {number} is not there, or is used twice")
+            raise self._source.data_loss_error(
+                begin, f"text {number} is not there, or is used twice"
+            )
         return bytes(found.take(length))
 
-    def _read(self, address: int) -> dict[int, Part]:
+    def _read_collection(self, address: int) -> dict[int, Part]:
         source = self._source
-        head = source.part(address, 16, "a heap of texts")
-        head.expect(b"GCOL\1\0\0\0", "a heap of texts")
-        part = source.part(address, head.number(8), "a heap of texts")
+        head = source.read_part(address, 16, "a heap of texts")
+        head.expect_signature(b"GCOL\1\0\0\0", "a heap of texts")
+        part = source.read_part(address, head.take_number(8), "a heap of texts")
         part.take(16)
         found: dict[int, Part] = {}
         while part.left >= 16:
-            number = part.number(2)
+            number = part.take_number(2)
             part.take(6)
-            size = part.number(8)
+            size = part.take_number(8)
             if not number:  # what is left is free
                 break
-            found[number] = part.cut(size)
+            found[number] = part.take_part(size)
             part.take(min(-size % 8, part.left))
         return found
 
 
-def decoded(source: Source, offset: int, name: bytes) -> str:
+def decode_name(source: Source, offset: int, name: bytes) -> str:
     """A name of a file; raises `DataLossError` if it is none."""
     try:
         found = name.decode()
     except UnicodeDecodeError as error:
-        raise source.damaged(offset, f"the name {name!r} is not UTF-8") from error
+        raise source.data_loss_error(offset, f"the name {name!r} is not UTF-8") from error
     if not found or len(name) > _LONGEST or "\0" in found:
-        raise source.damaged(offset, f"the name {found[:40]!r} is empty, or too long, or has a NUL")
+        raise source.data_loss_error(
+            offset, f"the name {found[:40]!r} is empty, or too long, or has a NUL"
+        )
     return found

@@ -40,22 +40,22 @@ class Elements:
     is_swapped: bool = False
 
 
-def shape(body: Part) -> tuple[int, ...] | None:
+def parse_shape(body: Part) -> tuple[int, ...] | None:
     """The shape that a message gives; None if there are no elements, not even one."""
-    version = body.version((1, 2), "shapes")
-    rank, flags = body.number(1), body.number(1)
-    kind = body.number(1) if version == 2 else 1
+    version = body.take_version((1, 2), "shapes")
+    rank, flags = body.take_number(1), body.take_number(1)
+    kind = body.take_number(1) if version == 2 else 1
     if version == 1:
         body.take(5)
     if rank > RANK or kind > 2:
-        raise body.source.damaged(body.offset, f"a shape of {rank} dimensions, kind {kind}")
-    found = tuple(body.number(8) for _ in range(rank))
+        raise body.source.data_loss_error(body.offset, f"a shape of {rank} dimensions, kind {kind}")
+    found = tuple(body.take_number(8) for _ in range(rank))
     if flags & 1:
         body.take(8 * rank)
     return None if kind == 2 else found
 
 
-def elements(body: Part) -> Elements:
+def parse_elements(body: Part) -> Elements:
     """The type that a message gives.
 
     Raises:
@@ -63,54 +63,56 @@ def elements(body: Part) -> Elements:
         UnsupportedCheckpointError: They are neither numbers nor text.
     """
     source, begin = body.source, body.offset
-    first, bits, size = body.number(1), body.number(3), body.number(4)
+    first, bits, size = body.take_number(1), body.take_number(3), body.take_number(4)
     kind, version = first & 15, first >> 4
     if not 1 <= version <= 5:
-        raise source.unsupported(begin, f"version {version} of types is not read")
+        raise source.unsupported_error(begin, f"version {version} of types is not read")
     if kind == _REFERENCE:
-        raise source.unsafe(begin, "elements are references")
+        raise source.unsafe_error(begin, "elements are references")
     if kind == _VARIABLE and bits & 15 == 1 and size == 16:
         return Elements("text", size)
     if kind in _TITLES:
-        raise source.unsupported(begin, f"{_TITLES[kind]} are not read")
+        raise source.unsupported_error(begin, f"{_TITLES[kind]} are not read")
     if not size:
-        raise source.damaged(begin, "elements of no bytes")
+        raise source.data_loss_error(begin, "elements of no bytes")
     if kind in (_STRING, _OPAQUE):
         return Elements("string" if kind == _STRING else "opaque", size)
     if kind == _ENUM:
-        return _boolean(body, bits & 0xFFFF, version)
+        return _parse_boolean(body, bits & 0xFFFF, version)
     if kind == _FLOAT:
-        return _float(body, bits, size)
+        return _parse_float(body, bits, size)
     if kind == _FIXED:
-        return _integer(body, bits, size)
-    raise source.unsupported(begin, f"elements of kind {kind} are not read")
+        return _parse_integer(body, bits, size)
+    raise source.unsupported_error(begin, f"elements of kind {kind} are not read")
 
 
-def _integer(body: Part, bits: int, size: int) -> Elements:
+def _parse_integer(body: Part, bits: int, size: int) -> Elements:
     source, begin = body.source, body.offset
-    offset, precision = body.number(2), body.number(2)
+    offset, precision = body.take_number(2), body.take_number(2)
     if size not in (1, 2, 4, 8) or offset or precision != 8 * size:
-        raise source.unsupported(begin, f"integers of {precision} bits are not read")
+        raise source.unsupported_error(begin, f"integers of {precision} bits are not read")
     return Elements(f"{'I' if bits & 8 else 'U'}{8 * size}", size, bool(bits & 1))
 
 
-def _float(body: Part, bits: int, size: int) -> Elements:
+def _parse_float(body: Part, bits: int, size: int) -> Elements:
     source, begin = body.source, body.offset
-    offset, precision = body.number(2), body.number(2)
-    places = tuple(body.number(1) for _ in range(4))
-    given = (precision, bits >> 8 & 255, *places, body.number(4))
+    offset, precision = body.take_number(2), body.take_number(2)
+    places = tuple(body.take_number(1) for _ in range(4))
+    given = (precision, bits >> 8 & 255, *places, body.take_number(4))
     dtype = _IEEE.get(given)  # pyright: ignore[reportArgumentType]
     # The order of bytes is in bits 0 and 6, which of the mantissa's bits is left out in 4 and 5.
     if dtype is None or offset or 8 * size != precision or bits >> 4 & 3 != 2 or bits & 64:
-        raise source.unsupported(begin, f"floating point numbers of {precision} bits like these")
+        raise source.unsupported_error(
+            begin, f"floating point numbers of {precision} bits like these"
+        )
     return Elements(dtype, size, bool(bits & 1))
 
 
-def _boolean(body: Part, count: int, version: int) -> Elements:
+def _parse_boolean(body: Part, count: int, version: int) -> Elements:
     """The enumeration that h5py has for booleans; others are refused."""
-    begin, base = body.offset, elements(body)
+    begin, base = body.offset, parse_elements(body)
     names = (b"FALSE\0", b"TRUE\0")
     wanted = b"".join(each if version > 2 else each.ljust(8, b"\0") for each in names) + b"\0\1"
     if (count, base.dtype) == (2, "I8") and bytes(body.data[-body.left :][: len(wanted)]) == wanted:
         return Elements("BOOL", 1)
-    raise body.source.unsupported(begin, "enumerations are not read")
+    raise body.source.unsupported_error(begin, "enumerations are not read")

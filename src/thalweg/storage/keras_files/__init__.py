@@ -16,7 +16,7 @@ from thalweg.storage.hdf5 import file
 from thalweg.storage.keras_files import archive, keras3, legacy
 from thalweg.storage.keras_files.config import Described
 from thalweg.storage.keras_files.keras3 import Place
-from thalweg.storage.keras_files.opened import opened
+from thalweg.storage.keras_files.opened import open_source
 from thalweg.storage.stored import Stored
 
 
@@ -62,19 +62,19 @@ def read(
         UnsupportedCheckpointError: It holds what is not read here; the error names it.
         InvalidConfigError: Its description of the optimizer is none.
     """
-    with opened(path, progress) as source:
+    with open_source(path, progress) as source:
         if source.begins_with(archive.MAGIC):
-            return _made("keras", *keras3.archive(source))
+            return _keras_file("keras", *keras3.read_archive(source))
         if not source.begins_with(file.MAGIC):
-            with disk.opened(path) as found:
-                raise foreign.refused(source.title, found, "file of Keras")
-        group = file.root(source)
+            with disk.open_for_reading(path) as found:
+                raise foreign.refusal_error(source.title, found, "file of Keras")
+        group = file.root_group(source)
         if legacy.is_legacy(group):
-            return _made("h5", *legacy.read(source, group))
-        return _made("weights.h5", (None, None), *keras3.weights(source, group, {}))
+            return _keras_file("h5", *legacy.read(source, group))
+        return _keras_file("weights.h5", (None, None), *keras3.read_weights(source, group, {}))
 
 
-def _made(kind: str, described: Described, *arrays: Any) -> KerasFile:
+def _keras_file(kind: str, described: Described, *arrays: Any) -> KerasFile:
     return KerasFile(kind, *described, *arrays)
 
 
@@ -84,9 +84,9 @@ def is_keras_file(path: str | os.PathLike[str]) -> bool:
     Of other zip archives, as torch writes them, those of Keras are told by their members.
     """
     try:
-        with opened(path) as source:
+        with open_source(path) as source:
             if source.begins_with(archive.MAGIC):
-                return keras3.CONFIG in archive.members(source)
+                return keras3.CONFIG in archive.list_members(source)
             return source.begins_with(file.MAGIC)
     except (OSError, ValueError, NotImplementedError):
         return False

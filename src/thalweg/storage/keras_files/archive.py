@@ -44,7 +44,7 @@ class Member:
     begin: int
 
 
-def members(source: Source) -> dict[str, Member]:
+def list_members(source: Source) -> dict[str, Member]:
     """The members of an archive by name.
 
     Raises:
@@ -52,140 +52,156 @@ def members(source: Source) -> dict[str, Member]:
         UnsafeCheckpointError: A name leads out of the folder in which it would be unpacked.
         UnsupportedCheckpointError: A member is encrypted, or compressed by another method.
     """
-    count, size, begin = _directory(source)
+    count, size, begin = _find_directory(source)
     if count > ENTRIES:
-        raise source.damaged(begin, f"{count} members, and {ENTRIES} are the most there can be")
-    part = source.part(begin, size, "the list of members")
+        raise source.data_loss_error(
+            begin, f"{count} members, and {ENTRIES} are the most there can be"
+        )
+    part = source.read_part(begin, size, "the list of members")
     found: dict[str, Member] = {}
     for _ in range(count):
-        at, member = part.offset, _member(part)
+        at, member = part.offset, _read_member(part)
         if member.name in found:
-            raise source.damaged(at, f"the member {member.name!r} is there twice")
+            raise source.data_loss_error(at, f"the member {member.name!r} is there twice")
         if member.size > RATIO * member.stored:
             text = f"{member.name!r} has {member.stored} bytes that become {member.size}"
-            raise source.damaged(at, f"{text}, more than {RATIO} times as many")
+            raise source.data_loss_error(at, f"{text}, more than {RATIO} times as many")
         found[member.name] = member
     if part.left:
-        raise source.damaged(part.offset, "there are more members than the archive says")
+        raise source.data_loss_error(part.offset, "there are more members than the archive says")
     if sum(member.stored for member in found.values()) > begin:
-        raise source.damaged(begin, "members overlap")
+        raise source.data_loss_error(begin, "members overlap")
     return found
 
 
-def _directory(source: Source) -> tuple[int, int, int]:
+def _find_directory(source: Source) -> tuple[int, int, int]:
     """How many members there are, and size and place of their list."""
     begin = max(source.size - 22, 0)
-    end = source.part(begin, min(source.size, 22), "the end of the archive")
+    end = source.read_part(begin, min(source.size, 22), "the end of the archive")
     if bytes(end.data[:4]) != _END:
-        raise source.damaged(begin, "the archive is cut off: the list of its members is not there")
+        raise source.data_loss_error(
+            begin, "the archive is cut off: the list of its members is not there"
+        )
     end.take(4)
-    disks = end.number(2), end.number(2), end.number(2)
-    count, size, begin, comment = end.number(2), end.number(4), end.number(4), end.number(2)
+    disks = end.take_number(2), end.take_number(2), end.take_number(2)
+    count, size, begin, comment = (
+        end.take_number(2),
+        end.take_number(4),
+        end.take_number(4),
+        end.take_number(2),
+    )
     if disks != (0, 0, count) or comment:
-        raise source.damaged(source.size - 22, "the end of the archive is not Keras'")
+        raise source.data_loss_error(source.size - 22, "the end of the archive is not Keras'")
     if count != _SHORT and _LONG not in (size, begin):
         return count, size, begin
-    locator = source.part(max(source.size - 42, 0), 20, "the end of a large archive")
-    locator.expect(_LOCATOR, "the end of a large archive")
+    locator = source.read_part(max(source.size - 42, 0), 20, "the end of a large archive")
+    locator.expect_signature(_LOCATOR, "the end of a large archive")
     locator.take(4)
-    record = source.part(locator.number(8), 56, "the end of a large archive")
-    record.expect(_DIRECTORY_END, "the end of a large archive")
+    record = source.read_part(locator.take_number(8), 56, "the end of a large archive")
+    record.expect_signature(_DIRECTORY_END, "the end of a large archive")
     record.take(28)
-    return record.number(8), record.number(8), record.number(8)
+    return record.take_number(8), record.take_number(8), record.take_number(8)
 
 
-def _member(part: Part) -> Member:
+def _read_member(part: Part) -> Member:
     source, at = part.source, part.offset
-    part.expect(b"PK\1\2", "a member")
+    part.expect_signature(b"PK\1\2", "a member")
     part.take(4)
-    flags, method, _, checksum = part.number(2), part.number(2), part.number(4), part.number(4)
-    sizes = [part.number(4), part.number(4)]
-    lengths = [part.number(2) for _ in range(3)]
+    flags, method, _, checksum = (
+        part.take_number(2),
+        part.take_number(2),
+        part.take_number(4),
+        part.take_number(4),
+    )
+    sizes = [part.take_number(4), part.take_number(4)]
+    lengths = [part.take_number(2) for _ in range(3)]
     part.take(8)
-    begin = part.number(4)
-    name, extra, _ = (part.cut(length) for length in lengths)
-    stored, size, begin = _wide(extra, sizes, begin)
-    title = _title(source, at, bytes(name.data))
+    begin = part.take_number(4)
+    name, extra, _ = (part.take_part(length) for length in lengths)
+    stored, size, begin = _read_zip64(extra, sizes, begin)
+    title = _member_name(source, at, bytes(name.data))
     if flags & _ENCRYPTED:
-        raise source.unsupported(at, f"the member {title!r} is encrypted")
+        raise source.unsupported_error(at, f"the member {title!r} is encrypted")
     if method not in (_STORED, _DEFLATED):
-        raise source.unsupported(at, f"the member {title!r} is compressed by method {method}")
+        raise source.unsupported_error(at, f"the member {title!r} is compressed by method {method}")
     if method == _STORED and stored != size:
-        raise source.damaged(at, f"{title!r} has {stored} bytes and should have {size}")
+        raise source.data_loss_error(at, f"{title!r} has {stored} bytes and should have {size}")
     return Member(title, method, checksum, stored, size, begin)
 
 
-def _wide(extra: Part, sizes: list[int], begin: int) -> tuple[int, int, int]:
+def _read_zip64(extra: Part, sizes: list[int], begin: int) -> tuple[int, int, int]:
     """Sizes and place, out of a record of 64 bits if they are too large for their own fields."""
     while extra.left >= 4:
-        kind, record = extra.number(2), extra.cut(extra.number(2))
+        kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))
         if kind != 1:
             continue
         for place in (1, 0):  # the size comes before what is stored
             if sizes[place] == _LONG:
-                sizes[place] = record.number(8)
-        begin = record.number(8) if begin == _LONG else begin
+                sizes[place] = record.take_number(8)
+        begin = record.take_number(8) if begin == _LONG else begin
     return sizes[0], sizes[1], begin
 
 
-def _title(source: Source, at: int, name: bytes) -> str:
+def _member_name(source: Source, at: int, name: bytes) -> str:
     try:
         found = name.decode()
     except UnicodeDecodeError as error:
-        raise source.damaged(at, f"the name {name[:40]!r} is not UTF-8") from error
+        raise source.data_loss_error(at, f"the name {name[:40]!r} is not UTF-8") from error
     parts = found.rstrip("/").split("/")
     if "\\" in found or ":" in found or "\0" in found or {"", ".", ".."} & set(parts):
-        raise source.unsafe(at, f"the member {found[:80]!r} would leave the folder")
+        raise source.unsafe_error(at, f"the member {found[:80]!r} would leave the folder")
     return found
 
 
-def content(source: Source, member: Member) -> Source:
+def read_member(source: Source, member: Member) -> Source:
     """The bytes of a member, after their checksum.
 
     Raises:
         DataLossError: They are not what was written.
     """
-    head = source.part(member.begin, 30, f"the member {member.name!r}")
-    head.expect(MAGIC, f"the member {member.name!r}")
+    head = source.read_part(member.begin, 30, f"the member {member.name!r}")
+    head.expect_signature(MAGIC, f"the member {member.name!r}")
     head.take(22)
-    lengths = head.number(2), head.number(2)
-    names = source.part(member.begin + 30, sum(lengths), f"the member {member.name!r}")
+    lengths = head.take_number(2), head.take_number(2)
+    names = source.read_part(member.begin + 30, sum(lengths), f"the member {member.name!r}")
     if bytes(names.take(lengths[0])) != member.name.encode():
-        raise source.damaged(member.begin, f"{member.name!r} has another name here")
+        raise source.data_loss_error(member.begin, f"{member.name!r} has another name here")
     begin = member.begin + 30 + sum(lengths)
     if begin + member.stored > source.size:
-        raise source.damaged(begin, f"{member.name!r} goes beyond the end of the file")
+        raise source.data_loss_error(begin, f"{member.name!r} goes beyond the end of the file")
     if member.method == _STORED:
         return _as_it_is(source, member, begin)
-    return _inflated(source, member, begin)
+    return _inflate_member(source, member, begin)
 
 
 def _as_it_is(source: Source, member: Member, begin: int) -> Source:
     checksum = 0
     for first in range(0, member.size, _PIECE):
         size = min(_PIECE, member.size - first)
-        checksum = zlib.crc32(source.raw(begin + first, size), checksum)
-    _check(source, member, begin, checksum)
+        checksum = zlib.crc32(source.read_uncounted(begin + first, size), checksum)
+    _check_sum(source, member, begin, checksum)
     return Source(
         f"{source.title}: {member.name}",
         member.size,
-        lambda first, size: source.raw(begin + first, size),
+        lambda first, size: source.read_uncounted(begin + first, size),
     )
 
 
-def _inflated(source: Source, member: Member, begin: int) -> Source:
+def _inflate_member(source: Source, member: Member, begin: int) -> Source:
     stream, made = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:
         for first in range(0, member.stored, _PIECE):
             if len(made) > member.size:
                 break
-            piece = source.raw(begin + first, min(_PIECE, member.stored - first))
+            piece = source.read_uncounted(begin + first, min(_PIECE, member.stored - first))
             made += stream.decompress(piece, member.size + 1 - len(made))
     except zlib.error as error:
-        raise source.damaged(begin, f"{member.name!r} cannot be inflated: {error}") from error
+        raise source.data_loss_error(
+            begin, f"{member.name!r} cannot be inflated: {error}"
+        ) from error
     if len(made) != member.size or not stream.eof:
-        raise source.damaged(begin, f"{member.name!r} has not the size that it should have")
-    _check(source, member, begin, zlib.crc32(made))
+        raise source.data_loss_error(begin, f"{member.name!r} has not the size that it should have")
+    _check_sum(source, member, begin, zlib.crc32(made))
     view = memoryview(made)
     return Source(
         f"{source.title}: {member.name}",
@@ -194,7 +210,7 @@ def _inflated(source: Source, member: Member, begin: int) -> Source:
     )
 
 
-def _check(source: Source, member: Member, begin: int, calculated: int) -> None:
+def _check_sum(source: Source, member: Member, begin: int, calculated: int) -> None:
     if calculated != member.checksum:
         text = f"stored {member.checksum} vs. calculated on the restored bytes {calculated}"
-        raise source.damaged(begin, f"{member.name!r}: Checksum does not match: {text}")
+        raise source.data_loss_error(begin, f"{member.name!r}: Checksum does not match: {text}")

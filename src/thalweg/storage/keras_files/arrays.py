@@ -8,8 +8,10 @@ from thalweg.storage.stored import Stored
 Arrays = dict[str, Stored]
 
 
-def array(dataset: Dataset) -> Stored:
+def array_of(dataset: Dataset) -> Stored:
     """The array of a dataset. HDF5 had no bfloat16; an attribute says that two bytes are one."""
     said = dataset.attributes.get("dtype")
-    is_short = said is not None and dataset.elements.size == 2 and said.texts() == [b"bfloat16"]
+    is_short = (
+        said is not None and dataset.elements.size == 2 and said.read_texts() == [b"bfloat16"]
+    )
     return dataset.read("BF16" if is_short else None)

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from thalweg.errors import InvalidConfigError
 from thalweg.storage import json_text
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 
 Described = tuple[str | None, dict[str, Any] | None]
 
 
-def loaded(title: str, text: bytes) -> dict[str, Any]:
+def load_json(title: str, text: bytes) -> dict[str, Any]:
     """A JSON text that describes something.
 
     Raises:
@@ -24,7 +24,7 @@ def loaded(title: str, text: bytes) -> dict[str, Any]:
         raise InvalidConfigError(f"{title}: {error}") from error
     if not isinstance(found, dict):
         raise InvalidConfigError(f"{title}: a description of something has names and values.")
-    return table(found)
+    return as_object(found)
 
 
 def optimizer_of(title: str, described: Any) -> Described:
@@ -41,17 +41,19 @@ def optimizer_of(title: str, described: Any) -> Described:
     if described is None:
         return None, None
     if isinstance(described, str):
-        return _checked(title, described), None
-    given = table(described)
+        return _check_class_name(title, described), None
+    given = as_object(described)
     if "class_name" not in given:
         raise InvalidConfigError(f"{title}: the optimizer has no class.")
     config = given.get("config")
     if not isinstance(config, dict | None):
         raise InvalidConfigError(f"{title}: the optimizer's configuration is {config!r:.80}.")
-    return _checked(title, given["class_name"]), None if config is None else table(config)
+    return _check_class_name(title, given["class_name"]), None if config is None else as_object(
+        config
+    )
 
 
-def _checked(title: str, name: Any) -> str:
+def _check_class_name(title: str, name: Any) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[\w ]+(>\w+)?", name):
         raise InvalidConfigError(f"{title}: the optimizer's class is {name!r:.80}, which is none.")
     return name
@@ -62,19 +64,19 @@ def layers_of(described: dict[str, Any]) -> dict[str, str]:
 
     A group is named as the layer's class, with a number if it is not the first one.
     """
-    layers = table(described.get("config")).get("layers")
+    layers = as_object(described.get("config")).get("layers")
     found: dict[str, str] = {}
     counts: dict[str, int] = {}
-    for layer in map(table, cast(list[Any], layers) if isinstance(layers, list) else []):
+    for layer in map(as_object, cast(list[Any], layers) if isinstance(layers, list) else []):
         if isinstance(layer.get("class_name"), str):
-            kind = _snake(layer["class_name"])
+            kind = _snake_case(layer["class_name"])
             count = counts[kind] = counts.get(kind, -1) + 1
             group = f"{kind}_{count}" if count else kind
-            name = table(layer.get("config")).get("name")
+            name = as_object(layer.get("config")).get("name")
             found[group] = name if isinstance(name, str) and name else group
     return found
 
 
-def _snake(name: str) -> str:
+def _snake_case(name: str) -> str:
     """The name of a class as Keras writes it in paths: "batch_normalization", "conv2d"."""
     return re.sub(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from thalweg.storage.hdf5.attributes import Attribute
 from thalweg.storage.hdf5.datasets import Dataset
 from thalweg.storage.hdf5.file import Group
-from thalweg.storage.keras_files.arrays import Arrays, array
-from thalweg.storage.keras_files.config import Described, loaded, optimizer_of
+from thalweg.storage.keras_files.arrays import Arrays, array_of
+from thalweg.storage.keras_files.config import Described, load_json, optimizer_of
 from thalweg.storage.source import Source
 
 _MODEL, _OPTIMIZER = "model_weights", "optimizer_weights"
@@ -29,23 +29,28 @@ def read(source: Source, root: Group) -> tuple[Described, Arrays, Arrays]:
     """The optimizer's class and configuration, its arrays and the model's."""
     found: Described = None, None
     if "training_config" in root.attributes:
-        found = _described(source, root.attributes["training_config"])
+        found = _describe_optimizer(source, root.attributes["training_config"])
     model, optimizer = root.members.get(_MODEL, root), root.members.get(_OPTIMIZER)
-    arrays = {} if optimizer is None else _arrays(source, _group(source, optimizer))
-    return found, arrays, _variables(source, _group(source, model))
+    arrays = {} if optimizer is None else _read_arrays(source, _check_group(source, optimizer))
+    return found, arrays, _read_variables(source, _check_group(source, model))
 
 
-def _described(source: Source, attribute: Attribute) -> Described:
+def _describe_optimizer(source: Source, attribute: Attribute) -> Described:
     title = f"{source.title}: {attribute.name}"
-    return optimizer_of(title, loaded(title, b"".join(attribute.texts())).get("optimizer_config"))
+    return optimizer_of(
+        title, load_json(title, b"".join(attribute.read_texts())).get("optimizer_config")
+    )
 
 
-def _variables(source: Source, model: Group) -> Arrays:
+def _read_variables(source: Source, model: Group) -> Arrays:
     """The variables by name; where two layers share one, by that of the layer and theirs."""
-    layers = list(_names(source, model, _LAYERS))
+    layers = list(_read_names(source, model, _LAYERS))
     if _TOP in model.members and _TOP not in layers:
         layers.append(_TOP)
-    found = {layer: _arrays(source, _group(source, _at(source, model, layer))) for layer in layers}
+    found = {
+        layer: _read_arrays(source, _check_group(source, _find_member(source, model, layer)))
+        for layer in layers
+    }
     names = [name for arrays in found.values() for name in arrays]
     are_unique = len(set(names)) == len(names)
     return {
@@ -55,44 +60,44 @@ def _variables(source: Source, model: Group) -> Arrays:
     }
 
 
-def _arrays(source: Source, group: Group) -> Arrays:
+def _read_arrays(source: Source, group: Group) -> Arrays:
     """The arrays that a group lists, without the ":0" that TensorFlow's names end in."""
     found: Arrays = {}
-    for name in _names(source, group, _VARIABLES):
-        dataset = _at(source, group, name)
+    for name in _read_names(source, group, _VARIABLES):
+        dataset = _find_member(source, group, name)
         if not isinstance(dataset, Dataset):
-            raise source.damaged(0, f"{group.name}/{name} is no dataset")
+            raise source.data_loss_error(0, f"{group.name}/{name} is no dataset")
         title = name.removesuffix(":0")
         if title in found:
-            raise source.damaged(0, f"{group.name!r} lists {name!r} twice")
-        found[title] = array(dataset)
+            raise source.data_loss_error(0, f"{group.name!r} lists {name!r} twice")
+        found[title] = array_of(dataset)
     return found
 
 
-def _names(source: Source, group: Group, title: str) -> Iterator[str]:
+def _read_names(source: Source, group: Group, title: str) -> Iterator[str]:
     """A list of names; a long one is in several attributes, numbered from 0."""
     found = group.attributes
     if title not in found and f"{title}0" not in found:
-        raise source.damaged(0, f"{group.name!r} has no {title!r}")
+        raise source.data_loss_error(0, f"{group.name!r} has no {title!r}")
     titles = [title] if title in found else [f"{title}{number}" for number in range(len(found))]
     for each in titles:
-        for text in found[each].texts() if each in found else []:
+        for text in found[each].read_texts() if each in found else []:
             try:
                 yield text.decode()
             except UnicodeDecodeError as error:
-                raise source.damaged(0, f"{group.name!r} lists {text[:40]!r}") from error
+                raise source.data_loss_error(0, f"{group.name!r} lists {text[:40]!r}") from error
 
 
-def _at(source: Source, group: Group, path: str) -> Group | Dataset:
+def _find_member(source: Source, group: Group, path: str) -> Group | Dataset:
     found: Group | Dataset | None = group
     for part in path.split("/"):
         found = found.members.get(part) if isinstance(found, Group) else None
     if found is None:
-        raise source.damaged(0, f"{group.name}/{path} is listed and not there")
+        raise source.data_loss_error(0, f"{group.name}/{path} is listed and not there")
     return found
 
 
-def _group(source: Source, found: Group | Dataset) -> Group:
+def _check_group(source: Source, found: Group | Dataset) -> Group:
     if isinstance(found, Dataset):
-        raise source.damaged(0, f"{found.name!r} is no group")
+        raise source.data_loss_error(0, f"{found.name!r} is no group")
     return found

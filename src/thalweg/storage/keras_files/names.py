@@ -43,7 +43,7 @@ def by_number(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
 
 
-def named(
+def variables_by_path(
     root: Group, owners: dict[str, list[Dataset]], layers: dict[str, str]
 ) -> dict[str, Dataset]:
     """Variables by path, "dense/kernel": the layers' names in the model, and what a layer has.
@@ -57,9 +57,9 @@ def named(
     """
     found: dict[str, Dataset] = {}
     for path, datasets in owners.items():
-        title = _title(root, path, layers)
+        title = _layer_path(root, path, layers)
         kind = re.sub(r"_\d+$", "", path.split("/")[-2]) if "/" in path else ""
-        for dataset, own in zip(datasets, _own(kind, datasets), strict=True):
+        for dataset, own in zip(datasets, _variable_names(kind, datasets), strict=True):
             found["/".join((*title, own))] = dataset
     every = [dataset for datasets in owners.values() for dataset in datasets]
     if len(found) < len(every):
@@ -67,8 +67,8 @@ def named(
     return found
 
 
-def _own(kind: str, datasets: list[Dataset]) -> list[str]:
-    """The names of a layer's variables; their numbers, where they cannot be told."""
+def _variable_names(kind: str, datasets: list[Dataset]) -> list[str]:
+    """The names of a layer's variables, or their numbers where the names are not known."""
     numbers = [dataset.name.rpartition("/")[2] for dataset in datasets]
     names = _NAMES.get(kind, ())
     if names[-1:] == ("bias",) and len(numbers) == len(names) - 1:
@@ -77,20 +77,20 @@ def _own(kind: str, datasets: list[Dataset]) -> list[str]:
     return list(names) if names and is_plain else numbers
 
 
-def _title(root: Group, path: str, layers: dict[str, str]) -> list[str]:
+def _layer_path(root: Group, path: str, layers: dict[str, str]) -> list[str]:
     title: list[str] = []
     group: Any = root
     for place, part in enumerate(path.split("/")[:-1]):
         group = group.members[part]
         known = layers.get(part, part) if place == 1 and path.startswith(f"{LAYERS}/") else part
         if part != LAYERS:
-            title.append(_given(group) or known)
+            title.append(_stored_name(group) or known)
     return title
 
 
-def _given(group: Group) -> str:
+def _stored_name(group: Group) -> str:
     """The name that a layer has in the model, "" if the file does not say it."""
     inner = group.members.get(VARIABLES)
     if not isinstance(inner, Group) or "name" not in inner.attributes:
         return ""
-    return b"".join(inner.attributes["name"].texts()).decode(errors="replace")
+    return b"".join(inner.attributes["name"].read_texts()).decode(errors="replace")

@@ -11,7 +11,7 @@ from thalweg.storage.source import Source
 
 
 @contextlib.contextmanager
-def opened(
+def open_source(
     path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
 ) -> Generator[Source]:
     """The bytes of a file, as long as the block runs.
@@ -23,10 +23,10 @@ def opened(
     Raises:
         MissingFileError: There is none.
     """
-    with disk.opened(path) as stream:
+    with disk.open_for_reading(path) as stream:
         whole, done = os.fstat(stream.fileno()).st_size, 0
 
-        def read(begin: int, size: int) -> memoryview:
+        def read_bytes(begin: int, size: int) -> memoryview:
             nonlocal done
             found = bytearray(size)
             stream.seek(begin)
@@ -35,4 +35,4 @@ def opened(
                 progress(done, whole)
             return memoryview(found)[: stream.readinto(found)]  # pyright: ignore
 
-        yield Source(os.fsdecode(path), whole, read)
+        yield Source(os.fsdecode(path), whole, read_bytes)

@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-def _casting(dtype: torch.dtype, title: str) -> Callable[..., Any]:
+def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Any]:
     def convert(x: Any, name: str | None = None) -> Any:
         return cast(x, dtype, name or title)
 
@@ -102,11 +102,11 @@ def clip_by_average_norm(t: Any, clip_norm: Any, name: str | None = None) -> Any
     return call(clip, given, limit, name=name or "clip_by_average_norm")
 
 
-to_float = _casting(torch.float32, "to_float")
-to_double = _casting(torch.float64, "to_double")
-to_int32 = _casting(torch.int32, "to_int32")
-to_int64 = _casting(torch.int64, "to_int64")
-to_bfloat16 = _casting(torch.bfloat16, "to_bfloat16")
+to_float = _cast_function(torch.float32, "to_float")
+to_double = _cast_function(torch.float64, "to_double")
+to_int32 = _cast_function(torch.int32, "to_int32")
+to_int64 = _cast_function(torch.int64, "to_int64")
+to_bfloat16 = _cast_function(torch.bfloat16, "to_bfloat16")
 
 
 def div(x: Any, y: Any, name: str | None = None) -> Any:

@@ -93,7 +93,7 @@ def constant(
     return graph.constant(value, dtype, sizes, name, verify_shape)
 
 
-def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:
+def _with_older_arguments(reduce: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(reduce)
     def apply(
         input_tensor: Any,
@@ -109,14 +109,14 @@ def _legacy(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-reduce_sum = _legacy(reductions.reduce_sum)
-reduce_mean = _legacy(reductions.reduce_mean)
-reduce_max = _legacy(reductions.reduce_max)
-reduce_min = _legacy(reductions.reduce_min)
-reduce_prod = _legacy(reductions.reduce_prod)
-reduce_any = _legacy(reductions.reduce_any)
-reduce_all = _legacy(reductions.reduce_all)
-reduce_logsumexp = _legacy(reductions.reduce_logsumexp)
+reduce_sum = _with_older_arguments(reductions.reduce_sum)
+reduce_mean = _with_older_arguments(reductions.reduce_mean)
+reduce_max = _with_older_arguments(reductions.reduce_max)
+reduce_min = _with_older_arguments(reductions.reduce_min)
+reduce_prod = _with_older_arguments(reductions.reduce_prod)
+reduce_any = _with_older_arguments(reductions.reduce_any)
+reduce_all = _with_older_arguments(reductions.reduce_all)
+reduce_logsumexp = _with_older_arguments(reductions.reduce_logsumexp)
 
 
 def argmax(
@@ -127,7 +127,9 @@ def argmax(
     output_type: Any = torch.int64,
 ) -> Any:
     """The index of the largest element along an axis."""
-    return reductions.argmax(input, _one(axis, dimension), output_type=output_type, name=name)
+    return reductions.argmax(
+        input, _axis_given(axis, dimension), output_type=output_type, name=name
+    )
 
 
 def argmin(
@@ -138,7 +140,9 @@ def argmin(
     output_type: Any = torch.int64,
 ) -> Any:
     """The index of the smallest element along an axis."""
-    return reductions.argmin(input, _one(axis, dimension), output_type=output_type, name=name)
+    return reductions.argmin(
+        input, _axis_given(axis, dimension), output_type=output_type, name=name
+    )
 
 
 def norm(
@@ -153,7 +157,7 @@ def norm(
     return reductions.norm(tensor, ord, axis, bool(keepdims or keep_dims), name)
 
 
-def _one(axis: int | None, dimension: int | None) -> int:
+def _axis_given(axis: int | None, dimension: int | None) -> int:
     return next((given for given in (axis, dimension) if given is not None), 0)
 
 
@@ -166,7 +170,7 @@ def softmax_cross_entropy_with_logits(
     axis: int | None = None,
 ) -> Any:
     """As `tf.nn.softmax_cross_entropy_with_logits`, but no gradient flows into the labels."""
-    _refuse(_sentinel, "softmax_cross_entropy_with_logits")
+    _refuse_positional(_sentinel, "softmax_cross_entropy_with_logits")
     fixed = tensor(labels, getattr(logits, "dtype", None)).detach()
     return nn.softmax_cross_entropy_with_logits(fixed, logits, dim if axis is None else axis, name)
 
@@ -175,7 +179,7 @@ def sparse_softmax_cross_entropy_with_logits(
     _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
 ) -> Any:
     """As `tf.nn.sparse_softmax_cross_entropy_with_logits`; arguments only by name."""
-    _refuse(_sentinel, "sparse_softmax_cross_entropy_with_logits")
+    _refuse_positional(_sentinel, "sparse_softmax_cross_entropy_with_logits")
     return nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name)
 
 
@@ -183,11 +187,11 @@ def sigmoid_cross_entropy_with_logits(
     _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
 ) -> Any:
     """As `tf.nn.sigmoid_cross_entropy_with_logits`; arguments only by name."""
-    _refuse(_sentinel, "sigmoid_cross_entropy_with_logits")
+    _refuse_positional(_sentinel, "sigmoid_cross_entropy_with_logits")
     return nn.sigmoid_cross_entropy_with_logits(labels, logits, name)
 
 
-def _refuse(sentinel: Any, name: str) -> None:
+def _refuse_positional(sentinel: Any, name: str) -> None:
     if sentinel is not None:
         raise ValueError(f"Only call `{name}` with named arguments (labels=..., logits=...).")
 

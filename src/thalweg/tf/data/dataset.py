@@ -19,7 +19,7 @@ from thalweg.ground.running import executing_eagerly, is_symbolic, resolve
 from thalweg.tf.data import spec as specs
 from thalweg.tf.data.iterators import Iterator as EagerIterator
 from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator
-from thalweg.tf.data.steps import batches, checked, padded, shuffled
+from thalweg.tf.data.steps import batches, checked, padded, shuffle_elements
 from thalweg.variable import as_dtype
 
 _FOREVER = (None, -1)
@@ -56,14 +56,14 @@ class Dataset:
         """A `TensorSpec` for each tensor of an element."""
         return self._find_spec()
 
-    def _values(self) -> Values:
+    def _values_in_run(self) -> Values:
         """What the symbolic tensors stand for in the run of this thread."""
         return {symbol: resolve(symbol) for symbol in self._symbols}
 
-    def _begin(self) -> Iterator[Any]:
-        return self._start(self._values())
+    def _begin_iteration(self) -> Iterator[Any]:
+        return self._start(self._values_in_run())
 
-    def _then(
+    def _add_step(
         self,
         step: Callable[[Iterator[Any]], Iterator[Any]],
         spec: Any = None,
@@ -76,7 +76,7 @@ class Dataset:
             count = counted(int(count))
         return Dataset(lambda values: step(self._start(values)), find, self._symbols, count)
 
-    def _sized(
+    def _add_sized_step(
         self,
         title: str,
         number: Any,
@@ -84,10 +84,10 @@ class Dataset:
         spec: Any = None,
         counted: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """`_then`, of a step that is given a size, too, which may be a symbolic tensor."""
+        """`_add_step`, of a step that is given a size, too, which may be a symbolic tensor."""
         if not is_symbolic(number):
             size = checked(title, number)
-            return self._then(lambda every: step(every, size), spec, counted)
+            return self._add_step(lambda every: step(every, size), spec, counted)
         return Dataset(
             lambda values: step(self._start(values), checked(title, values[number])),
             spec or (lambda: self.element_spec),
@@ -95,7 +95,7 @@ class Dataset:
         )
 
     @classmethod
-    def _of(
+    def _of_elements(
         cls, tensors: Any, elements: Callable[[Any], Iterator[Any]], spec: Any, counted: Any
     ) -> Dataset:
         tensors = specs.converted(tensors)
@@ -123,12 +123,14 @@ class Dataset:
             (count,) = counts
             return (mapped(operator.itemgetter(place), known) for place in range(count))
 
-        return Dataset._of(tensors, rows, specs.row, len)
+        return Dataset._of_elements(tensors, rows, specs.row, len)
 
     @staticmethod
     def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
         """One element in all."""
-        return Dataset._of(tensors, lambda known: iter([known]), lambda spec: spec, lambda _: 1)
+        return Dataset._of_elements(
+            tensors, lambda known: iter([known]), lambda spec: spec, lambda _: 1
+        )
 
     @staticmethod
     def from_generator(
@@ -208,54 +210,54 @@ class Dataset:
         """
 
         def call(element: Any) -> Any:
-            return specs.converted(_called(map_func, element))
+            return specs.converted(_call_with_element(map_func, element))
 
         def step(elements: Iterator[Any]) -> Iterator[Any]:
             return map(call, elements)
 
         def spec() -> Any:
-            return specs.after(call, self.element_spec, lambda: step(self._begin()))
+            return specs.after(call, self.element_spec, lambda: step(self._begin_iteration()))
 
-        return self._then(step, spec)
+        return self._add_step(step, spec)
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements of the datasets that the function returns, one dataset after the other."""
 
         def inner(element: Any) -> Dataset:
-            made = _called(map_func, element)
+            made = _call_with_element(map_func, element)
             if not isinstance(made, Dataset):
                 raise TypeError(f"map_func must return a Dataset, not {type(made).__name__}.")
             return made
 
         def step(every: Iterator[Any]) -> Iterator[Any]:
-            return (each for element in every for each in inner(element)._begin())
+            return (each for element in every for each in inner(element)._begin_iteration())
 
         def spec() -> Any:
-            first = next(self._begin(), None)
+            first = next(self._begin_iteration(), None)
             if first is None:
                 raise InvalidArgumentError("Nothing is known of a flat_map over no elements.")
             return inner(first).element_spec
 
-        return self._then(step, spec, lambda _: None)
+        return self._add_step(step, spec, lambda _: None)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements of which the function says so."""
 
         def step(every: Iterator[Any]) -> Iterator[Any]:
-            return (x for x in every if bool(_called(predicate, x)))
+            return (x for x in every if bool(_call_with_element(predicate, x)))
 
-        return self._then(step, counted=lambda _: None)
+        return self._add_step(step, counted=lambda _: None)
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """The first elements, all for -1."""
-        taken = self._sliced(0, None if count == -1 else int(count))
+        taken = self._slice_elements(0, None if count == -1 else int(count))
         if self._count == _INFINITE and count != -1:
             taken._count = int(count)
         return taken
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """All but the first elements, none for -1."""
-        return self._sliced(0, 0) if count == -1 else self._sliced(int(count))
+        return self._slice_elements(0, 0) if count == -1 else self._slice_elements(int(count))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Each `num_shards`-th element, from `index` on.
@@ -265,10 +267,10 @@ class Dataset:
         """
         if not 0 <= int(index) < int(num_shards):
             raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
-        return self._sliced(int(index), None, int(num_shards))
+        return self._slice_elements(int(index), None, int(num_shards))
 
-    def _sliced(self, begin: int, end: int | None = None, step: int = 1) -> Dataset:
-        return self._then(
+    def _slice_elements(self, begin: int, end: int | None = None, step: int = 1) -> Dataset:
+        return self._add_step(
             lambda every: itertools.islice(every, begin, end, step),
             counted=lambda count: len(range(count)[begin:end:step]),
         )
@@ -276,7 +278,7 @@ class Dataset:
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs of an int64 number and the element."""
         counted = specs.TensorSpec((), torch.int64)
-        return self._then(
+        return self._add_step(
             lambda every: ((torch.tensor(i), x) for i, x in enumerate(every, int(start))),
             lambda: (counted, self.element_spec),
         )
@@ -293,23 +295,25 @@ class Dataset:
         def spec(size: int | None) -> Any:
             return mapped(lambda each: specs.batch(each, size), self.element_spec)
 
-        return self._batched(batch_size, drop_remainder, step, spec)
+        return self._add_batching(batch_size, drop_remainder, step, spec)
 
-    def _batched(
+    def _add_batching(
         self,
         batch_size: Any,
         drop_remainder: bool,
         step: Callable[[Iterator[Any], int], Iterator[Any]],
         spec: Callable[[int | None], Any],
     ) -> Dataset:
-        """`_sized`, of a step that makes batches; `spec` is given their size, if all have one."""
+        """Add a step that makes batches; `spec` is given their size, if all of them have one."""
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
 
-        def counted(count: int) -> int:
+        def count_batches(count: int) -> int:
             return count // (size or 1) if drop_remainder else -(-count // (size or 1))
 
         known = size if drop_remainder else None
-        return self._sized("batch_size", batch_size, step, lambda: spec(known), counted)
+        return self._add_sized_step(
+            "batch_size", batch_size, step, lambda: spec(known), count_batches
+        )
 
     def padded_batch(
         self,
@@ -344,7 +348,7 @@ class Dataset:
             shapes = iter(sizes())
             return mapped(lambda each: specs.padded(each, size, next(shapes)), self.element_spec)
 
-        return self._batched(batch_size, drop_remainder, step, spec)
+        return self._add_batching(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """All elements so many times, without end for None and -1."""
@@ -382,9 +386,9 @@ class Dataset:
                 generators.append(torch.Generator().manual_seed(begin))
             if reshuffle_each_iteration is False:
                 generators[0].manual_seed(generators[0].initial_seed())
-            yield from shuffled(every, size, generators[0])
+            yield from shuffle_elements(every, size, generators[0])
 
-        return self._sized("buffer_size", buffer_size, step)
+        return self._add_sized_step("buffer_size", buffer_size, step)
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
         """The elements of the first whole pass, kept in memory.
@@ -453,7 +457,7 @@ class Dataset:
                 "A dataset is iterated in eager mode only; in a graph use make_one_shot_iterator"
                 " or make_initializable_iterator."
             )
-        return EagerIterator(self._begin(), self)
+        return EagerIterator(self._begin_iteration(), self)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """The elements as arrays."""
@@ -467,5 +471,5 @@ class Dataset:
         )
 
 
-def _called(function: Callable[..., Any], element: Any) -> Any:
+def _call_with_element(function: Callable[..., Any], element: Any) -> Any:
     return function(*element) if isinstance(element, tuple) else function(element)

@@ -47,7 +47,7 @@ class Iterator:
 
     def get_next(self, name: str | None = None) -> Any:
         """The next element; OutOfRangeError at the end."""
-        return _next(self._elements)
+        return _next_element(self._elements)
 
     @staticmethod
     def from_structure(
@@ -90,36 +90,36 @@ class InGraph:
         """An operation that begins with a dataset, from the start."""
 
         def begin() -> None:
-            self._place().elements = dataset._begin()
+            self._current_place().elements = dataset._begin_iteration()
 
         return graph.operation(begin, [], name or "MakeIterator")
 
     def get_next(self, name: str | None = None) -> Any:
         """The next element, another one in each run; OutOfRangeError at the end."""
 
-        def following() -> list[Any]:
-            place = self._place()
+        def next_elements() -> list[Any]:
+            place = self._current_place()
             if place.elements is None and self._one_shot is not None:
-                place.elements = self._one_shot._begin()
+                place.elements = self._one_shot._begin_iteration()
             if place.elements is None:
                 raise FailedPreconditionError(
                     "GetNext() failed because the iterator has not been initialized. Run its"
                     " initializer first."
                 )
-            return list(leaves_of(_next(place.elements)))
+            return list(leaves_of(_next_element(place.elements)))
 
         outputs = [graph.Output(x.dtype, x.shape, ()) for x in leaves_of(self.element_spec)]
-        tensors = graph.operation(following, [], name or "IteratorGetNext", outputs=outputs)
+        tensors = graph.operation(next_elements, [], name or "IteratorGetNext", outputs=outputs)
         return packed(self.element_spec, iter(tensors))
 
-    def _place(self) -> _Place:
+    def _current_place(self) -> _Place:
         return current_session().resource(self, _Place)
 
     output_types = property(lambda self: get_output_types(self))
     output_shapes = property(lambda self: get_output_shapes(self))
 
 
-def _next(elements: Elements[Any]) -> Any:
+def _next_element(elements: Elements[Any]) -> Any:
     try:
         return next(elements)
     except StopIteration:

@@ -11,7 +11,7 @@ import torch
 from thalweg import graph
 from thalweg.core.nest import mapped
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.shapes import inferred
+from thalweg.graph.shapes import infer_outputs
 from thalweg.ground.running import eagerly, is_symbolic
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype
@@ -69,7 +69,7 @@ def shapes_for(spec: Any, shapes: Any) -> list[tuple[int | None, ...] | None]:
     Raises:
         InvalidArgumentError: The nest is not that of an element.
     """
-    if (parts := _parts(spec, shapes, "padded_shapes")) is not None:
+    if (parts := _pairs_of_parts(spec, shapes, "padded_shapes")) is not None:
         return [shape for part in parts for shape in shapes_for(*part)]
     if shapes is None:
         return [None]
@@ -86,15 +86,15 @@ def values_for(spec: Any, values: Any) -> list[Any]:
     """
     if not isinstance(values, dict | tuple | list):  # for all
         values = mapped(lambda _: values, spec)
-    if (parts := _parts(spec, values, "padding_values")) is not None:
+    if (parts := _pairs_of_parts(spec, values, "padding_values")) is not None:
         return [value for part in parts for value in values_for(*part)]
-    value, own = 0 if values is None else _number(values), as_dtype(spec.dtype)
+    value, own = 0 if values is None else _number_of(values), as_dtype(spec.dtype)
     if isinstance(value, float) and not own.is_floating_point:
         raise TypeError(f"padding_values has {value} for a tensor of {own}.")
     return [value]
 
 
-def _parts(spec: Any, nest: Any, title: str) -> list[tuple[Any, Any]] | None:
+def _pairs_of_parts(spec: Any, nest: Any, title: str) -> list[tuple[Any, Any]] | None:
     """The parts of an element, each with its part of a nest; None for a tensor."""
     if isinstance(spec, dict):
         keys = spec if nest is None else nest
@@ -109,7 +109,7 @@ def _parts(spec: Any, nest: Any, title: str) -> list[tuple[Any, Any]] | None:
     raise InvalidArgumentError(f"{title} is {nest}, and elements are {spec}.")
 
 
-def _number(value: Any) -> Any:
+def _number_of(value: Any) -> Any:
     if is_symbolic(value):
         if value.op.type != "Const":
             raise InvalidArgumentError(f"padding_values must be constants; '{value.name}' is none.")
@@ -145,7 +145,7 @@ def after(function: Callable[..., Any], spec: Any, first: Callable[[], Iterator[
     """
     with graph.Graph().as_default():
         symbols = mapped(lambda each: graph.placeholder(each.dtype or "float32", each.shape), spec)
-        found = inferred(lambda element: converted(function(element)), (symbols,), "map")
+        found = infer_outputs(lambda element: converted(function(element)), (symbols,), "map")
     if not (isinstance(found, graph.Output) and found.shape is None):
         return spec_of(found)
     try:

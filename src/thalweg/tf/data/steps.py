@@ -35,10 +35,10 @@ def batches(
     while chunk := list(itertools.islice(every, size)):
         if len(chunk) == size or not drop_remainder:
             columns = zip(*map(leaves_of, chunk), strict=True)
-            yield packed(chunk[0], stack(columns) if stack else map(_stacked, columns))
+            yield packed(chunk[0], stack(columns) if stack else map(_stack_rows, columns))
 
 
-def _stacked(rows: Sequence[Any]) -> Any:
+def _stack_rows(rows: Sequence[Any]) -> Any:
     shapes = sorted({tuple(row.shape) for row in rows})
     if len(shapes) > 1:
         raise InvalidArgumentError(f"batch takes tensors of one shape, not of shapes {shapes}.")
@@ -55,12 +55,12 @@ def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[Any])
     """
 
     def stack(columns: Iterator[Sequence[Any]]) -> Iterator[Any]:
-        return map(_padded, columns, shapes, values)
+        return map(_pad_rows, columns, shapes, values)
 
     return stack
 
 
-def _padded(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> Any:
+def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> Any:
     ranks = sorted({row.dim() for row in rows})
     wanted = [None] * ranks[0] if shape is None else list(shape)
     if ranks != [len(wanted)]:
@@ -77,7 +77,7 @@ def _padded(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any)
     return made
 
 
-def shuffled(every: Iterator[Any], size: int, generator: torch.Generator) -> Iterator[Any]:
+def shuffle_elements(every: Iterator[Any], size: int, generator: torch.Generator) -> Iterator[Any]:
     """The next is always one of the first `size` elements that are left."""
     held = list(itertools.islice(every, size))
     while held:

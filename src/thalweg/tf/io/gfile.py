@@ -48,7 +48,7 @@ class ExistingFileError(AlreadyExistsError, FileExistsError):
 
 
 @contextlib.contextmanager
-def _named() -> Iterator[None]:
+def _raise_tensorflow_errors() -> Iterator[None]:
     """A missing file, and one that is in the way, is an error of TensorFlow's, too."""
     try:
         yield
@@ -67,7 +67,7 @@ def GFile(name: Path, mode: str = "r") -> IO[Any]:
         MissingFileError: It does not exist, or its folder does not.
     """
     is_text = "b" not in mode
-    with _named():
+    with _raise_tensorflow_errors():
         return open(
             name,
             mode,
@@ -99,7 +99,7 @@ def glob(pattern: Path | Sequence[Path]) -> list[str]:
 
 def listdir(path: Path) -> list[str]:
     """The names in a folder, in order; MissingFileError if it does not exist."""
-    with _named():
+    with _raise_tensorflow_errors():
         return sorted(os.listdir(path))
 
 
@@ -107,45 +107,45 @@ def mkdir(path: Path) -> None:
     """Make a folder; MissingFileError if the one it is to be in does not exist, ExistingFileError
     if it does itself.
     """
-    with _named():
+    with _raise_tensorflow_errors():
         os.mkdir(path)
 
 
 def makedirs(path: Path) -> None:
     """Make a folder and those it is in, where they do not exist."""
-    with _named():
+    with _raise_tensorflow_errors():
         os.makedirs(path, exist_ok=True)
 
 
 def remove(path: Path) -> None:
     """Remove a file; MissingFileError if it does not exist."""
-    with _named():
+    with _raise_tensorflow_errors():
         os.remove(path)
 
 
 def rmtree(path: Path) -> None:
     """Remove a folder and all that is in it; MissingFileError if it does not exist."""
-    with _named():
+    with _raise_tensorflow_errors():
         shutil.rmtree(path)
 
 
 def copy(src: Path, dst: Path, overwrite: bool = False) -> None:
     """Copy a file. ExistingFileError if there is one already that may not be overwritten."""
     _refuse_existing(dst, overwrite)
-    with _named():
+    with _raise_tensorflow_errors():
         shutil.copyfile(src, dst)
 
 
 def rename(src: Path, dst: Path, overwrite: bool = False) -> None:
     """Move a file or folder; errors as in `copy`."""
     _refuse_existing(dst, overwrite)
-    with _named():
+    with _raise_tensorflow_errors():
         os.replace(src, dst)
 
 
 def stat(path: Path) -> FileStatistics:
     """The length, the time of the last change, and whether it is a folder."""
-    with _named():
+    with _raise_tensorflow_errors():
         found = os.stat(path)
     return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(path))
 

@@ -39,7 +39,7 @@ from thalweg.graph import (
     placeholder,
 )
 from thalweg.graph.keras.variables import track
-from thalweg.graph.names import cleaned
+from thalweg.graph.names import node_name_from
 from thalweg.ground.running import eagerly
 from thalweg.ground.switches import no_grad
 from thalweg.variable import as_dtype, dtype_name, tensor_of
@@ -59,8 +59,8 @@ def lend() -> None:
     tensor._as_graph_element = _symbol_of
     keras.Variable._as_graph_element = _variable_of
     for name in (*_OPERATORS, *_COMPARISONS):
-        _widen(tensor, f"__{name}__", getattr(operator, name))
-    layer.__call__ = _catching(layer.__call__)
+        _widen_operator(tensor, f"__{name}__", getattr(operator, name))
+    layer.__call__ = _catching_call(layer.__call__)
 
 
 def recording(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +96,7 @@ def _symbol_of(tensor: Any) -> SymbolicTensor:
         )
     inputs = keras.utils.get_source_inputs(tensor)
     if any(each is tensor for each in inputs):
-        return placeholder(tensor.dtype, tensor.shape, cleaned(maker.name))
+        return placeholder(tensor.dtype, tensor.shape, node_name_from(maker.name))
     return keras.Model(inputs, tensor, name=maker.name)([graph_variable_of(x) for x in inputs])
 
 
@@ -113,11 +113,11 @@ def _variable_of(variable: Any) -> GraphVariable:
     return track(graph_variable_of(parameter))
 
 
-def _catching(original: Callable[..., Any]) -> Callable[..., Any]:
+def _catching_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if not executing_eagerly() and _is_recorded(list(leaves_of((args, kwargs)))):
-            return _recorded(original, layer, args, kwargs)
+            return _record_call(original, layer, args, kwargs)
         return original(layer, *args, **kwargs)
 
     return call
@@ -132,7 +132,7 @@ def _is_recorded(leaves: list[Any]) -> bool:
     return any(isinstance(leaf, np.ndarray | torch.Tensor) for leaf in leaves)
 
 
-def _recorded(
+def _record_call(
     original: Callable[..., Any], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Add an operation that calls `layer`, and return its outputs as the layer does.
@@ -146,7 +146,7 @@ def _recorded(
     """
     args, kwargs = mapped(_in_graph, (tuple(args), dict(kwargs)))
     with eagerly():
-        found = original(layer, *mapped(_described, args), **mapped(_described, kwargs))
+        found = original(layer, *mapped(_describe_leaf, args), **mapped(_describe_leaf, kwargs))
     leaves = list(leaves_of(found))
     if not all(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
         raise InvalidTypeError(f"The layer {layer.name!r} returns {found!r}, which is no tensor.")
@@ -168,7 +168,7 @@ def _recorded(
     outputs = operation(
         run,
         [weights, [by_reference(each) for each in states], args, kwargs],
-        cleaned(layer.name),
+        node_name_from(layer.name),
         kind="pure",
         outputs=[Output(as_dtype(leaf.dtype), leaf.shape) for leaf in leaves],
     )
@@ -183,7 +183,7 @@ def _in_graph(leaf: Any) -> Any:
     return convert_to_tensor(leaf) if is_array else graph_variable_of(leaf)
 
 
-def _described(leaf: Any) -> Any:
+def _describe_leaf(leaf: Any) -> Any:
     """A tensor of a graph as Keras knows one that has no value yet."""
     if not isinstance(leaf, SymbolicTensor):
         return leaf
@@ -195,7 +195,7 @@ def _described(leaf: Any) -> Any:
     return keras.KerasTensor(tuple(leaf.shape), dtype_name(leaf.dtype))
 
 
-def _widen(tensor: Any, name: str, function: Callable[..., Any]) -> None:
+def _widen_operator(tensor: Any, name: str, function: Callable[..., Any]) -> None:
     """Let an operator of `KerasTensor` take symbolic tensors, too."""
     original = getattr(tensor, name)
 

@@ -38,7 +38,7 @@ def as_optimizer(optimizer: Any) -> Any:
     return TFOptimizer(optimizer) if isinstance(optimizer, train.Optimizer) else optimizer
 
 
-def _columns(labels: Any) -> Any:
+def _label_columns(labels: Any) -> Any:
     def column(label: Any) -> Any:
         is_flat = len(getattr(label, "shape", ())) == 1
         return keras.ops.expand_dims(label, -1) if is_flat else label
@@ -54,10 +54,10 @@ def _for_each(outputs: Any, metrics: Any) -> Any:
     is_flat = not any(isinstance(each, list | tuple | dict) for each in told)
     if not (isinstance(outputs, list | tuple) and len(outputs) > 1 and is_flat):
         return told
-    return [[_another(each) for each in told if each is not None] for _ in outputs]
+    return [[_copy_metric(each) for each in told if each is not None] for _ in outputs]
 
 
-def _another(metric: Any) -> Any:
+def _copy_metric(metric: Any) -> Any:
     """A metric like this one, which counts for itself.
 
     Raises:
@@ -187,11 +187,11 @@ class Compiling(_Model):
 
     def compute_loss(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
         """As in Keras, but labels of one number each are a column, as TensorFlow's Keras had it."""
-        return super().compute_loss(x, _columns(y), *args, **options)
+        return super().compute_loss(x, _label_columns(y), *args, **options)
 
     def compute_metrics(self, x: Any, y: Any, *args: Any, **options: Any) -> Any:
         """As in Keras; for the labels see `compute_loss`."""
-        return super().compute_metrics(x, _columns(y), *args, **options)
+        return super().compute_metrics(x, _label_columns(y), *args, **options)
 
     def get_compile_config(self) -> dict[str, Any]:
         """How the model was compiled; {} and a warning with an optimizer of `tf.train`."""

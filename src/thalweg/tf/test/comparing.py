@@ -26,7 +26,7 @@ class Comparing(unittest.TestCase):
         """The values of tensors."""
         raise NotImplementedError
 
-    def _array(self, value: Any) -> np.ndarray[Any, Any]:
+    def _array_of(self, value: Any) -> np.ndarray[Any, Any]:
         return values.array(self.evaluate(value) if values.is_symbolic(value) else value)
 
     def assertAllClose(
@@ -41,7 +41,7 @@ class Comparing(unittest.TestCase):
                 self.assertAllClose(a[key], b[key], rtol, atol, msg)
             return
         try:
-            one, other = self._array(a), self._array(b)
+            one, other = self._array_of(a), self._array_of(b)
         except ValueError:  # arrays of different shapes in a list
             one = other = np.array(None)
         if object in (one.dtype, other.dtype):
@@ -85,7 +85,7 @@ class Comparing(unittest.TestCase):
 
     def assertAllEqual(self, a: Any, b: Any, msg: str | None = None) -> None:
         """Two arrays have the same shape and elements; NaN is equal to NaN."""
-        one, other = self._array(a), self._array(b)
+        one, other = self._array_of(a), self._array_of(b)
         self._same_shape(one, other, msg)
         np.testing.assert_array_equal(one, other, err_msg=msg or "")
 
@@ -99,19 +99,21 @@ class Comparing(unittest.TestCase):
 
     def assertAllGreater(self, a: Any, comparison_target: Any) -> None:
         """All elements are greater."""
-        self._all(a, lambda each: each > comparison_target, f"greater than {comparison_target}")
+        self._assert_all(
+            a, lambda each: each > comparison_target, f"greater than {comparison_target}"
+        )
 
     def assertAllGreaterEqual(self, a: Any, comparison_target: Any) -> None:
         """No element is less."""
-        self._all(a, lambda each: each >= comparison_target, f"at least {comparison_target}")
+        self._assert_all(a, lambda each: each >= comparison_target, f"at least {comparison_target}")
 
     def assertAllLess(self, a: Any, comparison_target: Any) -> None:
         """All elements are less."""
-        self._all(a, lambda each: each < comparison_target, f"less than {comparison_target}")
+        self._assert_all(a, lambda each: each < comparison_target, f"less than {comparison_target}")
 
     def assertAllLessEqual(self, a: Any, comparison_target: Any) -> None:
         """No element is greater."""
-        self._all(a, lambda each: each <= comparison_target, f"at most {comparison_target}")
+        self._assert_all(a, lambda each: each <= comparison_target, f"at most {comparison_target}")
 
     def assertAllInRange(
         self,
@@ -130,11 +132,11 @@ class Comparing(unittest.TestCase):
     def assertAllInSet(self, target: Any, expected_set: Any) -> None:
         """All elements are among those expected."""
         wanted = list(expected_set)
-        self._all(target, lambda each: np.isin(each, wanted), f"in {wanted}")
+        self._assert_all(target, lambda each: np.isin(each, wanted), f"in {wanted}")
 
     def assertNear(self, f1: Any, f2: Any, err: Any, msg: str | None = None) -> None:
         """Two numbers differ by at most `err`."""
-        one, other = self._array(f1).item(), self._array(f2).item()
+        one, other = self._array_of(f1).item(), self._array_of(f2).item()
         near = one == other or abs(one - other) <= err
         self.assertTrue(near, f"{one} != {other} +/- {err}{f' ({msg})' if msg else ''}")
 
@@ -148,12 +150,12 @@ class Comparing(unittest.TestCase):
         self, ndarray1: Any, ndarray2: Any, err: Any, msg: str | None = None
     ) -> None:
         """The norm of the difference is less than `err`."""
-        norm = np.linalg.norm(self._array(ndarray1) - self._array(ndarray2))
+        norm = np.linalg.norm(self._array_of(ndarray1) - self._array_of(ndarray2))
         self.assertTrue(norm < err, msg or f"The norm of the difference, {norm}, is not < {err}.")
 
     def assertShapeEqual(self, input_a: Any, input_b: Any, msg: str | None = None) -> None:
         """An array or tensor has the shape that the other has."""
-        self.assertEqual(_shape(input_a), _shape(input_b), msg)
+        self.assertEqual(_shape_of(input_a), _shape_of(input_b), msg)
 
     def assertDTypeEqual(self, target: Any, expected_dtype: Any) -> None:
         """An array, a tensor, or each of a list of them, has the dtype."""
@@ -212,8 +214,8 @@ class Comparing(unittest.TestCase):
             one.shape, other.shape, msg or f"Shape mismatch: {one.shape}, not {other.shape}."
         )
 
-    def _all(self, target: Any, holds: Callable[[Any], Any], what: str) -> None:
-        found = self._array(target)
+    def _assert_all(self, target: Any, holds: Callable[[Any], Any], what: str) -> None:
+        found = self._array_of(target)
         bad = found[~np.asarray(holds(found))]
         self.assertEqual(bad.size, 0, f"{bad.size} elements are not {what}, such as {bad[:5]}.")
 
@@ -227,6 +229,6 @@ def _dtype_name(value: Any) -> str:
     return str(dtype).split(".")[-1] if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
 
 
-def _shape(value: Any) -> tuple[int | None, ...]:
+def _shape_of(value: Any) -> tuple[int | None, ...]:
     shape = getattr(value, "shape", None)
     return tuple(np.shape(value) if shape is None else shape)

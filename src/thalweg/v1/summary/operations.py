@@ -27,12 +27,16 @@ def scalar(name: str, tensor: Any, collections: Any = None, family: str | None =
         RuntimeError: In eager mode.
         ModuleNotFoundError: TensorBoard is not installed.
     """
-    return _summary(name, tensor, collections, family, lambda *given: [values.scalar(*given)])
+    return _summary_operation(
+        name, tensor, collections, family, lambda *given: [values.scalar(*given)]
+    )
 
 
 def histogram(name: str, values: Any, collections: Any = None, family: str | None = None) -> Any:
     """A summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
-    return _summary(name, values, collections, family, lambda *given: [_values.histogram(*given)])
+    return _summary_operation(
+        name, values, collections, family, lambda *given: [_values.histogram(*given)]
+    )
 
 
 def image(
@@ -46,15 +50,17 @@ def image(
     floats, which are scaled; otherwise as `scalar`.
     """
 
-    def describe(batch: Any, tag: str) -> Sequence[Any]:
+    def describe_images(batch: Any, tag: str) -> Sequence[Any]:
         return values.images(batch, tag, max_outputs)
 
-    return _summary(name, tensor, collections, family, describe)
+    return _summary_operation(name, tensor, collections, family, describe_images)
 
 
 def text(name: str, tensor: Any, collections: Any = None) -> Any:
     """A summary of strings, in a list, an array or alone; otherwise as `scalar`."""
-    return _summary(name, tensor, collections, None, lambda *given: [values.text(*given)], str)
+    return _summary_operation(
+        name, tensor, collections, None, lambda *given: [values.text(*given)], str
+    )
 
 
 def merge(inputs: Sequence[Any], collections: Any = None, name: str | None = None) -> Any:
@@ -66,7 +72,7 @@ def merge(inputs: Sequence[Any], collections: Any = None, name: str | None = Non
     """
     _check_mode()
 
-    def join(*parts: bytes) -> bytes:
+    def join_summaries(*parts: bytes) -> bytes:
         whole = message("Summary")()
         for part in parts:
             whole.MergeFromString(part)
@@ -80,7 +86,9 @@ def merge(inputs: Sequence[Any], collections: Any = None, name: str | None = Non
     for each in inputs:
         if not isinstance(each, graph.SymbolicTensor):
             raise InvalidTypeError(f"merge takes summaries of the graph, not {each!r}.")
-    return _added(join, inputs, name or "Merge/MergeSummary", collections or ())
+    return _add_to_collections(
+        join_summaries, inputs, name or "Merge/MergeSummary", collections or ()
+    )
 
 
 def merge_all(
@@ -94,7 +102,7 @@ def merge_all(
     return merge(found, name=name) if found else None
 
 
-def _summary(
+def _summary_operation(
     name: str,
     given: Any,
     collections: Any,
@@ -107,15 +115,15 @@ def _summary(
     message("Summary")  # is it installed?
     given = given if kind is str else graph.convert_to_tensor(given)
 
-    def summarize(value: Any) -> bytes:
+    def summarize_value(value: Any) -> bytes:
         return message("Summary")(value=describe(value, tag)).SerializeToString()
 
     keys = [GraphKeys.SUMMARIES] if collections is None else collections
-    with _scope(name, family) as (tag, title):
-        return _added(summarize, [given], title, keys)
+    with _tag_scope(name, family) as (tag, title):
+        return _add_to_collections(summarize_value, [given], title, keys)
 
 
-def _added(
+def _add_to_collections(
     function: Callable[..., bytes], inputs: Sequence[Any], name: str, collections: Any
 ) -> Any:
     known = graph.Output(None, (), ())
@@ -125,16 +133,16 @@ def _added(
 
 
 @contextlib.contextmanager
-def _scope(name: str, family: str | None) -> Iterator[tuple[str, str]]:
+def _tag_scope(name: str, family: str | None) -> Iterator[tuple[str, str]]:
     """The tag, and the name of the operation, which is the scope's own."""
-    label, group = _cleaned(name), None if family is None else _cleaned(family)
+    label, group = _clean_tag(name), None if family is None else _clean_tag(family)
     with graph.name_scope(label if group is None else f"{group}/{label}") as scope:
         whole = scope.rstrip("/")
         tag = whole if group is None else f"{group}/{whole}"
         yield tag, label.rpartition("/")[2]
 
 
-def _cleaned(name: str) -> str:
+def _clean_tag(name: str) -> str:
     return re.sub(r"[^-/\w.]", "_", name).lstrip("/")
 
 

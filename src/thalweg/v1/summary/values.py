@@ -24,7 +24,7 @@ def scalar(value: torch.Tensor, tag: str) -> Any:
 
 
 @functools.cache
-def _limits() -> np.ndarray:
+def _bucket_limits() -> np.ndarray:
     """The upper ends of buckets, each a tenth larger than the one before."""
     found, limit = [], 1e-12
     while limit < 1e20:
@@ -43,7 +43,7 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
     given = values.detach().to("cpu", torch.float64, copy=True).reshape(-1).numpy()
     if not np.isfinite(given).all():
         raise InvalidArgumentError(f"An element is NaN or infinite in the summary of {tag!r}.")
-    limits = _limits()
+    limits = _bucket_limits()
     counts = np.bincount(np.searchsorted(limits, given, "right"), minlength=len(limits))
     # A run of empty buckets is one of them.
     kept = (counts > 0) | np.append(counts[1:] > 0, True)
@@ -76,24 +76,24 @@ def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
     for index, image in enumerate(batch[:count].detach().cpu()):
         height, width, depth = image.shape
         shown = summary.Image(
-            height=height, width=width, colorspace=depth, encoded_image_string=_png(image)
+            height=height, width=width, colorspace=depth, encoded_image_string=_encode_png(image)
         )
         title = f"{tag}/image" if count == 1 else f"{tag}/image/{index}"
         found.append(summary.Value(tag=title, image=shown))
     return found
 
 
-def _png(image: torch.Tensor) -> bytes:
+def _encode_png(image: torch.Tensor) -> bytes:
     from PIL import Image
 
-    pixels = image if image.dtype == torch.uint8 else _scaled(image.float())
+    pixels = image if image.dtype == torch.uint8 else _scale_to_bytes(image.float())
     array = pixels.numpy()
     out = io.BytesIO()
     Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(out, "PNG")
     return out.getvalue()
 
 
-def _scaled(image: torch.Tensor) -> torch.Tensor:
+def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
     known = image.isfinite()
     inside = image[known]
     low, high = (inside.min(), inside.max()) if inside.numel() else (torch.tensor(0.0),) * 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg import graph as graphs
 from thalweg.errors import CheckpointWriteError, InvalidTypeError
-from thalweg.v1.seconds import check_seconds, waited
+from thalweg.v1.seconds import check_seconds, wait_seconds
 from thalweg.v1.summary.protos import message, tensorboard
 
 
@@ -41,7 +41,7 @@ class FileWriter:
     ) -> None:
         check_seconds("flush_secs", flush_secs)
         self._logdir = os.fspath(logdir)
-        self._how = (max_queue, waited(flush_secs), filename_suffix or "")
+        self._how = (max_queue, wait_seconds(flush_secs), filename_suffix or "")
         self._events: Any = None
         self.reopen()
         if graph is not None or graph_def is not None:
@@ -69,7 +69,7 @@ class FileWriter:
     def add_graph(self, graph: Any, global_step: Any = None, graph_def: Any = None) -> None:
         """Write the operations of a graph, with the tensors between them."""
         if isinstance(graph, graphs.Graph):
-            graph = described(graph)
+            graph = graph_def_of(graph)
         found = graph_def if graph is None else graph
         if not isinstance(found, message("GraphDef")):
             raise InvalidTypeError(f"add_graph takes a graph, not {type(found).__name__}.")
@@ -147,7 +147,7 @@ def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
     writer.add_summary(summary(value=[summary.Value(tag=tag, simple_value=value)]), step)
 
 
-def described(graph: graphs.Graph) -> Any:
+def graph_def_of(graph: graphs.Graph) -> Any:
     """The `GraphDef` of a graph: names, kinds and inputs of its operations; not what they do."""
     found = message("GraphDef")()
     for op in graph.get_operations():

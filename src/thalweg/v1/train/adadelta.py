@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.rules import ADADELTA_V1
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class AdadeltaOptimizer(RuleOptimizer):
@@ -43,7 +43,7 @@ class AdadeltaOptimizer(RuleOptimizer):
         name: str = "Adadelta",
     ) -> None:
         super().__init__(use_locking, name)
-        self._lr = checked("learning_rate", learning_rate)
+        self._lr = check_hyper("learning_rate", learning_rate)
         self._rho = rho
         self._epsilon = epsilon
 

@@ -9,7 +9,7 @@ from thalweg.core.hyperparameters import as_number
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_V1
 from thalweg.v1.train.checks import check_positive
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class AdagradOptimizer(RuleOptimizer):
@@ -47,7 +47,7 @@ class AdagradOptimizer(RuleOptimizer):
         initial = as_number("initial_accumulator_value", initial_accumulator_value)
         check_positive("initial_accumulator_value", initial)
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._initial_accumulator_value = initial
 
     def _rule(self) -> Rule:

@@ -16,7 +16,7 @@ from thalweg.graph import is_symbolic, resolve
 from thalweg.ground.counters import number_of
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.train.checks import check_positive
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class AdagradDAOptimizer(RuleOptimizer):
@@ -76,7 +76,7 @@ class AdagradDAOptimizer(RuleOptimizer):
                 f" {tuple(global_step.shape)}."
             )
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._global_step = global_step
         self._initial_gradient_squared_accumulator_value = initial
         self._l1_regularization_strength = l1_regularization_strength

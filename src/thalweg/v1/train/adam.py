@@ -12,7 +12,7 @@ from thalweg.ground.counters import Move, number_of
 from thalweg.ground.running import graph_of
 from thalweg.ground.scalars import scalar_type
 from thalweg.rules import ADAM_V1
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.v1.train.slot_creator import base_name
 
 
@@ -72,7 +72,7 @@ class AdamOptimizer(RuleOptimizer):
         use_own_namescope_for_non_slot_vars: bool = False,
     ) -> None:
         super().__init__(use_locking, name)
-        self._lr = checked("learning_rate", learning_rate)
+        self._lr = check_hyper("learning_rate", learning_rate)
         self._beta1 = beta1
         self._beta2 = beta2
         self._epsilon = epsilon
@@ -99,7 +99,7 @@ class AdamOptimizer(RuleOptimizer):
         powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
         return {**super()._scalars(values, dtype, group), **powers}
 
-    def _counters(self, values: dict[str, Any]) -> list[Move]:
+    def _counting_moves(self, values: dict[str, Any]) -> list[Move]:
         powers = {name: self._get_non_slot_variable(name) for name in self.POWERS}
         return [
             (power, as_hyper(values[self.POWERS[name]], scalar_type(power)))

@@ -57,21 +57,21 @@ def assign_moving_average(
     Reference: tensorflow.python.training.moving_averages.assign_moving_average
     """
     if executing_eagerly():
-        given = _given(value, variable)
+        given = _as_value_of(value, variable)
         with no_grad():
             biased = torch.zeros_like(variable) if zero_debias else None
             assign(variable, given, decay, biased, None)
         return variable
     variable = graph_variable_of(variable)
-    given = _given(value, variable)
-    biased, step = _beside(variable) if zero_debias else (None, None)
+    given = _as_value_of(value, variable)
+    biased, step = _debiasing_variables(variable) if zero_debias else (None, None)
     own = [None if each is None else by_reference(each) for each in (biased, step)]
     title = name or "AssignMovingAvg"
     parts = [by_reference(variable), given, decay, *own]
     return operation(assign, parts, title, outputs=variable)
 
 
-def _given(value: Any, variable: Any) -> Any:
+def _as_value_of(value: Any, variable: Any) -> Any:
     """The value as a tensor of the variable's dtype; refused if it is one of another."""
     if not (isinstance(value, Tensor) or is_symbolic(value)):
         return to_tensor(value, variable.dtype)
@@ -81,18 +81,20 @@ def _given(value: Any, variable: Any) -> Any:
     return value
 
 
-def _beside(variable: GraphVariable) -> tuple[Any, Any]:
+def _debiasing_variables(variable: GraphVariable) -> tuple[Any, Any]:
     """The sum of which a variable is the debiased form, and the number of its steps."""
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
     with variable_scope(variable.op.name):
         biased, step = (
-            get_variable(_unused(name), shape, variable.dtype, zeros_initializer(), trainable=False)
+            get_variable(
+                _unused_name(name), shape, variable.dtype, zeros_initializer(), trainable=False
+            )
             for name, shape in shapes.items()
         )
         return biased, step
 
 
-def _unused(name: str) -> str:
+def _unused_name(name: str) -> str:
     """The name, with a number where the scope has a variable of it and does not reuse."""
     scope, number, found = get_variable_scope(), 0, name
     taken = {variable.op.name for variable in global_variables()}

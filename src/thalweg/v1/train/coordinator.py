@@ -15,7 +15,7 @@ from thalweg.errors import (
     OutOfRangeError,
 )
 from thalweg.ground.locks import Lock, on_fork
-from thalweg.v1.seconds import check_seconds, waited
+from thalweg.v1.seconds import check_seconds, wait_seconds
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended
 
@@ -60,9 +60,9 @@ class Coordinator:
         self._threads: list[threading.Thread] = []
         self._callbacks: list[Callable[[BaseException | None], None]] = []
         self._joined = False
-        on_fork(self, Coordinator._renew)
+        on_fork(self, Coordinator._renew_event)
 
-    def _renew(self) -> None:
+    def _renew_event(self) -> None:
         """In a forked child: an event has a lock, too."""
         was_set, self._stopped = self._stopped.is_set(), threading.Event()
         if was_set:
@@ -133,7 +133,7 @@ class Coordinator:
         if timeout is None:
             return self._stopped.wait()
         check_seconds("timeout", timeout)
-        return self._stopped.wait(waited(timeout))
+        return self._stopped.wait(wait_seconds(timeout))
 
     @property
     def _registered_threads(self) -> set[threading.Thread]:
@@ -174,9 +174,9 @@ class Coordinator:
         alive = [thread for thread in known if thread is not threading.current_thread()]
         while alive and not self._stopped.wait(_PAUSE):
             alive = [thread for thread in alive if thread.is_alive()]
-        end = time.monotonic() + waited(stop_grace_period_secs)
+        end = time.monotonic() + wait_seconds(stop_grace_period_secs)
         for thread in alive:
-            thread.join(waited(end - time.monotonic()))
+            thread.join(wait_seconds(end - time.monotonic()))
         names = [thread.name for thread in alive if thread.is_alive()]
         with self._lock:
             self._joined, self._threads = True, []

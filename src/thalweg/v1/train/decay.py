@@ -20,11 +20,11 @@ from thalweg.ground.running import is_deferred
 from thalweg.ground.scalars import as_scalar, scalar_type
 from thalweg.schedules.base import kind_of
 from thalweg.schedules.formulas import natural_base
-from thalweg.v1.train.followed import Followed, sourced
+from thalweg.v1.train.followed import Followed, remember_source
 from thalweg.variable import as_dtype, dtype_name
 
 
-@sourced
+@remember_source
 def exponential_decay(
     learning_rate: Any,
     global_step: Any,
@@ -52,10 +52,12 @@ def exponential_decay(
     Reference: tf.compat.v1.train.exponential_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed(schedules.ExponentialDecay, global_step, inputs, name or "ExponentialDecay")
+    return _decayed_rate(
+        schedules.ExponentialDecay, global_step, inputs, name or "ExponentialDecay"
+    )
 
 
-@sourced
+@remember_source
 def natural_exp_decay(
     learning_rate: Any,
     global_step: Any,
@@ -71,10 +73,10 @@ def natural_exp_decay(
     Reference: tf.compat.v1.train.natural_exp_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed(_natural, global_step, inputs, name or "NaturalExpDecay")
+    return _decayed_rate(_natural_exp_decay, global_step, inputs, name or "NaturalExpDecay")
 
 
-@sourced
+@remember_source
 def inverse_time_decay(
     learning_rate: Any,
     global_step: Any,
@@ -90,10 +92,12 @@ def inverse_time_decay(
     Reference: tf.compat.v1.train.inverse_time_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed(schedules.InverseTimeDecay, global_step, inputs, name or "InverseTimeDecay")
+    return _decayed_rate(
+        schedules.InverseTimeDecay, global_step, inputs, name or "InverseTimeDecay"
+    )
 
 
-@sourced
+@remember_source
 def polynomial_decay(
     learning_rate: Any,
     global_step: Any,
@@ -118,10 +122,10 @@ def polynomial_decay(
     Reference: tf.compat.v1.train.polynomial_decay
     """
     inputs = (learning_rate, decay_steps, end_learning_rate, power, cycle)
-    return _decayed(schedules.PolynomialDecay, global_step, inputs, name or "PolynomialDecay")
+    return _decayed_rate(schedules.PolynomialDecay, global_step, inputs, name or "PolynomialDecay")
 
 
-@sourced
+@remember_source
 def cosine_decay(
     learning_rate: Any,
     global_step: Any,
@@ -140,10 +144,10 @@ def cosine_decay(
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, decay_steps, alpha)
-    return _decayed(schedules.CosineDecay, global_step, inputs, name or "CosineDecay")
+    return _decayed_rate(schedules.CosineDecay, global_step, inputs, name or "CosineDecay")
 
 
-@sourced
+@remember_source
 def cosine_decay_restarts(
     learning_rate: Any,
     global_step: Any,
@@ -166,10 +170,10 @@ def cosine_decay_restarts(
     Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, first_decay_steps, t_mul, m_mul, alpha)
-    return _decayed(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
+    return _decayed_rate(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
 
 
-@sourced
+@remember_source
 def linear_cosine_decay(
     learning_rate: Any,
     global_step: Any,
@@ -192,10 +196,12 @@ def linear_cosine_decay(
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
     inputs = (learning_rate, decay_steps, num_periods, alpha, beta)
-    return _decayed(schedules.LinearCosineDecay, global_step, inputs, name or "LinearCosineDecay")
+    return _decayed_rate(
+        schedules.LinearCosineDecay, global_step, inputs, name or "LinearCosineDecay"
+    )
 
 
-@sourced
+@remember_source
 def noisy_linear_cosine_decay(
     learning_rate: Any,
     global_step: Any,
@@ -224,16 +230,16 @@ def noisy_linear_cosine_decay(
     inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
     keeper = schedules.NoisyLinearCosineDecay(0.0, 0)
 
-    def drawing(*own: Any) -> Any:
+    def draw_config(*own: Any) -> Any:
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
-    found = _decayed(drawing, global_step, inputs, name or "NoisyLinearCosineDecay")
+    found = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
     if isinstance(found, Followed):
         found.keeps = [keeper]
     return found
 
 
-@sourced
+@remember_source
 def piecewise_constant(
     x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
 ) -> Any:
@@ -256,16 +262,16 @@ def piecewise_constant(
     """
     schedule = schedules.PiecewiseConstantDecay(list(boundaries), list(values))
     _check_boundaries(x, boundaries)
-    kinds = {_kind(value) for value in values}
+    kinds = {_dtype_word(value) for value in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
-    return follow(schedule, (x,), as_dtype(kind_of(values)), name or "PiecewiseConstant")
+    return follow_rate(schedule, (x,), as_dtype(kind_of(values)), name or "PiecewiseConstant")
 
 
 piecewise_constant_decay = piecewise_constant
 
 
-def follow(
+def follow_rate(
     rate: Callable[..., Tensor], inputs: Sequence[Any], dtype: torch.dtype, name: str
 ) -> Any:
     """The learning rate that a function makes of the global step and its own arguments.
@@ -288,19 +294,21 @@ def follow(
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 
-def _decayed(
+def _decayed_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
 ) -> Any:
     dtype = as_dtype(kind_of(arguments[:1]))
-    return follow(lambda step, *own: schedule(*own)(step), (global_step, *arguments), dtype, name)
+    return follow_rate(
+        lambda step, *own: schedule(*own)(step), (global_step, *arguments), dtype, name
+    )
 
 
-def _natural(rate: Any, steps: Any, decay_rate: Any, staircase: bool) -> Any:
+def _natural_exp_decay(rate: Any, steps: Any, decay_rate: Any, staircase: bool) -> Any:
     base = natural_base(as_scalar(decay_rate, scalar_type(decay_rate)))
     return schedules.ExponentialDecay(rate, steps, base, staircase)
 
 
-def _kind(value: Any) -> str:
+def _dtype_word(value: Any) -> str:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return "float32" if isinstance(value, float) else "int32"
@@ -308,8 +316,8 @@ def _kind(value: Any) -> str:
 
 
 def _check_boundaries(x: Any, boundaries: Sequence[Any]) -> None:
-    kind = _kind(x)
+    kind = _dtype_word(x)
     for boundary in boundaries:
-        own = _kind(boundary)
+        own = _dtype_word(boundary)
         if own != kind and (own, kind) != ("int32", "int64"):
             raise InvalidTypeError(f"Boundaries ({own}) must have the same dtype as x ({kind}).")

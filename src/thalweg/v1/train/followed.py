@@ -15,14 +15,18 @@ from thalweg.errors import InvalidTypeError
 P = ParamSpec("P")
 
 
-def _binary(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+def _binary_operators(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     """An operator and its reflection."""
 
     def forward(self: Followed, other: Any) -> Followed:
-        return Followed(lambda: function(self(), _now(other)), self.__name__, _kept_by(self, other))
+        return Followed(
+            lambda: function(self(), _current_value(other)), self.__name__, _kept_by(self, other)
+        )
 
     def reflected(self: Followed, other: Any) -> Followed:
-        return Followed(lambda: function(_now(other), self()), self.__name__, _kept_by(self, other))
+        return Followed(
+            lambda: function(_current_value(other), self()), self.__name__, _kept_by(self, other)
+        )
 
     return forward, reflected
 
@@ -64,11 +68,11 @@ class Followed(Argument):
     def _keeps(self) -> Sequence[Any]:
         return self.keeps
 
-    __add__, __radd__ = _binary(operator.add)
-    __sub__, __rsub__ = _binary(operator.sub)
-    __mul__, __rmul__ = _binary(operator.mul)
-    __truediv__, __rtruediv__ = _binary(operator.truediv)
-    __pow__, __rpow__ = _binary(operator.pow)
+    __add__, __radd__ = _binary_operators(operator.add)
+    __sub__, __rsub__ = _binary_operators(operator.sub)
+    __mul__, __rmul__ = _binary_operators(operator.mul)
+    __truediv__, __rtruediv__ = _binary_operators(operator.truediv)
+    __pow__, __rpow__ = _binary_operators(operator.pow)
 
     def __neg__(self) -> Followed:
         return Followed(lambda: -self(), self.__name__, self.keeps)
@@ -84,21 +88,21 @@ class Followed(Argument):
         given = kwargs or {}
 
         def rate() -> Any:
-            own = {name: _now(value) for name, value in given.items()}
-            return function(*map(_now, args), **own)
+            own = {name: _current_value(value) for name, value in given.items()}
+            return function(*map(_current_value, args), **own)
 
         keeps = _kept_by(*args, *given.values())
         return Followed(rate, getattr(function, "__name__", "rate"), keeps)
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse_number(self, *_: Any) -> NoReturn:
         raise InvalidTypeError(
             f"{self.__name__} is no number in eager mode: it gives one whenever it is called, as"
             " `rate()`. Hand it to an optimizer as it is, or make another of it by arithmetic or by"
             " torch's functions."
         )
 
-    __float__ = __int__ = __index__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse
+    __float__ = __int__ = __index__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_number
+    __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse_number
 
     def __deepcopy__(self, memo: Any) -> Followed:
         return self  # as a function is its own copy: it follows the same step
@@ -110,19 +114,19 @@ class Followed(Argument):
 _signatures: dict[Callable[..., Any], inspect.Signature] = {}
 
 
-def sourced(function: Callable[P, Any]) -> Callable[P, Any]:
+def remember_source(function: Callable[P, Any]) -> Callable[P, Any]:
     """A function that returns a learning rate, so that a `Followed` tells where it is from."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def made(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def make_rate(*args: P.args, **kwargs: P.kwargs) -> Any:
         rate = function(*args, **kwargs)
         if isinstance(rate, Followed) and rate.source is None:
-            rate.source = (made, dict(signature.bind(*args, **kwargs).arguments))
+            rate.source = (make_rate, dict(signature.bind(*args, **kwargs).arguments))
         return rate
 
-    _signatures[made] = signature
-    return made
+    _signatures[make_rate] = signature
+    return make_rate
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -143,5 +147,5 @@ def _kept_by(*parts: Any) -> list[Any]:
     return list({id(kept): kept for kept in found}.values())
 
 
-def _now(value: Any) -> Any:
+def _current_value(value: Any) -> Any:
     return value() if is_function(value) else value

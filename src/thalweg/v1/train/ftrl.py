@@ -17,7 +17,7 @@ from thalweg.ground.scalars import as_operand, scalar_type
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.v1.train.checks import check_not_negative, check_step_size
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.variable import as_dtype
 
 _ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
@@ -92,7 +92,7 @@ class FtrlOptimizer(RuleOptimizer):
             "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength
         )
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._learning_rate_power = learning_rate_power
         self._initial_accumulator_value = initial
         self._l1_regularization_strength = l1_regularization_strength

@@ -58,7 +58,7 @@ def backward(
     """
     updated: list[Tensor] = []
 
-    def complete(var: Tensor) -> None:
+    def apply_and_release(var: Tensor) -> None:
         grad, var.grad = as_gradient(var.grad), None
         if grad is not None:
             apply(grad, var)
@@ -70,7 +70,7 @@ def backward(
     try:
         for var in sources:
             var.grad = None
-            handles.append(var.register_post_accumulate_grad_hook(complete))
+            handles.append(var.register_post_accumulate_grad_hook(apply_and_release))
         if value.requires_grad and sources:
             weight = torch.ones_like(value) if grad_loss is None else to_tensor(grad_loss)
             torch.autograd.backward(value, weight, inputs=sources)

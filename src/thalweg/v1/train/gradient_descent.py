@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.rules import SGD
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class GradientDescentOptimizer(RuleOptimizer):
@@ -36,7 +36,7 @@ class GradientDescentOptimizer(RuleOptimizer):
         self, learning_rate: Any, use_locking: bool = False, name: str = "GradientDescent"
     ) -> None:
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
 
     def _rule(self) -> Rule:
         return SGD

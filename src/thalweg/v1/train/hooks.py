@@ -51,7 +51,7 @@ class V1Hooks(Hooks):
         self._values = values
         self._results: list[Any] = []  # what the hooks returned that update variables
         self.selection = optimizer._selection()
-        self.calls = optimizer._calls()
+        self.calls = optimizer._may_call_users()
         self.repeats = _is_global_step(global_step)
         # A counter that is no variable may share its memory, which the device would not count in.
         is_own = global_step is None or isinstance(global_step, Variable)
@@ -62,7 +62,7 @@ class V1Hooks(Hooks):
         """What the optimizer reads once a step."""
         if self._values is None:
             optimizer = self._optimizer
-            self._values = optimizer._captured()[0] if self.builds else optimizer._read()
+            self._values = optimizer._captured_inputs()[0] if self.builds else optimizer._read()
         return self._values
 
     def titles(self, variables: Sequence[Tensor]) -> list[str]:
@@ -92,13 +92,13 @@ class V1Hooks(Hooks):
         self._optimizer._prepare()
         values = self.values
         if self.calls:
-            self._values = self._optimizer._prepared(values)
+            self._values = self._optimizer._with_prepared(values)
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
         self._results.append(self._optimizer._apply_one(grad, var))
 
     def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        return self._optimizer._written(variables)
+        return self._optimizer._written_tensors(variables)
 
     def finish(self) -> list[After]:
         if not self._optimizer._finishes_itself():
@@ -114,13 +114,13 @@ class V1Hooks(Hooks):
 
     def counts(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step
-        moves = [] if optimizer._finishes_itself() else [*optimizer._counters(self.values)]
+        moves = [] if optimizer._finishes_itself() else [*optimizer._counting_moves(self.values)]
         if step is not None:
             moves.append((step, None))
-        return counted(moves, self.taken)
+        return counting_calls(moves, self.taken)
 
 
-def counted(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
+def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
     """What counts a step, as functions in C; on the device, where one counts.
 
     Args:
@@ -136,7 +136,7 @@ def counted(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
     calls: list[Call] = []
     for counter, factor in moves:
         if not is_host(counter):
-            calls += counted([(counter, factor)], torch.ones_like(counter, dtype=torch.bool))
+            calls += counting_calls([(counter, factor)], torch.ones_like(counter, dtype=torch.bool))
         elif factor is None:
             calls.append(counting(counter))
         else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thalweg.errors import InvalidTypeError
-from thalweg.v1.seconds import check_seconds, waited
+from thalweg.v1.seconds import check_seconds, wait_seconds
 from thalweg.v1.train.coordinator import Coordinator
 
 
@@ -65,7 +65,7 @@ class LooperThread(threading.Thread):
             due = time.monotonic()
             while not self._coord.should_stop():
                 self.run_loop()
-                due += waited(self._interval or 0.0)
+                due += wait_seconds(self._interval or 0.0)
                 if self._interval and self._coord.wait_for_stop(due - time.monotonic()):
                     break
             self.stop_loop()

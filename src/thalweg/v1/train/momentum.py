@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.rules import HEAVY_BALL, NESTEROV_BALL
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class MomentumOptimizer(RuleOptimizer):
@@ -49,7 +49,7 @@ class MomentumOptimizer(RuleOptimizer):
         use_nesterov: bool = False,
     ) -> None:
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._momentum = momentum
         self._use_nesterov = use_nesterov
 

@@ -37,7 +37,7 @@ from thalweg.v1.train.assigned_averages import (
     weighted_moving_average as weighted_moving_average,
 )
 from thalweg.v1.train.gradients import VALID_DTYPES
-from thalweg.v1.train.slot_creator import base_name, scoped
+from thalweg.v1.train.slot_creator import base_name, scoped_name
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import check_held, is_variable, over
 
@@ -120,7 +120,7 @@ class ExponentialMovingAverage(StateDict):
         if var_list is None:
             raise ValueError("Name the variables to average: eager mode keeps no list of them.")
         variables = list(var_list)
-        _check(variables)
+        _check_sources(variables)
         share = share_of(self._decay, self._num_updates, scalar_type(self._decay))
         begun: list[str] = []
         with self._lock, making(self, variables, begun):
@@ -129,20 +129,20 @@ class ExponentialMovingAverage(StateDict):
             move(self._plans.now(), averages, variables, share, begun=begun)
         return None
 
-    def _lacking(self, variables: Sequence[Any]) -> list[Any]:
+    def _without_average(self, variables: Sequence[Any]) -> list[Any]:
         """The variables without an average, each once."""
         return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         """Make the averages that are lacking, with the values of their variables."""
-        _check(var_list)
+        _check_sources(var_list)
         with outside_inference():
-            for var in self._lacking(var_list):
+            for var in self._without_average(var_list):
                 check_held(var)
                 title = f"{base_name(var)}/{self._name}"
-                self._put(var, _AVERAGE, over(var.detach().clone(), title))
+                self._put_slot(var, _AVERAGE, over(var.detach().clone(), title))
 
-    def _begin(self, variables: Sequence[Any]) -> None:
+    def _begin_averages(self, variables: Sequence[Any]) -> None:
         """Set averages to the values of their variables."""
         averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
         pairs = zip(averages, variables, strict=True)
@@ -157,19 +157,19 @@ class ExponentialMovingAverage(StateDict):
         if var_list is None:
             var_list = graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
         sources = [graph_variable_of(source) for source in var_list]
-        _check(sources)
+        _check_sources(sources)
         with control_dependencies(None):  # the averages start before anything is updated
             for source in sources:
                 if self._slots.get(source, _AVERAGE) is None:
                     self._make_in_graph(source)
 
-        def own(name: str) -> list[Any]:
+        def slots_named(name: str) -> list[Any]:
             kept: list[Any] = [self._slots.get(source, name) for source in sources]
             return [None if slot is None else by_reference(slot) for slot in kept]
 
         kind = scalar_type(self._decay)
 
-        def run(
+        def move_averages(
             averages: Any, values: Any, biased: Any, steps: Any, decay: Any, count: Any
         ) -> None:
             share = share_of(decay, count, kind)
@@ -187,23 +187,23 @@ class ExponentialMovingAverage(StateDict):
                 move(self._plans.now(), moved, values, share, counts)
 
         return operation(
-            run,
+            move_averages,
             [
-                own(_AVERAGE),
-                [_latest(source) for source in sources],
-                own(_BIASED),
-                own(_STEPS),
-                _latest(self._decay),
-                _latest(self._num_updates),
+                slots_named(_AVERAGE),
+                [_latest_value(source) for source in sources],
+                slots_named(_BIASED),
+                slots_named(_STEPS),
+                _latest_value(self._decay),
+                _latest_value(self._num_updates),
             ],
             self._name,
             kind="update",
         )
 
     def _make_in_graph(self, source: Any) -> None:
-        title = scoped(source, f"{source.op.name}/{self._name}")
+        title = scoped_name(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
-            self._put(source, _AVERAGE, make_variable(source.initialized_value(), title))
+            self._put_slot(source, _AVERAGE, make_variable(source.initialized_value(), title))
             get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
             return
         if source.shape is None or None in source.shape:
@@ -211,13 +211,13 @@ class ExponentialMovingAverage(StateDict):
                 f"The shape of '{source.name}' is not known, so it cannot be averaged."
             )
         zeros = torch.zeros(tuple(source.shape), dtype=source.dtype)
-        self._put(source, _AVERAGE, make_variable(zeros, title))
+        self._put_slot(source, _AVERAGE, make_variable(zeros, title))
         if self._zero_debias:
             for kind, start in ((_BIASED, zeros), (_STEPS, zeros.new_zeros(()))):
-                name = scoped(source, f"{title}/{kind}")
-                self._put(source, kind, make_variable(start, name))
+                name = scoped_name(source, f"{title}/{kind}")
+                self._put_slot(source, kind, make_variable(start, name))
 
-    def _put(self, source: Any, kind: str, slot: Any) -> None:
+    def _put_slot(self, source: Any, kind: str, slot: Any) -> None:
         self._take_slots(kind, [source], [self._slots.put(source, kind, slot)])
 
     @untraced
@@ -238,7 +238,7 @@ class ExponentialMovingAverage(StateDict):
         title = f"{base_name(handle)}/{self._name}"
         if not is_symbolic(handle):
             return title
-        own = scoped(handle, title)
+        own = scoped_name(handle, title)
         return handle.graph.unique_name(own, mark_as_used=False, absolute=True)
 
     def variables_to_restore(
@@ -270,7 +270,7 @@ class ExponentialMovingAverage(StateDict):
         return found
 
 
-def _check(sources: Sequence[Any]) -> None:
+def _check_sources(sources: Sequence[Any]) -> None:
     for source in sources:
         if not is_symbolic(source) and not is_variable(source):
             raise InvalidTypeError(
@@ -283,6 +283,6 @@ def _check(sources: Sequence[Any]) -> None:
     check_variables([source for source in sources if not is_symbolic(source)])
 
 
-def _latest(source: Any) -> Any:
+def _latest_value(source: Any) -> Any:
     """A variable as it is when the averages are updated, not at the start of the run."""
     return by_reference(source) if isinstance(source, GraphVariable) else source

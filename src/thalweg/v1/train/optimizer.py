@@ -50,7 +50,7 @@ from thalweg.ground.switches import Sections, Within
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train import gating, gradients, processors
-from thalweg.v1.train.hooks import V1Hooks, counted
+from thalweg.v1.train.hooks import V1Hooks, counting_calls
 from thalweg.v1.train.recorded import has_hooks, recorded
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
@@ -126,7 +126,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     def _arguments(self) -> dict[str, Any]:
         """What the constructor was given that numbers depend on, by name."""
         own, attributes = vars(self), getattr(self, "HYPERS", {})
-        known = {name: attributes.get(name, f"_{name}") for name in _parameters(type(self))}
+        known = {
+            name: attributes.get(name, f"_{name}") for name in _constructor_arguments(type(self))
+        }
         return {name: own[attribute] for name, attribute in known.items() if attribute in own}
 
     def _made_by(self) -> tuple[Names, Any]:
@@ -287,13 +289,15 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
         try:
-            return self._applied(as_pairs(grads_and_vars), global_step, name)
+            return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
             if executing_eagerly():
                 say_refused(error)
             raise
 
-    def _applied(self, given: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
+    def _apply_aggregated(
+        self, given: list[tuple[Any, Any]], global_step: Any, name: str | None
+    ) -> Any:
         """Apply gradients that are those of all replicas."""
         if not given:
             raise ValueError("No variables provided.")
@@ -352,19 +356,19 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             name: The name of the step.
             how: What happens to the gradients first.
             copies: For each pair a tensor of a 16-bit type that is set to the variable, or None.
-            captured: In a session the values of `_captured`. Without them a step inside of
-                `_taking` has those of that step.
+            captured: In a session the values of `_captured_inputs`. Without them a step inside of
+                `_while_taking` has those of that step.
             sharing: How the step is shared with other ranks, if their gradients were summed for it.
             finished: Optional. Is given what `_finish` returned.
 
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        with self._turn(), self._locked():
+        with self._turn_lock(), self._locked():
             values = None if captured is None else captured[0]
             if values is None and self._under_way is not None:
                 values = self._under_way.values
-            with self._taking(self._hooks(global_step, name, values)) as hooks:
+            with self._while_taking(self._hooks(global_step, name, values)) as hooks:
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
                     given, sharing = distribute.share_summed_step(self, given, hooks)
@@ -379,20 +383,22 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
 
-    def _taking(self, hooks: V1Hooks) -> Within:
+    def _while_taking(self, hooks: V1Hooks) -> Within:
         """Take a step; whoever calls has the locks.
 
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
         is found there as long as it lasts, and no longer.
         """
 
-        def begun() -> Sections:
+        def begin_step() -> Sections:
             change, outside = vars(self).update, {"_under_way": self._under_way}
             if current_session() is not None:
-                outside |= self._symbols()  # hooks that run may put a run's values there
+                outside |= (
+                    self._symbolic_attributes()
+                )  # hooks that run may put a run's values there
             return [partial(change, {"_under_way": hooks})], [partial(change, outside)]
 
-        return Within(begun, hooks)
+        return Within(begin_step, hooks)
 
     def _prepare_for_graph(self) -> None:
         """Take over the symbols that a subclass's `_prepare` makes, for those who ask for them.
@@ -403,9 +409,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             twin = copy.copy(self)
             with contextlib.suppress(Exception):
                 twin._prepare()
-            vars(self).update(twin._symbols())
+            vars(self).update(twin._symbolic_attributes())
 
-    def _symbols(self) -> dict[str, Any]:
+    def _symbolic_attributes(self) -> dict[str, Any]:
         """What it keeps of a graph, by the names of the attributes."""
         return {name: value for name, value in vars(self).items() if is_symbolic(value)}
 
@@ -415,24 +421,24 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
         made = self._hooks(global_step, name or self._name, None)
-        with self._turn(), self._locked(), self._taking(made) as hooks:
+        with self._turn_lock(), self._locked(), self._while_taking(made) as hooks:
             kept = self._plans.now()
 
-            def apply(grad: Gradient, var: Tensor) -> None:
+            def apply_one(grad: Gradient, var: Tensor) -> None:
                 hooks.begun = []  # each variable is taken, or not, by itself
                 outcome = take(hooks, kept.alone(var), [(grad, var)], is_last=False)
                 errors.extend(outcome.errors)
 
             hooks.prepare(variables)
             hooks.is_prepared = True
-            updated = gating.backward(value, variables, grad_loss, apply)
+            updated = gating.backward(value, variables, grad_loss, apply_one)
             kept.forget_others(updated)
             hooks.updates = len(updated)
             errors += finish(hooks)
         raise_first(errors)
         return hooks.finished if global_step is None else None
 
-    def _turn(self) -> Lock:
+    def _turn_lock(self) -> Lock:
         """What steps take before `_locked`."""
         return _SHARED if self._use_locking else self._lock
 
@@ -478,7 +484,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             if is_shared:
                 made = self._apply_in_parts(strategy, given, global_step, name or self._name)
             else:
-                made = self._applied(given, global_step, name)
+                made = self._apply_aggregated(given, global_step, name)
         except BaseException as error:
             if says_taken(error):
                 distribute.commit_sums(self, failed=True)
@@ -490,7 +496,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         self, strategy: distribute.Strategy, given: list[Any], global_step: Any, name: str
     ) -> None:
         """Apply gradients of all replicas to slots that are shared out over them."""
-        with self._turn(), self._locked():
+        with self._turn_lock(), self._locked():
             hooks = self._hooks(global_step, name, None)
             found, step = distribute.sum_for_shards(
                 self, strategy, given, self._said(global_step), hooks
@@ -507,12 +513,12 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """What must be the same on all replicas."""
         known = isinstance(global_step, Tensor)
 
-        def words() -> list[str]:
+        def words_of_step() -> list[str]:
             told = distribute.in_words({**self._arguments(), **self._counters_now()})
             step = [f"global_step: {number_of(global_step)}"] if known else []
             return [f"optimizer: {type(self).__name__}", *told, *step]
 
-        def numbers() -> tuple[int, list[float]]:
+        def numbers_of_step() -> tuple[int, list[float]]:
             found = [*self._arguments().values(), *self._counters_now().values()]
             plain = [
                 number_of(each) if isinstance(each, Tensor) and not each.dim() else each
@@ -521,7 +527,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             step = int(number_of(global_step)) if known else 0
             return step, [each for each in plain if isinstance(each, int | float)]
 
-        return distribute.StepFingerprint(words, numbers)
+        return distribute.StepFingerprint(words_of_step, numbers_of_step)
 
     def _counters_now(self) -> dict[str, Any]:
         """The variables that are of no other, in eager mode."""
@@ -540,13 +546,15 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         variables = distinct([var for _, var in updated])
         self._create_slots(variables)
         self._prepare_for_graph()
-        captured = self._captured()
+        captured = self._captured_inputs()
 
-        def run(grads: list[Any], leaves: list[Tensor], step: Any, values: list[Any]) -> None:
+        def apply_in_run(
+            grads: list[Any], leaves: list[Tensor], step: Any, values: list[Any]
+        ) -> None:
             self._apply(list(zip(grads, leaves, strict=True)), step, op.name, values)
 
         op = operation(
-            run,
+            apply_in_run,
             [
                 [grad for grad, _ in updated],
                 [by_reference(var) for _, var in updated],
@@ -574,7 +582,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """What is read once a step, by name; callables are called."""
         return {}
 
-    def _prepared(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_prepared(self, values: dict[str, Any]) -> dict[str, Any]:
         """What a step has read, once `_prepare` was called."""
         return values
 
@@ -582,19 +590,19 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """What the step under way has read, or what one would read now."""
         return self._read() if self._under_way is None else self._under_way.values
 
-    def _captured(self) -> list[Any]:
+    def _captured_inputs(self) -> list[Any]:
         """What a step in graph mode depends on besides gradients and variables: `_read` first."""
-        return [self._read(), list(self._symbols().values())]
+        return [self._read(), list(self._symbolic_attributes().values())]
 
-    def _calls(self) -> bool:
+    def _may_call_users(self) -> bool:
         """Whether the beginning of a step calls users' functions."""
         return True
 
     def _finishes_itself(self) -> bool:
-        """Whether `_finish` is a subclass's own; `_counters` does what the library's does."""
+        """Whether `_finish` is a subclass's own; `_counting_moves` does what the library's does."""
         return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
-    def _counters(self, values: dict[str, Any]) -> list[Move]:
+    def _counting_moves(self, values: dict[str, Any]) -> list[Move]:
         """What counts a step beside `global_step`, and how; given what it has read."""
         return []
 
@@ -622,7 +630,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                     return names[0]
         return resource[0]
 
-    def _written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+    def _written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         """What hooks may write to."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
         session = current_session()
@@ -660,22 +668,22 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             None; where a graph is built, an operation that is done when the updates are.
         """
         if executing_eagerly():
-            run(counted(self._counters(self._values())))
+            run(counting_calls(self._counting_moves(self._values())))
             return None
 
         done = [op for op in update_ops if op is not None]
-        if type(self)._counters is not Optimizer._counters:
-            done.append(self._counting(done))
+        if type(self)._counting_moves is not Optimizer._counting_moves:
+            done.append(self._counting_operation(done))
         return group(*done, name=name_scope or self._name)
 
-    def _counting(self, done: list[Any]) -> Any:
+    def _counting_operation(self, done: list[Any]) -> Any:
         """The operation of a graph that counts a step beside `global_step`, after others."""
 
-        def count(values: dict[str, Any]) -> None:
-            with self._turn(), self._locked():
-                run(counted(self._counters(values)))
+        def count_step(values: dict[str, Any]) -> None:
+            with self._turn_lock(), self._locked():
+                run(counting_calls(self._counting_moves(values)))
 
-        op = operation(count, [self._values()], "Assign", control_inputs=done)
+        op = operation(count_step, [self._values()], "Assign", control_inputs=done)
         op.written += tuple(var for (_, key), var in self._non_slots.items() if key is op.graph)
         return op
 
@@ -722,7 +730,7 @@ def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
         raise ValueError(f"No gradients provided for any variable: {names}.{hint}")
 
 
-def _parameters(cls: type[Any]) -> list[str]:
+def _constructor_arguments(cls: type[Any]) -> list[str]:
     """The names of a constructor's arguments, and of those that it hands on."""
     found: list[str] = []
     for base in cls.__mro__:

@@ -54,7 +54,7 @@ class OptimizableVariable(ABC):
     def __str__(self) -> str:
         return f"<_{type(self).__name__}({self._v})>"
 
-    def _constrained(self, update: Any) -> Any:
+    def _apply_constraint(self, update: Any) -> Any:
         """The variable's constraint applied, after an update."""
         constraint = variable_constraint(self._v)
         if constraint is None:
@@ -80,7 +80,7 @@ class DenseResourceVariableProcessor(OptimizableVariable):
         if isinstance(g, IndexedSlices):
             self._check_sparse()
             return optimizer._resource_apply_sparse_duplicate_indices(g.values, self._v, g.indices)
-        return self._constrained(optimizer._resource_apply_dense(g, self._v))
+        return self._apply_constraint(optimizer._resource_apply_dense(g, self._v))
 
 
 class DenseReadResourceVariableProcessor(DenseResourceVariableProcessor):
@@ -95,7 +95,7 @@ class RefVariableProcessor(OptimizableVariable):
         if isinstance(g, IndexedSlices):
             self._check_sparse()
             return optimizer._apply_sparse_duplicate_indices(g, self._v)
-        return self._constrained(optimizer._apply_dense(g, self._v))
+        return self._apply_constraint(optimizer._apply_dense(g, self._v))
 
 
 class StreamingModelPortProcessor(OptimizableVariable):

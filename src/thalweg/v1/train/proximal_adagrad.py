@@ -10,7 +10,7 @@ from thalweg.core.hyperparameters import as_number
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.train.checks import check_positive, check_step_size
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class ProximalAdagradOptimizer(RuleOptimizer):
@@ -65,7 +65,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         initial = as_number("initial_accumulator_value", initial_accumulator_value)
         check_positive("initial_accumulator_value", initial)
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._initial_accumulator_value = initial
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength

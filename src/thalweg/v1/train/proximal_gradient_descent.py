@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_GRADIENT_DESCENT
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class ProximalGradientDescentOptimizer(RuleOptimizer):
@@ -55,7 +55,7 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         name: str = "ProximalGradientDescent",
     ) -> None:
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength
 

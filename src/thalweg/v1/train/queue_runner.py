@@ -96,9 +96,9 @@ class QueueRunner:
         self.exceptions_raised: list[BaseException] = []
         self._lock = Lock()
         self._running: dict[Any, int] = {}  # how many threads each session has
-        on_fork(self, QueueRunner._renew)
+        on_fork(self, QueueRunner._forget_threads)
 
-    def _renew(self) -> None:
+    def _forget_threads(self) -> None:
         """In a forked child: its threads are not here."""
         self._running.clear()
 
@@ -178,9 +178,12 @@ class QueueRunner:
             if not self._running:
                 self.exceptions_raised = []
             self._running[sess] = len(self.enqueue_ops)
-        threads = [self._thread(op.name, self._run, sess, op, coord) for op in self.enqueue_ops]
+        threads = [
+            self._make_thread(op.name, self._run_until_stopped, sess, op, coord)
+            for op in self.enqueue_ops
+        ]
         if coord is not None and self._has_cancel:
-            threads.append(self._thread("close_on_stop", self._close_on_stop, sess, coord))
+            threads.append(self._make_thread("close_on_stop", self._close_on_stop, sess, coord))
         for thread in threads:
             thread.daemon = daemon
             if coord is not None:
@@ -194,15 +197,15 @@ class QueueRunner:
         """Whether something ends the waits of these threads."""
         return self.cancel_op is not None
 
-    def _thread(self, does: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+    def _make_thread(self, does: str, target: Callable[..., None], *args: Any) -> threading.Thread:
         name = f"QueueRunnerThread-{self.name}-{does}"
         return threading.Thread(target=target, args=args, name=name)
 
     def _close_on_stop(self, sess: Any, coord: Coordinator) -> None:
         coord.wait_for_stop()
-        coord.on_stop(lambda error: self._cancel(sess, error))  # now
+        coord.on_stop(lambda error: self._cancel_waits(sess, error))  # now
 
-    def _run(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
+    def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
         closed = False
         try:
             while not (coord is not None and coord.should_stop()):
@@ -216,7 +219,7 @@ class QueueRunner:
                 coord.request_stop(error)
                 return
             self.exceptions_raised.append(error)
-            self._cancel(sess, error)
+            self._cancel_waits(sess, error)
             raise
         finally:
             with self._lock:
@@ -228,7 +231,7 @@ class QueueRunner:
                 with _unless_closed(sess):
                     sess.run(self.close_op)
 
-    def _cancel(self, sess: Any, error: BaseException | None) -> None:
+    def _cancel_waits(self, sess: Any, error: BaseException | None) -> None:
         with _unless_closed(sess):
             self._end_waits(sess, error)
 

@@ -140,7 +140,7 @@ class QueueBase:
         self.queue_ref = None if executing_eagerly() else no_op(name)
         self.name = name if self.queue_ref is None else self.queue_ref.name
         self._capacity = int(capacity)
-        self._eager = self._make()
+        self._eager = self._make_store()
 
     _least = 0  # how many elements stay in it until it is closed
 
@@ -148,12 +148,12 @@ class QueueBase:
         """Which of `count` elements comes next."""
         return 0
 
-    def _make(self) -> _Store:
+    def _make_store(self) -> _Store:
         return _Store(self._capacity, self._least, self._pick)
 
-    def _store(self) -> _Store:
+    def _current_store(self) -> _Store:
         session = current_session()
-        return self._eager if session is None else session.resource(self, self._make)
+        return self._eager if session is None else session.resource(self, self._make_store)
 
     @property
     def dtypes(self) -> list[torch.dtype]:
@@ -170,7 +170,7 @@ class QueueBase:
         """The names of the components, or None."""
         return self._titles
 
-    def _components(self, vals: Any) -> list[Any]:
+    def _components_of(self, vals: Any) -> list[Any]:
         if isinstance(vals, dict):
             titles = self._titles or ()
             if set(vals) != set(titles):
@@ -185,7 +185,7 @@ class QueueBase:
             )
         return vals
 
-    def _checked(self, values: Sequence[Any]) -> Element:
+    def _check_element(self, values: Sequence[Any]) -> Element:
         made = []
         for value, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
             tensor = to_tensor(value, None if isinstance(value, torch.Tensor) else kind).detach()
@@ -197,7 +197,7 @@ class QueueBase:
             made.append(tensor.clone())
         return tuple(made)
 
-    def _run(
+    def _run_or_record(
         self, function: Callable[..., Any], inputs: Any, title: str, outputs: Any = None
     ) -> Any:
         if not is_deferred(*leaves_of(inputs)):
@@ -208,10 +208,10 @@ class QueueBase:
     def enqueue(self, vals: Any, name: str | None = None) -> Any:
         """Add one element; waits while there is no room."""
 
-        def run(values: Any) -> None:
-            self._store().put([self._checked(values)], self.name)
+        def put_element(values: Any) -> None:
+            self._current_store().put([self._check_element(values)], self.name)
 
-        return self._run(run, [self._components(vals)], name or "enqueue")
+        return self._run_or_record(put_element, [self._components_of(vals)], name or "enqueue")
 
     def enqueue_many(self, vals: Any, name: str | None = None) -> Any:
         """Add an element for each row of the components.
@@ -220,7 +220,7 @@ class QueueBase:
             InvalidArgumentError: When it runs: they have not as many rows.
         """
 
-        def run(values: Any) -> None:
+        def put_rows(values: Any) -> None:
             columns = [
                 to_tensor(value, None if isinstance(value, torch.Tensor) else kind)
                 for value, kind in zip(values, self._kinds, strict=True)
@@ -230,10 +230,10 @@ class QueueBase:
                 raise InvalidArgumentError(
                     f"Queue '{self.name}' takes as many rows of each component, not {shapes}."
                 )
-            rows = [self._checked(row) for row in zip(*columns, strict=True)]
-            self._store().put(rows, self.name)
+            rows = [self._check_element(row) for row in zip(*columns, strict=True)]
+            self._current_store().put(rows, self.name)
 
-        return self._run(run, [self._components(vals)], name or "EnqueueMany")
+        return self._run_or_record(put_rows, [self._components_of(vals)], name or "EnqueueMany")
 
     def dequeue(self, name: str | None = None) -> Any:
         """Remove one element; waits while there is none.
@@ -242,25 +242,25 @@ class QueueBase:
             OutOfRangeError: When it runs: the queue is closed and empty.
         """
 
-        def run() -> Any:
-            return list(self._store().take(1, self.name)[0])
+        def take_element() -> Any:
+            return list(self._current_store().take(1, self.name)[0])
 
-        return self._taken(run, name or "Dequeue", self._shapes)
+        return self._dequeue_by(take_element, name or "Dequeue", self._shapes)
 
     def dequeue_many(self, n: Any, name: str | None = None) -> Any:
         """Remove `n` elements, stacked; waits while there are fewer."""
-        return self._several(n, name or "DequeueMany", False)
+        return self._dequeue_several(n, name or "DequeueMany", False)
 
     def dequeue_up_to(self, n: Any, name: str | None = None) -> Any:
         """`dequeue_many`, or of a closed queue all that is left."""
-        return self._several(n, name or "DequeueUpTo", True)
+        return self._dequeue_several(n, name or "DequeueUpTo", True)
 
-    def _several(self, n: Any, title: str, fewer: bool) -> Any:
+    def _dequeue_several(self, n: Any, title: str, fewer: bool) -> Any:
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {title}.")
 
-        def run(n: Any) -> Any:
-            taken = self._store().take(int(n), self.name, fewer)
+        def take_stacked(n: Any) -> Any:
+            taken = self._current_store().take(int(n), self.name, fewer)
             columns = zip(*taken, strict=True) if taken else ([] for _ in self._kinds)
             parts = zip(columns, self._kinds, self._shapes, strict=True)
             return [torch.stack(column) if column else torch.zeros((0, *shape), dtype=kind)
@@ -268,11 +268,11 @@ class QueueBase:
 
         count = n if isinstance(n, int) and not fewer else None
         shapes = [(count, *shape) for shape in self._shapes if shape is not None]
-        return self._taken(run, title, shapes, n)
+        return self._dequeue_by(take_stacked, title, shapes, n)
 
-    def _taken(self, run: Callable[..., Any], title: str, shapes: Any, *inputs: Any) -> Any:
+    def _dequeue_by(self, run: Callable[..., Any], title: str, shapes: Any, *inputs: Any) -> Any:
         outputs = [Output(kind, shape, ()) for kind, shape in zip(self._kinds, shapes, strict=True)]
-        found = self._run(run, inputs, title, outputs)
+        found = self._run_or_record(run, inputs, title, outputs)
         if self._titles:
             return dict(zip(self._titles, found, strict=True))
         return found[0] if len(found) == 1 else found
@@ -280,18 +280,18 @@ class QueueBase:
     def size(self, name: str | None = None) -> Any:
         """How many elements it has."""
 
-        def run() -> torch.Tensor:
-            return torch.tensor(len(self._store().elements), dtype=torch.int32)
+        def count_elements() -> torch.Tensor:
+            return torch.tensor(len(self._current_store().elements), dtype=torch.int32)
 
-        return self._run(run, [], name or "Size", Output(torch.int32, (), ()))
+        return self._run_or_record(count_elements, [], name or "Size", Output(torch.int32, (), ()))
 
     def is_closed(self, name: str | None = None) -> Any:
         """Whether `close` has run."""
 
-        def run() -> torch.Tensor:
-            return torch.tensor(self._store().closed)
+        def ask_closed() -> torch.Tensor:
+            return torch.tensor(self._current_store().closed)
 
-        return self._run(run, [], name or "is_closed", Output(torch.bool, (), ()))
+        return self._run_or_record(ask_closed, [], name or "is_closed", Output(torch.bool, (), ()))
 
     def close(self, cancel_pending_enqueues: bool = False, name: str | None = None) -> Any:
         """Take no more elements; what is there can still be removed.
@@ -302,7 +302,7 @@ class QueueBase:
             name: Optional.
         """
         refuses = bool(cancel_pending_enqueues)
-        return self._run(lambda: self._store().end(refuses), [], name or "Close")
+        return self._run_or_record(lambda: self._current_store().end(refuses), [], name or "Close")
 
 
 class FIFOQueue(QueueBase):

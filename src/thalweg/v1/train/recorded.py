@@ -27,7 +27,7 @@ from thalweg.graph import (
     updates_since,
 )
 from thalweg.ground.running import is_ours
-from thalweg.v1.train.hooks import check_global_step, counted
+from thalweg.v1.train.hooks import check_global_step, counting_calls
 
 HOOKS = (
     "_prepare",
@@ -70,7 +70,12 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         check_global_step(step)
     hooks = optimizer._hooks(global_step, name, None)
     hooks.builds = True
-    with graph.as_default(), optimizer._turn(), optimizer._locked(), optimizer._taking(hooks):
+    with (
+        graph.as_default(),
+        optimizer._turn_lock(),
+        optimizer._locked(),
+        optimizer._while_taking(hooks),
+    ):
         given = [(gradient_symbol(grad), var) for grad, var in pairs]
         with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
             optimizer._create_slots(variables)
@@ -81,10 +86,12 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
                 update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
                 for grad, var in given
             ]
-            finished = _finished(optimizer, graph, updates, scope if step is None else "update")
+            finished = _finish_updates(
+                optimizer, graph, updates, scope if step is None else "update"
+            )
             if step is not None:
                 with graph.control_dependencies([finished]):
-                    finished = _count(step, scope)
+                    finished = _count_operation(step, scope)
         made = finished.op if isinstance(finished, SymbolicTensor) else finished
         collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
         if not any(made is each for each in collection):
@@ -92,7 +99,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
     return made
 
 
-def _finished(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
+def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
     """What `_finish` returns; if that is nothing, what is done when all updates are."""
     before = len(graph.operations)
     with explain_errors(optimizer, "_finish"):
@@ -102,8 +109,8 @@ def _finished(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any
     return after_writes(graph, made)
 
 
-def _count(step: Any, name: str) -> Operation:
+def _count_operation(step: Any, name: str) -> Operation:
     """The operation that raises a step by 1."""
     if isinstance(step, GraphVariable):
         return step.assign_add(1, name=name).op
-    return operation(lambda: run(counted([(step, None)])), [], name)
+    return operation(lambda: run(counting_calls([(step, None)])), [], name)

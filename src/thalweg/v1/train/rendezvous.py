@@ -73,9 +73,9 @@ class Rendezvous:
         self._closed = False
         self.step: Any = 0
         self.dropped = 0
-        on_fork(self, Rendezvous._renew)
+        on_fork(self, Rendezvous._end_after_fork)
 
-    def _renew(self) -> None:
+    def _end_after_fork(self) -> None:
         """In a forked child: nobody waits here, and what was half added is not to be used."""
         self._era.workers.clear()
         self._era.chiefs.clear()
@@ -98,9 +98,9 @@ class Rendezvous:
             if local_step < self.step:
                 self.dropped += 1
             else:
-                self._add(era, gradients)
+                self._add_gradients(era, gradients)
             era.workers.append(wait)
-            self._serve(era)
+            self._hand_over(era)
             try:
                 self._until_found(wait, era)
             except BaseException:
@@ -109,12 +109,12 @@ class Rendezvous:
                 raise
             return wait.found
 
-    def _add(self, era: _Era, gradients: Sequence[Any]) -> None:
+    def _add_gradients(self, era: _Era, gradients: Sequence[Any]) -> None:
         try:
             for accumulator, gradient in zip(era.sums, gradients, strict=True):
                 accumulator.add(gradient)
         except BaseException as error:  # the sums are half done, and must not be used
-            self._end(f"gradients could not be added: {_described(error)}", error)
+            self._end_era(f"gradients could not be added: {_describe_error(error)}", error)
             raise
         era.count += 1
 
@@ -128,7 +128,7 @@ class Rendezvous:
             era = self._era
             era.check()
             era.chiefs.append(wait)
-            self._serve(era)
+            self._hand_over(era)
             try:
                 self._until_found(wait, era)
             except BaseException:
@@ -142,7 +142,7 @@ class Rendezvous:
             era.check()
             self._changed.wait()
 
-    def _serve(self, era: _Era) -> None:
+    def _hand_over(self, era: _Era) -> None:
         """Hand over what there is at once, so that gradients which come next are a new step's."""
         if era.chiefs and era.count >= era.chiefs[0].required:
             era.chiefs.popleft().found = era.sums
@@ -160,7 +160,7 @@ class Rendezvous:
         """
         with self._lock:
             self._era.tokens.extend([value] * count)
-            self._serve(self._era)
+            self._hand_over(self._era)
 
     def check(self) -> None:
         """Raise the error of those who wait, if there has been a stop."""
@@ -181,18 +181,20 @@ class Rendezvous:
             error: The failure that is the reason; None if a stop was asked for.
         """
         with self._lock:
-            self._end("a stop was requested" if error is None else _described(error), error)
+            self._end_era(
+                "a stop was requested" if error is None else _describe_error(error), error
+            )
 
     def close(self) -> None:
         """End all waits for good."""
         with self._lock:
             self._closed = True
-            self._end("the session was closed", None)
+            self._end_era("the session was closed", None)
 
-    def _end(self, reason: str, error: BaseException | None) -> None:
+    def _end_era(self, reason: str, error: BaseException | None) -> None:
         self._era.end(reason, error)
         self._changed.notify_all()
 
 
-def _described(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(".")

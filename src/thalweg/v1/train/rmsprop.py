@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.rules import CENTERED_RMSPROP_V1, RMSPROP_V1
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 
 class RMSPropOptimizer(RuleOptimizer):
@@ -59,7 +59,7 @@ class RMSPropOptimizer(RuleOptimizer):
         name: str = "RMSProp",
     ) -> None:
         super().__init__(use_locking, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._decay = decay
         self._momentum = momentum
         self._epsilon = epsilon

@@ -83,16 +83,16 @@ class RuleOptimizer(Optimizer):
                     setattr(self, attribute, convert_to_tensor(values[hyper], name=hyper))
                 self._has_symbols = True
 
-    def _prepared(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_prepared(self, values: dict[str, Any]) -> dict[str, Any]:
         """What a step has read, and in its place what a `_prepare` of a subclass has set."""
         own = vars(self)
         found = {hyper: own[each] for each, hyper in self.TENSORS.items() if each in own}
         return {**values, **{hyper: resolve(each) for hyper, each in found.items()}}
 
     def _read(self) -> dict[str, Any]:
-        return self._evaluated()
+        return self._evaluate_hypers()
 
-    def _evaluated(self) -> dict[str, Any]:
+    def _evaluate_hypers(self) -> dict[str, Any]:
         """The hyperparameters of a step by their names in the rule, callables called."""
         values = {}
         for name, attribute in self.HYPERS.items():
@@ -102,14 +102,14 @@ class RuleOptimizer(Optimizer):
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
                     f" not the callable {given!r}."
                 )
-            values[name] = self._called(given)
+            values[name] = self._call_if_function(given)
             check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)
         return values
 
-    def _called(self, given: Any) -> Any:
+    def _call_if_function(self, given: Any) -> Any:
         return given() if is_function(given) else given
 
-    def _captured(self) -> list[Any]:
+    def _captured_inputs(self) -> list[Any]:
         # As in TensorFlow, callables are called when the graph is built.
         return [self._read()]
 
@@ -133,7 +133,7 @@ class RuleOptimizer(Optimizer):
         value = self._values()[hyper]
         return value if is_symbolic(value) else to_tensor(value)
 
-    def _kernel(self) -> str:
+    def _kernel_name(self) -> str:
         """The name of TensorFlow's operation that updates a variable, without "Apply"."""
         own = next(cls for cls in type(self).__mro__ if "_rule" in vars(cls) and is_ours(cls._rule))
         return own.__name__.removesuffix("Optimizer")
@@ -143,16 +143,16 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
-        return any(map(self._overrides, _UPDATES))
+        return any(map(self._has_own_hook, _UPDATES))
 
-    def _overrides(self, hook: str) -> bool:
+    def _has_own_hook(self, hook: str) -> bool:
         """Whether a subclass, or this very optimizer, has a hook of its own."""
         own = getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
         return own or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
         """Whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none does."""
-        is_own = self._overrides(hook) or self._overrides("_apply_sparse_shared")
+        is_own = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
         return is_own and self._rule().duplicates != "successive"
 
     @classmethod
@@ -161,7 +161,7 @@ class RuleOptimizer(Optimizer):
         """Whether a subclass's hooks are called before the updates."""
         return not (is_ours(cls._prepare) and is_ours(cls._create_slots))
 
-    def _calls(self) -> bool:
+    def _may_call_users(self) -> bool:
         return self._is_begun_by_users() or any(
             is_function(getattr(self, each)) for each in self.HYPERS.values()
         )
@@ -170,10 +170,10 @@ class RuleOptimizer(Optimizer):
         """Update one variable, in the course of a step; for one of a graph, make an operation."""
         if is_symbolic(var):
             step = self._under_way
-            values = self._captured()[0] if step is None else step.values
+            values = self._captured_inputs()[0] if step is None else step.values
             kind = "SparseApply" if isinstance(grad, IndexedSlices) else "Apply"
             op = operation(
-                self._update_with, [grad, by_reference(var), values], f"{kind}{self._kernel()}"
+                self._update_with, [grad, by_reference(var), values], f"{kind}{self._kernel_name()}"
             )
             op.written += tuple(self._slots.all_of(var).values())
             return op
@@ -182,7 +182,7 @@ class RuleOptimizer(Optimizer):
         )
 
     def _update_with(self, grad: Any, var: Tensor, values: dict[str, Any] | None) -> None:
-        with self._turn(), self._locked():
+        with self._turn_lock(), self._locked():
             kept = self._plans.now().alone(var)
             errors = take(AloneHooks(self, values), kept, [(grad, var)], is_last=False).errors
         raise_within(errors)
@@ -229,7 +229,7 @@ class RuleOptimizer(Optimizer):
         return self._update(grad, var)
 
 
-def checked(name: str, value: Any) -> Any:
+def check_hyper(name: str, value: Any) -> Any:
     """A hyperparameter as a constructor was given it, if a step could use it.
 
     Raises:

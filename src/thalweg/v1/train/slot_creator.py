@@ -21,7 +21,7 @@ def base_name(var: Any) -> str:
     return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
 
 
-def scoped(var: Any, title: str) -> str:
+def scoped_name(var: Any, title: str) -> str:
     """The name of a slot of a graph's variable: below the variable scope it is made in."""
     scope = get_variable_scope().name if var.graph is get_default_graph() else ""
     return f"{scope}/{title}" if scope else title
@@ -43,7 +43,7 @@ def create_slot(
         name: The last part of its name.
         colocate_with_primary: Ignored, as is `copy_xla_sharding`.
     """
-    return _made(primary, val, name, None)
+    return _make_slot(primary, val, name, None)
 
 
 def create_slot_with_initializer(
@@ -61,15 +61,15 @@ def create_slot_with_initializer(
     """
     kind = as_dtype(dtype)
     if not callable(initializer):
-        return _made(primary, initializer, name, kind)
+        return _make_slot(primary, initializer, name, kind)
     size = None if shape is None else tuple(shape)
     if size is not None and None not in size:
-        return _made(primary, initializer(size, dtype=kind), name, kind)
+        return _make_slot(primary, initializer(size, dtype=kind), name, kind)
 
-    def begin() -> Any:
+    def initial_value() -> Any:
         return to_tensor(initializer(tuple(resolve(primary).shape), dtype=kind), kind)
 
-    return _deferred(primary, begin, name, kind)
+    return _make_deferred_slot(primary, initial_value, name, kind)
 
 
 def create_zeros_slot(
@@ -86,29 +86,29 @@ def create_zeros_slot(
     """
     kind = primary.dtype if dtype is None else as_dtype(dtype)
     if not is_symbolic(primary):
-        return _made(primary, torch.zeros_like(primary, dtype=kind), name, kind)
+        return _make_slot(primary, torch.zeros_like(primary, dtype=kind), name, kind)
 
-    def begin() -> torch.Tensor:
+    def zeros_like_primary() -> torch.Tensor:
         return torch.zeros_like(resolve(primary), dtype=kind, requires_grad=False)
 
-    return _deferred(primary, begin, name, kind)
+    return _make_deferred_slot(primary, zeros_like_primary, name, kind)
 
 
-def _made(primary: Any, value: Any, name: str, dtype: torch.dtype | None) -> Any:
+def _make_slot(primary: Any, value: Any, name: str, dtype: torch.dtype | None) -> Any:
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):
         with primary.graph.as_default():
-            return make_variable(value, scoped(primary, title), dtype=dtype)
+            return make_variable(value, scoped_name(primary, title), dtype=dtype)
     if not executing_eagerly():
         return make_variable(value, title, dtype=dtype)
     return Variable(value, title, trainable=False, dtype=dtype)
 
 
-def _deferred(primary: Any, begin: Callable[[], Any], name: str, dtype: Any) -> Any:
+def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype: Any) -> Any:
     """A slot of which only a run knows the shape."""
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if not is_symbolic(primary):
         return Variable(begin(), title, trainable=False)
-    return make_variable(begin, scoped(primary, title), like=primary, dtype=dtype)
+    return make_variable(begin, scoped_name(primary, title), like=primary, dtype=dtype)

@@ -25,7 +25,7 @@ from thalweg.graph import (
     resolve,
 )
 from thalweg.ground.running import graph_of
-from thalweg.v1.train.slot_creator import base_name, scoped
+from thalweg.v1.train.slot_creator import base_name, scoped_name
 from thalweg.variable import Variable, as_dtype, over, to_tensor
 
 
@@ -125,7 +125,7 @@ class State(TrackableSlots):
             op_name: The last part of the slot variable's own name.
         """
         if self._slots.get(var, slot_name) is None:
-            self._put(var, val, slot_name, op_name)
+            self._put_slot(var, val, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
     def _get_or_make_slot_with_initializer(
@@ -142,10 +142,10 @@ class State(TrackableSlots):
             made = initializer(tuple(shape), dtype=as_dtype(dtype))
             if not is_symbolic(made):
                 made = to_tensor(made, dtype).expand(tuple(shape))
-            self._put(var, made, slot_name, op_name)
+            self._put_slot(var, made, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
-    def _put(self, var: Any, value: Any, slot_name: str, op_name: str) -> None:
+    def _put_slot(self, var: Any, value: Any, slot_name: str, op_name: str) -> None:
         title = self._slot_title(var, op_name)
         if not is_symbolic(value):
             value = to_tensor(value, getattr(value, "dtype", var.dtype)).detach().to(var.device)
@@ -160,7 +160,7 @@ class State(TrackableSlots):
         """`w/Adam`; a graph makes it unique, in eager mode `w/Adam_1` is another slot of `w`."""
         title = f"{base_name(var)}/{op_name}"
         if is_symbolic(var):
-            return scoped(var, title)
+            return scoped_name(var, title)
         count = self._slot_names.get(title, 0)
         self._slot_names[title] = count + 1
         return f"{title}_{count}" if count else title

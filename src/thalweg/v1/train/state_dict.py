@@ -78,7 +78,7 @@ class StateDict(TrackableSlots, state.StateDict):
         return tensors_of(state_dict), var_list
 
     def _fitting(self, given: Mapping[str, Any], variables: Any, names: Names) -> state.Loading:
-        chosen, lasting = self._chosen_for_state(variables), self._lasting()
+        chosen, lasting = self._chosen_for_state(variables), self._lasting_entries()
         is_begun = any(self._slot_entries(var, "") for var in self._owners())
         if not is_begun and given.keys() <= {each.name for each in lasting}:
             # It was saved before the first step.
@@ -99,7 +99,7 @@ class StateDict(TrackableSlots, state.StateDict):
         if names is state.keys_of:
             before = self._entries(variables, state.positioned_keys_of(variables))
             given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
-        return f"The state of {self._name}", [([*self._lasting(), *entries], given, True)]
+        return f"The state of {self._name}", [([*self._lasting_entries(), *entries], given, True)]
 
     def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
         """Make all that a state with these names is of."""
@@ -150,7 +150,7 @@ class StateDict(TrackableSlots, state.StateDict):
         """What is of no variable."""
         return []
 
-    def _lasting(self) -> list[Entry]:
+    def _lasting_entries(self) -> list[Entry]:
         """What is there before the first step."""
         return []
 

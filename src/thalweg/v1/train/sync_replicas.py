@@ -135,8 +135,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             )
         if total_num_replicas is None:
             total_num_replicas = replicas_to_aggregate
-        self._replicas_to_aggregate = _count("replicas_to_aggregate", replicas_to_aggregate)
-        self._total_num_replicas = _count("total_num_replicas", total_num_replicas)
+        self._replicas_to_aggregate = _counter_of("replicas_to_aggregate", replicas_to_aggregate)
+        self._total_num_replicas = _counter_of("total_num_replicas", total_num_replicas)
         self._tokens_per_step = max(self._replicas_to_aggregate, self._total_num_replicas)
         self._variable_averages = variable_averages
         self._variables_to_average = variables_to_average
@@ -192,9 +192,11 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             _check_type(grad, var)
         with step.graph.as_default():
             pairs = [(grad, graph_variable_of(var)) for grad, var in given]
-            return self._build(pairs, step, name or self._name)
+            return self._build_update(pairs, step, name or self._name)
 
-    def _build(self, given: list[tuple[Any, Any]], step: GraphVariable, name: str) -> Operation:
+    def _build_update(
+        self, given: list[tuple[Any, Any]], step: GraphVariable, name: str
+    ) -> Operation:
         graph = get_default_graph()
         meeting = _Meeting([pair for pair in given if pair[0] is not None], self._opt)
         with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
@@ -212,7 +214,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
                 runner = _ChiefQueueRunner(meeting, chief)
         with graph.name_scope(scope):
             token = meeting.meet(stamp)
-        train_op = operation(_advance, [by_reference(local_step), token], name)
+        train_op = operation(_advance_local_step, [by_reference(local_step), token], name)
         self.local_step_init_op, self.chief_init_op = start, begin
         self.ready_for_local_init_op = ready
         self._local_step, self._global_step = local_step, step
@@ -301,7 +303,7 @@ class _Meeting:
     def __init__(self, pairs: list[tuple[Any, Any]], opt: Optimizer) -> None:
         self._gradients = [grad for grad, _ in pairs]
         self._variables = tuple(var for _, var in pairs)
-        self._kinds = [_kind(grad) for grad in self._gradients]
+        self._kinds = [_kind_of(grad) for grad in self._gradients]
         self._opt = opt
 
     def here(self) -> Rendezvous:
@@ -350,7 +352,7 @@ class _Meeting:
             lambda: self.here().take(required), [], "take", kind="blocking", outputs=outputs
         )
         return [
-            _slices(mean) if kind is SparseAccumulator else mean
+            _slices_of(mean) if kind is SparseAccumulator else mean
             for mean, kind in zip(found, self._kinds, strict=True)
         ]
 
@@ -437,7 +439,7 @@ class _SyncReplicasHook(SessionRunHook):
             runner.create_threads(session, coord=coord, daemon=True, start=True)
 
 
-def _count(name: str, value: Any) -> int:
+def _counter_of(name: str, value: Any) -> int:
     if not isinstance(value, Integral) or value < 1:
         raise InvalidArgumentError(f"{name} must be a positive integer, not {value!r}.")
     return int(value)
@@ -453,7 +455,7 @@ def _check_type(grad: Any, var: Any) -> None:
         )
 
 
-def _kind(grad: Any) -> type[DenseAccumulator] | type[SparseAccumulator]:
+def _kind_of(grad: Any) -> type[DenseAccumulator] | type[SparseAccumulator]:
     by_rows = isinstance(grad, SymbolicSlices | IndexedSlices) or (
         isinstance(grad, Tensor) and grad.layout == torch.sparse_coo
     )
@@ -472,19 +474,19 @@ def _as_kind(grad: Any, var: Tensor, title: str, kind: Any) -> Any:
     return grad
 
 
-def _slices(source: SymbolicTensor) -> SymbolicSlices:
+def _slices_of(source: SymbolicTensor) -> SymbolicSlices:
     source.may_be_sparse = True
     return SymbolicSlices.of(source)
 
 
-def _advance(local_step: Tensor, token: Tensor) -> None:
+def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
     # Workers share the variable, and may come here in another order than their tokens.
     local_step.copy_(torch.maximum(local_step, token))
 
 
 def _local_step_init(local_step: GraphVariable, step: GraphVariable) -> Operation:
-    def initialize(leaf: Tensor) -> None:
+    def initialize_local_step(leaf: Tensor) -> None:
         session: Any = current_session()
         session.initialize(local_step, leaf.clone())
 
-    return operation(initialize, [by_reference(step)], "local_step_init")
+    return operation(initialize_local_step, [by_reference(step)], "local_step_init")

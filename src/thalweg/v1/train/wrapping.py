@@ -73,8 +73,8 @@ class WrappingOptimizer(Optimizer):
         """A child of the optimizer inside."""
         return self._opt._lookup_dependency(name)
 
-    def _turn(self) -> Lock:
-        return self._opt._turn()
+    def _turn_lock(self) -> Lock:
+        return self._opt._turn_lock()
 
     def _locked(self) -> Guard:
         return self._opt._locked()

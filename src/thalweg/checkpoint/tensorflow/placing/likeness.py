@@ -35,16 +35,16 @@ def by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict
     whole: dict[Parts, list[str]] = defaultdict(list)
     ends: dict[Parts, list[str]] = defaultdict(list)
     for target in targets:
-        parts = _parts(target)
+        parts = _parts_of(target)
         whole[parts].append(target)
-        for end in _ends(parts):
+        for end in _endings_of(parts):
             ends[end].append(target)
     chosen: dict[str, list[str]] = {}
     for name, own in names.items():
-        known = {form for each in own for form in (_parts(each), _renamed(_parts(each)))}
+        known = {form for each in own for form in (_parts_of(each), _torch_parts(_parts_of(each)))}
         exact = {target for parts in known for target in whole.get(parts, ())}
         alike = {target for parts in known for target in ends.get(parts, ())}
-        alike |= {t for parts in known for end in _ends(parts) for t in whole.get(end, ())}
+        alike |= {t for parts in known for end in _endings_of(parts) for t in whole.get(end, ())}
         chosen[name] = sorted(exact or alike)
     wanted = Counter(target for found in chosen.values() for target in found)
     return {
@@ -56,10 +56,10 @@ def by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict
 
 def hint_at_target(own: Sequence[str], targets: Sequence[str]) -> str:
     """The target that a variable with these names may be meant for, in words."""
-    near = _nearest(own, {_plain(each): each for each in targets[:_COMPARED]})
+    near = _nearest_name(own, {_plain_name(each): each for each in targets[:_COMPARED]})
     if near is None:
         return ""
-    if _parts(own[-1])[-1:] and _parts(own[-1])[-1] in _KERNELS and near.endswith("weight"):
+    if _parts_of(own[-1])[-1:] and _parts_of(own[-1])[-1] in _KERNELS and near.endswith("weight"):
         return f"; if it is {near!r}, a rule has to say so: its axes are in another order"
     return f"; the nearest is {near!r}"
 
@@ -67,31 +67,33 @@ def hint_at_target(own: Sequence[str], targets: Sequence[str]) -> str:
 def hint_at_variable(target: str, names: Mapping[str, Sequence[str]]) -> str:
     """The variable that a target may be meant for, in words."""
     listed = list(names)[:_COMPARED]
-    near = _nearest([target], {_plain(each): name for name in listed for each in names[name]})
+    near = _nearest_name(
+        [target], {_plain_name(each): name for name in listed for each in names[name]}
+    )
     return "" if near is None else f"; the nearest is {near!r}"
 
 
-def _nearest(own: Sequence[str], known: Mapping[str, str]) -> str | None:
+def _nearest_name(own: Sequence[str], known: Mapping[str, str]) -> str | None:
     for name in own:
-        near = difflib.get_close_matches(_plain(name), known, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(_plain_name(name), known, n=1, cutoff=0.6)
         if near:
             return known[near[0]]
     return None
 
 
-def _parts(name: str) -> Parts:
+def _parts_of(name: str) -> Parts:
     return tuple(part for part in re.split(r"[/.]", name.split(":")[0]) if part)
 
 
-def _renamed(parts: Parts) -> Parts:
+def _torch_parts(parts: Parts) -> Parts:
     """The parts of a name as torch's modules have them."""
     return (*parts[:-1], _WORDS.get(parts[-1], parts[-1])) if parts else parts
 
 
-def _ends(parts: Parts) -> list[Parts]:
+def _endings_of(parts: Parts) -> list[Parts]:
     """What the name ends in; the whole of it included, unless it is very long."""
     return [parts[start:] for start in range(max(0, len(parts) - _DEEPEST), len(parts))]
 
 
-def _plain(name: str) -> str:
-    return "/".join(_renamed(_parts(name[-_LONGEST:]))).replace("kernel", "weight").lower()
+def _plain_name(name: str) -> str:
+    return "/".join(_torch_parts(_parts_of(name[-_LONGEST:]))).replace("kernel", "weight").lower()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Names = Mapping[str, Sequence[str]]  # what each variable of a file is called
 
 
-def mapped(
+def map_variables(
     variables: Mapping[str, Stored],
     other_names: Mapping[str, str],
     targets: Mapping[str, Tensor],
@@ -55,7 +55,7 @@ def mapped(
             found.append(f"no rule is for {name!r}: give '{name} -> {same[0]}', too")
             told.add(same[0])
             continue
-        problem = _problem(names[name], value, place, targets)
+        problem = _describe_problem(names[name], value, place, targets)
         if problem and len(found) < LISTED and (place is None or place.target not in targets):
             wanted = names[name] if place is None else [place.target or ""]
             problem += hint_at_target(wanted, free)
@@ -66,7 +66,7 @@ def mapped(
         hint = hint_at_variable(name, left) if len(found) < LISTED else ""
         found.append(f"{name!r} is given nothing{hint}")
     if found and len(found) < LISTED:
-        found += _unused(rules, names)
+        found += _unused_rules(rules, names)
     return ({}, found) if found else (places, [])
 
 
@@ -79,7 +79,7 @@ def _by_rules(names: Names, rules: Rules) -> dict[str, Place]:
     return found
 
 
-def _problem(
+def _describe_problem(
     names: Sequence[str], value: Stored, place: Place | None, targets: Mapping[str, Tensor]
 ) -> str:
     """Why a variable cannot be written to its place; "" if it can."""
@@ -89,11 +89,11 @@ def _problem(
         return ""
     if place.target not in targets:
         return f"there is no {place.target!r} for {names[0]!r}"
-    return _unlike(names, value, place, targets[place.target])
+    return _describe_mismatch(names, value, place, targets[place.target])
 
 
-def _unlike(names: Sequence[str], value: Stored, place: Place, target: Tensor) -> str:
-    shape = turned(value.shape, place.axes)
+def _describe_mismatch(names: Sequence[str], value: Stored, place: Place, target: Tensor) -> str:
+    shape = permute_shape(value.shape, place.axes)
     if shape is None:
         axes = " ".join(map(str, place.axes or ()))
         return f"{names[0]!r} has {len(value.shape)} axes, not those of transpose {axes}"
@@ -102,26 +102,26 @@ def _unlike(names: Sequence[str], value: Stored, place: Place, target: Tensor) -
         return ""
     kind = f"{dtype_name(dtype)} of shape {shape}"
     wanted = f"{dtype_name(target.dtype)} of shape {tuple(target.shape)}"
-    hint = "" if place.axes else _turning(names[-1], value.shape, place.target or "", target)
+    hint = "" if place.axes else _suggest_rule(names[-1], value.shape, place.target or "", target)
     return f"{names[0]!r} is {kind}, and {place.target!r} is {wanted}{hint}"
 
 
-def turned(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | None:
+def permute_shape(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | None:
     """A shape with other axes; None if there are more or fewer of them."""
     if axes is None:
         return tuple(shape)
     return tuple(shape[axis] for axis in axes) if len(axes) == len(shape) else None
 
 
-def _turning(name: str, shape: Sequence[int], title: str, target: Tensor) -> str:
+def _suggest_rule(name: str, shape: Sequence[int], title: str, target: Tensor) -> str:
     """The rule that would turn the axes, if there is one."""
     for word, axes in AXES.items():
-        if turned(shape, axes) == tuple(target.shape):
+        if permute_shape(shape, axes) == tuple(target.shape):
             return f" (the rule '{name} -> {title} {word}' turns its axes)"
     return ""
 
 
-def _unused(rules: Rules | None, names: Names) -> list[str]:
+def _unused_rules(rules: Rules | None, names: Names) -> list[str]:
     """Rules that are for no variable, which is worth saying where something else is wrong."""
     everything = [each for own in names.values() for each in own]
     return [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from thalweg.checkpoint.tensorflow.placing.mapping import mapped
+from thalweg.checkpoint.tensorflow.placing.mapping import map_variables
 from thalweg.checkpoint.tensorflow.placing.rules import Axes, Place, Rules
 from thalweg.checkpoint.tensorflow.placing.targets import Targets
 from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
@@ -44,7 +44,7 @@ class Placed:
             CheckpointMismatchError: A variable finds no target, a target no variable, or they
                 differ.
         """
-        places, found = mapped(
+        places, found = map_variables(
             file.variables, file.other_names, targets.tensors, targets.optional, rules
         )
         if found:
@@ -58,7 +58,7 @@ class Placed:
         """The tensor that a variable goes to."""
         return self.targets.tensors[self.places[name].target or ""]
 
-    def turned(self, name: str, value: Stored) -> Tensor:
+    def permute_like(self, name: str, value: Stored) -> Tensor:
         """A tensor beside a variable, with the axes of its target."""
         return with_axes(value.tensor(), self.places[name].axes)
 
@@ -67,7 +67,7 @@ class Placed:
         return [
             (
                 Entry(place.target or "", self.target(name)),
-                self.turned(name, self.file.variables[name]),
+                self.permute_like(name, self.file.variables[name]),
             )
             for name, place in self.places.items()
         ]
@@ -92,7 +92,10 @@ class Placed:
         if missing:
             raise state.mismatch(missing)
         return [
-            (self.target(name), {kind: self.turned(name, each) for kind, each in slots.items()})
+            (
+                self.target(name),
+                {kind: self.permute_like(name, each) for kind, each in slots.items()},
+            )
             for name, slots in own.items()
         ]
 

@@ -68,7 +68,7 @@ class Line:
 
     def forward(self, name: str) -> Place | None:
         """What becomes of a variable; None if the rule is not for it."""
-        found = _matched(self.pattern, name, "/")
+        found = _match_wildcards(self.pattern, name, "/")
         if found is None:
             return None
         target = self.place.target
@@ -76,17 +76,17 @@ class Line:
             return self.place
         separator = "/" if "/" in target else "."
         parts = [part.replace("/", separator) for part in found]
-        return Place(_filled(target, parts), self.place.axes)
+        return Place(_fill_wildcards(target, parts), self.place.axes)
 
     def backward(self, target: str) -> str | None:
         """What TensorFlow calls the variable of a parameter; None if the rule is not for it."""
         if self.place.target is None:
             return None
         separator = "/" if "/" in self.place.target else "."
-        found = _matched(self.place.target, target, separator)
+        found = _match_wildcards(self.place.target, target, separator)
         if found is None:
             return None
-        return _filled(self.pattern, [part.replace(separator, "/") for part in found])
+        return _fill_wildcards(self.pattern, [part.replace(separator, "/") for part in found])
 
 
 Function = Callable[[str], Any]
@@ -118,10 +118,10 @@ class Rules:
         if given is None or isinstance(given, Rules):
             return given
         if isinstance(given, str | os.PathLike):
-            return parse(_text(os.fspath(given)), os.fspath(given))
+            return parse(_read_rules(os.fspath(given)), os.fspath(given))
         if isinstance(given, Mapping):
             pairs = cast(Mapping[Any, Any], given)
-            return cls(tuple(_line(str(name), str(pairs[name]), str(name)) for name in pairs))
+            return cls(tuple(_parse_line(str(name), str(pairs[name]), str(name)) for name in pairs))
         if callable(given):
             return cls(function=given)
         raise InvalidConfigError(
@@ -134,7 +134,7 @@ class Rules:
         if self.are_none:
             return Place(name)
         if self.function is not None:
-            return _returned(name, self.function(name))
+            return _place_returned(name, self.function(name))
         return next((place for line in self.lines if (place := line.forward(name))), None)
 
     def name(self, target: str) -> tuple[str, Axes | None] | None:
@@ -180,11 +180,11 @@ def parse(text: str, title: str = "rules") -> Rules:
         pattern, arrow, right = rule.partition("->")
         if not arrow:
             raise InvalidConfigError(f"{where}: {rule!r} is no rule: it has no '->'.")
-        lines.append(_line(pattern.strip(), right.strip(), where))
+        lines.append(_parse_line(pattern.strip(), right.strip(), where))
     return Rules(tuple(lines))
 
 
-def _text(path: str) -> str:
+def _read_rules(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -198,7 +198,7 @@ def _text(path: str) -> str:
         raise InvalidConfigError(f"{path} is no text in UTF-8.") from error
 
 
-def _line(pattern: str, right: str, where: str) -> Line:
+def _parse_line(pattern: str, right: str, where: str) -> Line:
     words = right.split()
     if not pattern or not words:
         raise InvalidConfigError(f"{where}: a rule is 'name -> parameter', not {right!r}.")
@@ -210,10 +210,10 @@ def _line(pattern: str, right: str, where: str) -> Line:
         raise InvalidConfigError(
             f"{where}: '{title}' has not the same '*' and '**' on both sides, in the same order."
         )
-    return Line(pattern, Place(target, _axes(how, where)), title)
+    return Line(pattern, Place(target, _parse_axes(how, where)), title)
 
 
-def _axes(words: list[str], where: str) -> Axes | None:
+def _parse_axes(words: list[str], where: str) -> Axes | None:
     if not words:
         return None
     if len(words) == 1 and words[0] in AXES:
@@ -232,7 +232,7 @@ def _axes(words: list[str], where: str) -> Axes | None:
     )
 
 
-def _returned(name: str, value: Any) -> Place | None:
+def _place_returned(name: str, value: Any) -> Place | None:
     """What a function of a user returned for a name."""
     where = f"the rule for {name!r}"
     if value is None:
@@ -242,7 +242,7 @@ def _returned(name: str, value: Any) -> Place | None:
     if isinstance(value, tuple):
         match cast(tuple[Any, ...], value):
             case (str() as target, str() as how):
-                return Place(target, _axes(how.split(), where))
+                return Place(target, _parse_axes(how.split(), where))
             case _:
                 pass
     raise InvalidConfigError(
@@ -251,7 +251,7 @@ def _returned(name: str, value: Any) -> Place | None:
     )
 
 
-def _matched(pattern: str, name: str, separator: str) -> list[str] | None:
+def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
     """What the wildcards of a pattern stand for in a name; None if it does not fit."""
     if len(name) > _LONGEST:
         return None
@@ -263,6 +263,6 @@ def _matched(pattern: str, name: str, separator: str) -> list[str] | None:
     return None if match is None else list(match.groups())
 
 
-def _filled(pattern: str, parts: list[str]) -> str:
+def _fill_wildcards(pattern: str, parts: list[str]) -> str:
     given = iter(parts)
     return _WILD.sub(lambda _: next(given), pattern)

@@ -29,7 +29,7 @@ def is_training(opt: Any) -> bool:
 
 
 def inner_of(opt: Any) -> Any:
-    """The optimizer inside; what is none is itself."""
+    """The optimizer inside a wrapper; anything else is returned as it is."""
     while is_training(opt):
         opt = opt.optimizer
     return opt
@@ -53,7 +53,7 @@ def loading_training(
         FailedPreconditionError: The variables of the step are not known yet.
     """
     mixed = placed.file.mixed or MixedPrecision()
-    variables = _variables(opt, [var for var, _ in slots])
+    variables = _trained_variables(opt, [var for var, _ in slots])
     keys = dict(zip(map(id, variables), state.keys_of(variables), strict=True))
     given = dict(scalars)
     for var, own in slots:
@@ -66,8 +66,8 @@ def loading_training(
     given |= {f"loss_scale/{name}": value.tensor() for name, value in mixed.scale.items()}
     is_step = not isinstance(opt, MixedPrecisionOptimizerWrapper)
     if is_step:
-        given |= _counts(opt, placed)
-        given |= _sums(opt, variables, keys)
+        given |= _counters_of(opt, placed)
+        given |= _zero_accumulators(opt, variables, keys)
     return opt._loading(given, variables)
 
 
@@ -86,7 +86,7 @@ def with_averages(slots: Slots, file: TensorFlowCheckpoint) -> Slots:
     ]
 
 
-def _variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
+def _trained_variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
     """The variables that are trained."""
     if isinstance(opt, MixedPrecisionOptimizerWrapper):
         return list(having)
@@ -98,7 +98,7 @@ def _variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
     return opt._owners()
 
 
-def _counts(opt: Any, placed: Placed) -> dict[str, Tensor]:
+def _counters_of(opt: Any, placed: Placed) -> dict[str, Tensor]:
     """The number of updates, and that of batches, which begins anew."""
     steps = placed.file.steps_of(())
     counts: dict[str, Tensor] = {}
@@ -109,7 +109,9 @@ def _counts(opt: Any, placed: Placed) -> dict[str, Tensor]:
     return counts
 
 
-def _sums(opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]) -> dict[str, Tensor]:
+def _zero_accumulators(
+    opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
+) -> dict[str, Tensor]:
     if opt._accumulators is None:
         return {}
     is_mixed = opt._mixed is not None

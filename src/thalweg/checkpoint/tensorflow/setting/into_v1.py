@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.checkpoint.steps import after, steps_of
+from thalweg.checkpoint.steps import power_after, steps_of
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.v1 import train
@@ -33,18 +33,18 @@ def loading_v1(
         CheckpointMismatchError: The optimizer has other slots, or its betas have other powers.
     """
     own = dict(scalars)
-    betas = _betas(optimizer)
-    found = contradictions(own, betas)
+    betas = _constant_betas(optimizer)
+    found = describe_contradictions(own, betas)
     if found:
         raise state.mismatch(found)
-    own |= _implied(own, betas)
+    own |= _implied_powers(own, betas)
     variables = [var for var, _ in slots]
     for key, (_, kinds) in zip(state.keys_of(variables), slots, strict=True):
         own |= {f"{key}/{kind}": value for kind, value in kinds.items()}
     return optimizer._loading(own, variables)
 
 
-def _betas(optimizer: train.Optimizer) -> dict[str, Any]:
+def _constant_betas(optimizer: train.Optimizer) -> dict[str, Any]:
     """The betas that are numbers, by the names of their powers."""
     inner: Any = optimizer
     while isinstance(inner, WrappingOptimizer):
@@ -55,13 +55,13 @@ def _betas(optimizer: train.Optimizer) -> dict[str, Any]:
     return {power: beta for power, beta in given.items() if is_number(beta)}
 
 
-def contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> list[str]:
+def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> list[str]:
     """Why powers are not those of these betas after one number of steps, in words."""
     found: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: each for name, each in powers.items() if each.is_floating_point()}
     for name in [name for name in powers if name in betas]:
-        value, beta = _scalars(powers[name], betas[name])
+        value, beta = _as_scalars(powers[name], betas[name])
         count = steps_of(value, beta)
         if count is not None:
             counts[name] = count
@@ -72,28 +72,28 @@ def contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> li
         shown = " and ".join(f"{name!r} after {count}" for name, count in counts.items())
         found.append(f"the powers are those of different numbers of steps: {shown}")
     for name in [name for name in powers if name in betas and name not in counts and counts]:
-        value, beta = _scalars(powers[name], betas[name])
+        value, beta = _as_scalars(powers[name], betas[name])
         count = next(iter(counts.values()))
-        if value == 0 and after(beta, count) != 0:
+        if value == 0 and power_after(beta, count) != 0:
             short = name.removesuffix("_power")
             found.append(f"{name!r} is 0, no power of {short}={betas[name]} after {count} steps")
     return found
 
 
-def _scalars(power: Tensor, beta: Any) -> tuple[Any, Any]:
+def _as_scalars(power: Tensor, beta: Any) -> tuple[Any, Any]:
     value = power.numpy()[()]
     return value, value.dtype.type(np.float32(beta) if type(beta) is float else beta)
 
 
-def _implied(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
+def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
     """Powers that the optimizer has and the file need not: contrib's AdaMax keeps one."""
     if not powers:
         return {}
-    counts = [steps_of(*_scalars(powers[name], betas[name])) for name in powers if name in betas]
+    counts = [steps_of(*_as_scalars(powers[name], betas[name])) for name in powers if name in betas]
     found: dict[str, Tensor] = {}
     for name in betas.keys() - powers.keys():
         beta = np.float32(betas[name])
         count = next((each for each in counts if each is not None), None)
-        value = np.float32(0) if count is None else after(beta, count)
+        value = np.float32(0) if count is None else power_after(beta, count)
         found[name] = torch.tensor(float(value), dtype=torch.float32)
     return found

@@ -93,7 +93,7 @@ def refuse_lost(found: FoundOptimizer) -> None:
 def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:
     """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
     known = [base.__name__ for base in cls.__mro__]
-    title = given.get("name") or _defaults(cls).get("name")
+    title = given.get("name") or _default_arguments(cls).get("name")
     return [
         replace(family, title=title or family.title)
         for name in known[:1] + [each for each in known[1:] if _is_known(each)][:1]
@@ -116,7 +116,9 @@ def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
     return Family(type(optimizer).__name__, optimizer.get_name(), tuple(names), powers, names=names)
 
 
-def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any], path: str) -> Any:
+def make_optimizer(
+    cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any], path: str
+) -> Any:
     """An optimizer of a class.
 
     Args:
@@ -130,15 +132,18 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
         CheckpointMismatchError: The user gives another value than the file has.
         InvalidConfigError: A value is none that the optimizer takes.
     """
-    known = {} if found is None else _arguments(cls, found)
+    known = {} if found is None else _arguments_in_file(cls, found)
     refuse_contradictions(known, given)
     arguments = {**known, **given}
-    accepted = _accepted(cls)
+    accepted = _accepted_arguments(cls)
     for name in given.keys() - accepted:
         hint = did_you_mean(name, accepted)
         takes = f"It takes {listed(sorted(accepted))}."
         raise OptionError(f"{cls.__name__} takes no {name!r}. {hint or takes}")
-    needed = [*_required(cls), *(["learning_rate"] if "learning_rate" in accepted else [])]
+    needed = [
+        *_required_arguments(cls),
+        *(["learning_rate"] if "learning_rate" in accepted else []),
+    ]
     if issubclass(cls, keras.Optimizer) and found is not None and found.family is not None:
         needed += ["momentum"] if "momentum" in {*found.family.slots} & accepted else []
     needed += [] if found is None else [name for name in found.unclear if name in accepted]
@@ -160,20 +165,20 @@ def made(cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any],
         ) from error
 
 
-def wrapped(
+def make_wrapped(
     cls: type[Any],
     found: FoundOptimizer | None,
     given: Mapping[str, Any],
     file: TensorFlowCheckpoint,
 ) -> Any:
-    """As `made`; in a file with masters the optimizer of these.
+    """As `make_optimizer`; in a file with masters the optimizer of these.
 
     Raises:
         OptionError: The loss scale is fixed and not given as `loss_scale`.
     """
     mixed = file.mixed
     if mixed is None or not mixed.masters:
-        return made(cls, found, given, file.path)
+        return make_optimizer(cls, found, given, file.path)
     own = {name: given[name] for name in given if name not in _SCALING}
     params = given.get("loss_scaling_params")
     if not mixed.scaler and "loss_scale" not in given:
@@ -181,11 +186,11 @@ def wrapped(
             f"{file.path} has masters and no loss scale: give restore(..., loss_scale=...)."
         )
     scale = AutomaticLossScaler(mixed.scaler, params) if mixed.scaler else given["loss_scale"]
-    return MixedPrecisionOptimizerWrapper(made(cls, found, own, file.path), scale)
+    return MixedPrecisionOptimizerWrapper(make_optimizer(cls, found, own, file.path), scale)
 
 
 def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse values that are not those of the file, as far as they can be compared.
+    """Refuse values that differ from the file's, where they can be compared.
 
     Raises:
         CheckpointMismatchError: Lists them.
@@ -193,52 +198,52 @@ def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) ->
     found = [
         f"{name} is {known[name]!r} in the file, not {given[name]!r}"
         for name in known
-        if name in given and _differ(known[name], given[name])
+        if name in given and _are_different(known[name], given[name])
     ]
     if found:
         raise state.mismatch(found)
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _are_different(one: Any, other: Any) -> bool:
     if isinstance(one, bool | str) or isinstance(other, bool | str):
         return one != other
     return is_number(one) and is_number(other) and np.float32(one) != np.float32(other)
 
 
-def _arguments(cls: type[Any], found: FoundOptimizer) -> dict[str, Any]:
+def _arguments_in_file(cls: type[Any], found: FoundOptimizer) -> dict[str, Any]:
     """What the file has, by the names of the constructor."""
     known = dict(found.hyperparameters)
     if issubclass(cls, keras.Nadam) and "decay" in known:
         known["schedule_decay"] = known.pop("decay")
-    if found.title and found.title != _defaults(cls).get("name"):
+    if found.title and found.title != _default_arguments(cls).get("name"):
         known["name"] = found.title
     return known
 
 
-def _parameters(cls: type[Any]) -> Sequence[inspect.Parameter]:
+def _parameters_of(cls: type[Any]) -> Sequence[inspect.Parameter]:
     return list(inspect.signature(cls).parameters.values())
 
 
-def _accepted(cls: type[Any]) -> set[str]:
+def _accepted_arguments(cls: type[Any]) -> set[str]:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    own = {each.name for each in _parameters(cls) if each.kind not in kinds}
+    own = {each.name for each in _parameters_of(cls) if each.kind not in kinds}
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
     return own | options if issubclass(cls, keras.Optimizer) else own
 
 
-def _required(cls: type[Any]) -> list[str]:
+def _required_arguments(cls: type[Any]) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [
         each.name
-        for each in _parameters(cls)
+        for each in _parameters_of(cls)
         if each.kind in kinds and each.default is inspect.Parameter.empty
     ]
 
 
-def _defaults(cls: type[Any]) -> dict[str, Any]:
+def _default_arguments(cls: type[Any]) -> dict[str, Any]:
     return {
         each.name: each.default
-        for each in _parameters(cls)
+        for each in _parameters_of(cls)
         if each.default is not inspect.Parameter.empty
     }
 

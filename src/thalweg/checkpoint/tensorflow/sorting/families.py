@@ -98,7 +98,7 @@ KERAS = (
 )
 
 
-def titled(title: str, families: Iterable[Family] = V1) -> list[Family]:
+def families_titled(title: str, families: Iterable[Family] = V1) -> list[Family]:
     """The families of which a name, such as "Adam", is the default."""
     return [family for family in families if family.title == title]
 

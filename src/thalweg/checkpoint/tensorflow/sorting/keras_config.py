@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.tensorflow.sorting.families import Family
-from thalweg.checkpoint.tensorflow.sorting.numbers import shortest
+from thalweg.checkpoint.tensorflow.sorting.numbers import shortest_decimal
 from thalweg.errors import InvalidConfigError
 from thalweg.keras import optimizers
 from thalweg.schedules import deserialize
@@ -33,13 +33,13 @@ def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
     config = file.config or {}
     accepted = inspect.signature(getattr(optimizers, family.cls)).parameters
     known = {
-        name: shortest(value) if is_legacy(file) else value
+        name: shortest_decimal(value) if is_legacy(file) else value
         for name, value in config.items()
         if name in accepted and isinstance(value, bool | int | float | str)
     }
     known |= {name: config[name] for name in _CLIPPING if config.get(name) is not None}
     if isinstance(config.get("learning_rate"), Mapping):
-        known["learning_rate"] = _schedule(config["learning_rate"])
+        known["learning_rate"] = _make_schedule(config["learning_rate"])
     if "decay" in config and is_legacy(file):
         known["decay"] = config["decay"]
     if family.cls == "Nadam" and not is_legacy(file):
@@ -64,7 +64,7 @@ def refused_of(file: KerasFile) -> tuple[str, ...]:
     return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
 
 
-def _schedule(config: Mapping[str, Any]) -> Any:
+def _make_schedule(config: Mapping[str, Any]) -> Any:
     try:
         return deserialize(dict(config))
     except (ValueError, TypeError, KeyError) as error:

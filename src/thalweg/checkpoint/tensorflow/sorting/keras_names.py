@@ -19,9 +19,9 @@ from thalweg.checkpoint.tensorflow.sorting.keras_config import (
 )
 from thalweg.checkpoint.tensorflow.sorting.keras_objects import OTHERS
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
-from thalweg.checkpoint.tensorflow.sorting.loss_scales import SCALE, STEPS, scaled_by, usual
+from thalweg.checkpoint.tensorflow.sorting.loss_scales import SCALE, STEPS, if_usual, scaled_by
 from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
-from thalweg.storage.json_text import table
+from thalweg.storage.json_text import as_object
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
@@ -69,7 +69,7 @@ def sorted_file(
 def _without_scale(file: KerasFile) -> KerasFile:
     """The file with the optimizer inside of one that scales the loss."""
     own = {name: each for name, each in file.optimizer.items() if _INNER in name}
-    inner = table(table(file.config).get("inner_optimizer"))
+    inner = as_object(as_object(file.config).get("inner_optimizer"))
     name, config = inner.get("class_name"), inner.get("config")
     if file.kind == "h5" and isinstance(name, str):  # which has the arrays of the inner one alone
         own = own or dict(file.optimizer)
@@ -78,7 +78,7 @@ def _without_scale(file: KerasFile) -> KerasFile:
     return replace(
         file,
         class_name=name if isinstance(name, str) else None,
-        config=table(config) if isinstance(config, dict) else None,
+        config=as_object(config) if isinstance(config, dict) else None,
         optimizer=own,
     )
 
@@ -89,7 +89,7 @@ def _scale_of(file: KerasFile) -> dict[str, Stored]:
     if file.class_name not in (None, _SCALING) or len(outer) == len(file.optimizer):
         return {}
     # Its own count of steps and learning rate come first, and mean nothing.
-    return usual(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
+    return if_usual(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
 
 
 def _by_name(file: KerasFile) -> FoundOptimizer | None:
@@ -111,7 +111,9 @@ def _by_name(file: KerasFile) -> FoundOptimizer | None:
     families = with_slots(kinds, KERAS)
     named = [each for each in families if each.cls == (file.class_name or scope.split("/")[0])]
     others = sorted(scalars.keys() - {"iter", "momentum_cache"})
-    return _found(file, (named or families) if not others else [], slots, scalars, scope or "Adam")
+    return _found_optimizer(
+        file, (named or families) if not others else [], slots, scalars, scope or "Adam"
+    )
 
 
 def _by_number(file: KerasFile) -> FoundOptimizer:
@@ -145,7 +147,7 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
         scalars["learning_rate"] = rate[0]
     slots = fitting[0][1] if len(fitting) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
-    found = _found(file, [family for family, _ in fitting], slots, scalars, name)
+    found = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
     if not values or slots:
         return found
     if file.class_name in OTHERS.values():
@@ -200,7 +202,7 @@ def _slots_of(family: Family, values: Sequence[Stored], file: KerasFile) -> Slot
     return slots if alike else None
 
 
-def _found(
+def _found_optimizer(
     file: KerasFile,
     families: Sequence[Family],
     slots: Slots,

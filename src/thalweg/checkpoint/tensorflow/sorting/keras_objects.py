@@ -67,7 +67,7 @@ class Listed:
     trained: Sequence[Owner] | None
 
 
-def numbered(own: Listed, owners: Sequence[Owner], class_name: str = "") -> FoundOptimizer:
+def sort_numbered(own: Listed, owners: Sequence[Owner], class_name: str = "") -> FoundOptimizer:
     """The optimizer of a node.
 
     Args:
@@ -80,9 +80,9 @@ def numbered(own: Listed, owners: Sequence[Owner], class_name: str = "") -> Foun
         titles, found, lost = _by_lists(own, own.trained, class_name)
     else:
         titles, found, lost = _by_names(own, owners)
-    others = {OTHERS[each] for title in titles if (each := _plain(title)) in OTHERS}
+    others = {OTHERS[each] for title in titles if (each := _plain_title(title)) in OTHERS}
     lost += [f"nothing in thalweg.keras steps like {each}" for each in sorted(others)]
-    family = None if lost else _family(titles, found)
+    family = None if lost else _family_titled(titles, found)
     known = dict(family.options) if family else {}
     if _RATE in own.children:
         known["learning_rate"] = as_number(own.children[_RATE])
@@ -111,9 +111,9 @@ Sorted = tuple[set[str], Slots, list[str]]  # titles, slots, what is lost
 def _by_lists(own: Listed, trained: Sequence[Owner], class_name: str) -> Sorted:
     """Slots of Keras 3, whose lists have one for each variable."""
     title = re.sub(r"_\d+$", "", own.title.rpartition("/")[2])
-    if _plain(title) in OTHERS:
+    if _plain_title(title) in OTHERS:
         return {title}, {}, []
-    cls = {each.lower(): each for each in _LISTS}.get(_plain(title), class_name)
+    cls = {each.lower(): each for each in _LISTS}.get(_plain_title(title), class_name)
     lists = {name: each for name, each in own.lists.items() if each}
     fitting = [cls] if cls else [each for each, kinds in _LISTS.items() if lists.keys() <= {*kinds}]
     kinds = _LISTS[fitting[0]] if len(fitting) == 1 else {}
@@ -129,7 +129,7 @@ def _by_lists(own: Listed, trained: Sequence[Owner], class_name: str) -> Sorted:
     return {title}, {}, [f"{title!r} lists {', '.join(lists) or 'no slots'}{likely}"]
 
 
-def _plain(title: str) -> str:
+def _plain_title(title: str) -> str:
     return title.lower().replace("_", "")
 
 
@@ -154,7 +154,7 @@ def _by_names(own: Listed, owners: Sequence[Owner]) -> Sorted:
     return titles, found, lost
 
 
-def _family(titles: set[str], slots: Slots) -> Family | None:
+def _family_titled(titles: set[str], slots: Slots) -> Family | None:
     """The kind that the title says, if it has these slots."""
     kinds = {kind for own in slots.values() for kind in own}
     named = [each for each in with_slots(kinds, KERAS) if {each.cls} == titles]

@@ -47,20 +47,20 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
 
 def _is_ordered(places: Sequence[Place]) -> bool:
     """Whether the model has these places in this order for certain."""
-    return all(map(_follows, places, places[1:]))
+    return all(map(_may_follow, places, places[1:]))
 
 
-def _follows(one: Place, other: Place) -> bool:
+def _may_follow(one: Place, other: Place) -> bool:
     if one[0] != other[0]:  # layers of the model, as they are listed
         return one[0] is not None and other[0] is not None
     parts, others = one[1].split("/"), other[1].split("/")
     first = next((pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]), None)
     if first is None:  # a layer has its own variables before those of layers inside of it
         return len(parts) <= len(others)
-    return _class(first[0]) == _class(first[1])
+    return _layer_class(first[0]) == _layer_class(first[1])
 
 
-def _class(group: str) -> str:
+def _layer_class(group: str) -> str:
     return re.sub(r"_?\d+$", "", group)
 
 
@@ -93,11 +93,11 @@ def _by_layers(
         layers.setdefault(places[name][1], []).append(name)
     classes: dict[str, list[list[str]]] = {}
     for layer, names in layers.items():
-        classes.setdefault(_class(layer), []).append(names)
+        classes.setdefault(_layer_class(layer), []).append(names)
     queues = list(classes.values())
     ways: dict[tuple[int, ...], list[list[str]]] = {}
 
-    def found(places: tuple[int, ...], at: int) -> list[list[str]]:
+    def find_orders(places: tuple[int, ...], at: int) -> list[list[str]]:
         """Up to two orders of what is left of the layers."""
         if places not in ways and len(ways) < _LOOKED_AT:
             ways[places] = [[]] * (at == len(wanted))
@@ -105,13 +105,15 @@ def _by_layers(
                 block = queue[places[index]] if places[index] < len(queue) else []
                 end = at + len(block)
                 if block and [given[name] for name in block] == list(wanted[at:end]):
-                    rest = found((*places[:index], places[index] + 1, *places[index + 1 :]), end)
+                    rest = find_orders(
+                        (*places[:index], places[index] + 1, *places[index + 1 :]), end
+                    )
                     ways[places] = (ways[places] + [block + each for each in rest])[:2]
                 if len(ways[places]) == 2:
                     break
         return ways.get(places, [])
 
-    orders = found((0,) * len(queues), 0) if len(layers) < _LAYERS else []
+    orders = find_orders((0,) * len(queues), 0) if len(layers) < _LAYERS else []
     whole = [order for order in orders if len(order) == len(given)]
     return whole[0] if len(orders) == 1 and whole and len(ways) < _LOOKED_AT else None
 
@@ -120,15 +122,15 @@ def _only_way(given: Sequence[Shape], wanted: Sequence[Shape]) -> list[int] | No
     """The places of `wanted` in `given`, in order, if there is just one way."""
     if len(wanted) > len(given):
         return None
-    first = _leftmost(given, wanted)
-    last = _leftmost(given[::-1], wanted[::-1])
+    first = _leftmost_order(given, wanted)
+    last = _leftmost_order(given[::-1], wanted[::-1])
     if first is None or last is None:
         return None
     mirrored = [len(given) - 1 - index for index in reversed(last)]
     return first if first == mirrored else None
 
 
-def _leftmost(given: Sequence[Shape], wanted: Sequence[Shape]) -> list[int] | None:
+def _leftmost_order(given: Sequence[Shape], wanted: Sequence[Shape]) -> list[int] | None:
     found: list[int] = []
     at = 0
     for shape in wanted:

@@ -26,7 +26,7 @@ def scaled_by(scale: Mapping[str, Stored]) -> tuple[str, ...]:
     )
 
 
-def usual(scale: Mapping[str, Stored]) -> dict[str, Stored]:
+def if_usual(scale: Mapping[str, Stored]) -> dict[str, Stored]:
     """The same, if a loss scale may have these values; else nothing."""
     is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
     are_counts = all(each.dtype in INTEGERS for name, each in scale.items() if name != SCALE)
@@ -37,4 +37,4 @@ def usual(scale: Mapping[str, Stored]) -> dict[str, Stored]:
 def scale_in(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     """The two variables by which a Saver keeps a loss scale; {} if they are not there."""
     found = {name: tensors[name] for name in (SCALE, STEPS) if name in tensors}
-    return usual(found) if len(found) == 2 else {}
+    return if_usual(found) if len(found) == 2 else {}

@@ -66,7 +66,7 @@ def mixed_precision(
     averages = {int(found[1]): name for name in tensors if (found := _AVERAGE.fullmatch(name))}
     if not names and not averages:
         return None, dict(tensors)
-    scaler, scale = _scaler(tensors) if names else ("", {})
+    scaler, scale = _find_scaler(tensors) if names else ("", {})
     taken = {*names, *averages.values(), *scale.values()}
     mixed = MixedPrecision(
         masters={variable: tensors[name] for name, variable in names.items()},
@@ -78,7 +78,7 @@ def mixed_precision(
     return mixed, {name: value for name, value in tensors.items() if name not in taken}
 
 
-def _scaler(tensors: Mapping[str, Stored]) -> tuple[str, dict[str, str]]:
+def _find_scaler(tensors: Mapping[str, Stored]) -> tuple[str, dict[str, str]]:
     """The algorithm, and the names of the variables that are its state."""
     scopes: dict[str, dict[int, str]] = {}
     for name, value in tensors.items():

@@ -24,11 +24,11 @@ def as_number(value: Stored) -> Any:
     """
     number = value.array()[()]
     if value.dtype == "F32":
-        return shortest(number.item())
+        return shortest_decimal(number.item())
     return number if value.dtype == "F64" else number.item()
 
 
-def shortest(number: Any) -> Any:
+def shortest_decimal(number: Any) -> Any:
     """The shortest decimal of a float that a float32 holds; anything else as it is."""
     with np.errstate(over="ignore"):
         rounded = np.float32(number) if type(number) is float else None

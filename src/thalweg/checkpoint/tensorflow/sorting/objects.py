@@ -14,13 +14,18 @@ from thalweg.checkpoint.tensorflow.sorting.contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.sorting.families import KERAS, V1, Family, with_slots
-from thalweg.checkpoint.tensorflow.sorting.keras_objects import MARKS, TRAINED, Listed, numbered
+from thalweg.checkpoint.tensorflow.sorting.keras_objects import (
+    MARKS,
+    TRAINED,
+    Listed,
+    sort_numbered,
+)
 from thalweg.checkpoint.tensorflow.sorting.keras_order import Owner
 from thalweg.checkpoint.tensorflow.sorting.loss_scales import (
     OF_KERAS_3,
     OF_SCALES,
+    if_usual,
     scaled_by,
-    usual,
 )
 from thalweg.checkpoint.tensorflow.sorting.numbers import FLOATS, INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.sorting.powers import with_steps
@@ -58,7 +63,7 @@ def sorted_objects(
         if node in scales
         else found
         for node in nodes
-        for found in [view.optimizer(node)]
+        for found in [view.sort_optimizer(node)]
     ]
     free = [node for node in view.keys if node not in view.taken]
     counters = {view.name(node): view.value(node) for node in free if view.is_counter(node)}
@@ -73,7 +78,7 @@ def sorted_objects(
         path=path,
         kind="object",
         variables=variables,
-        optimizers=tuple(_told(each, counts) for each in optimizers),
+        optimizers=tuple(_with_hyperparameters(each, counts) for each in optimizers),
         counters=counters,
         unknown={name: value for name, value in tensors.items() if name not in known},
         other_names=view.other_names(set(variables)),
@@ -82,7 +87,7 @@ def sorted_objects(
     )
 
 
-def only(graph: ObjectGraph, tensors: Mapping[str, Stored]) -> ObjectGraph:
+def only_tensors(graph: ObjectGraph, tensors: Mapping[str, Stored]) -> ObjectGraph:
     """A graph of these tensors alone."""
     kept = [
         replace(node, attributes=tuple(each for each in node.attributes if each.key in tensors))
@@ -119,7 +124,7 @@ class _View:
         self._tensors = tensors
         self._nodes = graph.nodes
         self._orders: dict[int, tuple[tuple[int, int], ...]] = {0: ()}
-        self._places = self._walked()
+        self._places = self._shortest_paths()
         self.keys = {
             index: attribute.key
             for index, node in enumerate(self._nodes)
@@ -128,22 +133,22 @@ class _View:
         }
         self.taken: set[int] = set()
 
-    def _node(self, index: int) -> Node:
+    def _node_at(self, index: int) -> Node:
         if not 0 <= index < len(self._nodes):
             raise DataLossError(f"{self._path}: the object graph has no node {index}")
         return self._nodes[index]
 
-    def _walked(self) -> dict[int, str]:
+    def _shortest_paths(self) -> dict[int, str]:
         """The shortest path to each node that can be reached, from the root."""
         places = {0: ""} if self._nodes else {}
         pending = list(places)
         for index in pending:
             stems: dict[str, int] = {}
-            for name, child in self._node(index).children.items():
+            for name, child in self._node_at(index).children.items():
                 stem, number = _numbered_name(name)
                 kind = stems.setdefault(stem, len(stems))
                 if child not in places:
-                    self._node(child)
+                    self._node_at(child)
                     places[child] = f"{places[index]}/{name}".lstrip("/")
                     self._orders[child] = (*self._orders[index], (kind, number))
                     pending.append(child)
@@ -168,7 +173,9 @@ class _View:
 
     def full_name(self, index: int) -> str:
         """The name that a variable had in the program, without ":0"."""
-        names = [each.full_name for each in self._node(index).attributes if each.name == ATTRIBUTE]
+        names = [
+            each.full_name for each in self._node_at(index).attributes if each.name == ATTRIBUTE
+        ]
         return names[0].removesuffix(":0") if names else ""
 
     def other_names(self, variables: set[str]) -> dict[str, str]:
@@ -195,7 +202,7 @@ class _View:
         """
         found: dict[int, dict[str, Stored]] = {}
         for index in self._places:
-            children = self._node(index).children
+            children = self._node_at(index).children
             holder, names = index, OF_KERAS_3
             if INNER not in children:
                 holder, names = children.get("loss_scale", index), OF_SCALES
@@ -203,10 +210,10 @@ class _View:
             owners = [each for each in (index, *inside) if each in optimizers]
             own = {
                 names[name]: child
-                for name, child in self._node(holder).children.items()
+                for name, child in self._node_at(holder).children.items()
                 if name in names and child in self.keys
             }
-            scale = usual({name: self.value(child) for name, child in own.items()})
+            scale = if_usual({name: self.value(child) for name, child in own.items()})
             if owners and scale:
                 found[owners[-1]] = scale
                 self.taken |= set(own.values())
@@ -214,11 +221,11 @@ class _View:
                     self.taken |= {child for child in children.values() if child in self.keys}
         return found
 
-    def optimizer(self, index: int) -> FoundOptimizer:
+    def sort_optimizer(self, index: int) -> FoundOptimizer:
         """The optimizer of a node; its variables are `taken` from now on."""
-        node = self._node(index)
+        node = self._node_at(index)
         if set(MARKS) <= node.children.keys():
-            return self._numbered(index)
+            return self._sort_numbered(index)
         slots: dict[str, dict[str, Stored]] = {}
         titles: set[str] = set()
         for slot in node.slots:
@@ -234,44 +241,48 @@ class _View:
                 scalars[name] = self.value(child)
                 titles.add(self.full_name(child))
         kinds = sorted({kind for own in slots.values() for kind in own})
-        return _identified(self._places[index], kinds, slots, scalars, titles)
+        return _identify_optimizer(self._places[index], kinds, slots, scalars, titles)
 
-    def _numbered(self, index: int) -> FoundOptimizer:
+    def _sort_numbered(self, index: int) -> FoundOptimizer:
         """One of Keras 2.11 and later."""
-        node = self._node(index)
+        node = self._node_at(index)
         own = {name: child for name, child in node.children.items() if child in self.keys}
-        slots = [each for each in self._listed(node.children["_variables"]) if each in self.keys]
+        slots = [
+            each for each in self._list_items(node.children["_variables"]) if each in self.keys
+        ]
         slots = [each for each in dict.fromkeys(slots) if each not in own.values()]
         self.taken |= {*slots, *own.values()}
         trained, known = None, {*slots}
         if TRAINED in node.children:
-            trained = [each for each in self._listed(node.children[TRAINED]) if each in self.keys]
+            trained = [
+                each for each in self._list_items(node.children[TRAINED]) if each in self.keys
+            ]
         lists = {
             name: [self.value(each) for each in listed]
             for name, child in node.children.items()
             if name not in (*MARKS, TRAINED)
-            and (listed := self._listed(child))
+            and (listed := self._list_items(child))
             and known.issuperset(listed)
         }
-        return numbered(
+        return sort_numbered(
             Listed(
                 self._places[index],
                 [(self.full_name(each), self.value(each)) for each in slots],
                 {n: value for n, child in own.items() if not (value := self.value(child)).shape},
                 self.full_name(node.children[MARKS[1]]).rpartition("/")[0],
                 lists,
-                None if trained is None else [self._owner(each) for each in trained],
+                None if trained is None else [self._owner_of(each) for each in trained],
             ),
-            [self._owner(each) for each in self.keys if each in self._places],
+            [self._owner_of(each) for each in self.keys if each in self._places],
             self._class_name,
         )
 
-    def _listed(self, index: int) -> list[int]:
+    def _list_items(self, index: int) -> list[int]:
         """What a list holds, in its order."""
-        children = self._node(index).children
+        children = self._node_at(index).children
         return [children[name] for name in sorted(children, key=_numbered_name)]
 
-    def _owner(self, index: int) -> Owner:
+    def _owner_of(self, index: int) -> Owner:
         order = self._orders.get(index, ())
         return Owner(self.name(index), self.full_name(index), self.value(index), order)
 
@@ -292,7 +303,7 @@ def _is_optimizer(children: Mapping[str, int]) -> bool:
     return any(each <= children.keys() for each in known)
 
 
-def _identified(
+def _identify_optimizer(
     place: str,
     kinds: list[str],
     slots: dict[str, dict[str, Stored]],
@@ -308,7 +319,7 @@ def _identified(
             for family in families
             if own <= set(family.hypers) and ("momentum_cache" in scalars) == bool(family.powers)
         ]
-    named = [family for family in families if _names(family, titles, is_keras)]
+    named = [family for family in families if _has_default_name(family, titles, is_keras)]
     chosen = named if len(named) == 1 else families
     family = chosen[0] if len(chosen) == 1 else None
     shown = [f"slots {', '.join(kinds)}"] if kinds else ["no slots"]
@@ -332,14 +343,14 @@ def _identified(
     )
 
 
-def _names(family: Family, titles: set[str], is_keras: bool) -> bool:
+def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:
     """Whether variables are called as those of this optimizer are, if it was given no name."""
     if is_keras:
         return any(title.split("/")[0] == family.title for title in titles)
     return any(title.rpartition("/")[2] == family.title for title in titles)
 
 
-def _told(found: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
+def _with_hyperparameters(found: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
     if found.face == "keras":
         return found
     powers = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.steps import told
+from thalweg.checkpoint.steps import steps_and_betas
 from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer
 from thalweg.checkpoint.tensorflow.sorting.numbers import count_of
 
@@ -43,7 +43,7 @@ def with_powers(
     optimizers of other variables share a name; where there are several names, no order of sets is
     known: then there is an optimizer for each set, with all the slots. Sets that are alike are one.
     """
-    sets = sets if _differ(sets) else dict(list(sets.items())[:1])
+    sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(value) for name, value in counters.items()}
     numbers = {name: count for name, count in counts.items() if count is not None}
     having = [each for each in optimizers if _has_powers(each)]
@@ -53,7 +53,7 @@ def with_powers(
         if not sets or not _has_powers(found):
             pairs.append((found, {}))
         elif sharing:
-            pairs += [(_shared(found, key), own) for key, own in sets.items()]
+            pairs += [(_with_shared_name(found, key), own) for key, own in sets.items()]
         else:
             index = next(at for at, each in enumerate(having) if each is found)
             own = list(sets.values())
@@ -72,7 +72,7 @@ def with_steps(
         counters: Numbers of steps from elsewhere, by name.
     """
     values = {name.removesuffix("_power"): each.array()[()] for name, each in powers.items()}
-    steps = told(values, counters)
+    steps = steps_and_betas(values, counters)
     shown = ", ".join(f"{name}={each.array().item():.6g}" for name, each in powers.items())
     return replace(
         found,
@@ -85,7 +85,7 @@ def with_steps(
     )
 
 
-def _differ(sets: Sets) -> bool:
+def _are_different(sets: Sets) -> bool:
     return (
         len({tuple(sorted((n, bytes(s.data)) for n, s in own.items())) for own in sets.values()})
         > 1
@@ -98,7 +98,7 @@ def _has_powers(found: FoundOptimizer) -> bool:
     return any(len(own) == 2 for own in found.slots.values())
 
 
-def _shared(found: FoundOptimizer, key: str) -> FoundOptimizer:
+def _with_shared_name(found: FoundOptimizer, key: str) -> FoundOptimizer:
     scope, _, number = key.partition(" ")
     title = f"{scope}/" * bool(scope) + "beta1_power" + f"_{number}" * bool(number)
     note = f"several optimizers are called {found.name}: this one has {title}; give its variables"

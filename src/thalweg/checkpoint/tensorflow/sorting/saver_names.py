@@ -20,7 +20,7 @@ from thalweg.checkpoint.tensorflow.sorting.contents import (
     Slots,
     TensorFlowCheckpoint,
 )
-from thalweg.checkpoint.tensorflow.sorting.families import V1, Family, titled
+from thalweg.checkpoint.tensorflow.sorting.families import V1, Family, families_titled
 from thalweg.checkpoint.tensorflow.sorting.loss_scales import scale_in, scaled_by
 from thalweg.checkpoint.tensorflow.sorting.mixed import mixed_precision
 from thalweg.checkpoint.tensorflow.sorting.numbers import FLOATS, INTEGERS
@@ -51,11 +51,11 @@ def sorted_names(
     counters = {name: value for name, value in rest.items() if _is_counter(name, value)}
     stems = frozenset(part for family in families for _, part in family.parts)
     masters = mixed.names if mixed else {}
-    owners = _owners({**rest, **{name: tensors[name] for name in masters}}, _KNOWN | stems)
+    owners = _owners_of_slots({**rest, **{name: tensors[name] for name in masters}}, _KNOWN | stems)
     beside: Slots = defaultdict(dict)
     placed: dict[tuple[str, str], str] = {}
     for name, owner in owners.items():
-        place = masters.get(owner, owner), _last(name)
+        place = masters.get(owner, owner), _last_part(name)
         if place in placed:
             raise UnsupportedCheckpointError(
                 f"{path}: {placed[place]!r} and {name!r} may both be slots of {place[0]!r}, made in"
@@ -66,7 +66,7 @@ def sorted_names(
     groups: dict[str, Slots] = defaultdict(dict)
     for owner, own in beside.items():
         for part, value in own.items():
-            groups[_split(part)[0]].setdefault(owner, {})[part] = value
+            groups[_split_number(part)[0]].setdefault(owner, {})[part] = value
     averages = groups.pop(AVERAGE, {})
     optimizers: list[FoundOptimizer] = []
     for family in families:
@@ -74,7 +74,7 @@ def sorted_names(
             optimizers += _of_family(family, beside, path)
     taken = stems if optimizers else frozenset[str]()
     for stem in sorted(groups.keys() - taken):
-        found = titled(stem, families) or titled(stem)
+        found = families_titled(stem, families) or families_titled(stem)
         optimizers += _of_name(stem, groups[stem], found, path)
     optimizers = with_powers(optimizers, powers, counters)
     scale = scale_in(rest) if len(optimizers) == 1 else {}
@@ -98,21 +98,23 @@ def sorted_names(
     )
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _split(part: str) -> tuple[str, int]:
+def _split_number(part: str) -> tuple[str, int]:
     """The name and the number of "Adam_1"; the number of "Adam" is 0."""
     match = re.fullmatch(r"(.+?)(?:_([1-9][0-9]{0,8}))?", part, re.DOTALL)
     return (match[1], int(match[2] or 0)) if match else (part, 0)
 
 
 def _is_counter(name: str, value: Stored) -> bool:
-    return _last(name) == GLOBAL_STEP and value.dtype in (*INTEGERS, *FLOATS) and not value.shape
+    return (
+        _last_part(name) == GLOBAL_STEP and value.dtype in (*INTEGERS, *FLOATS) and not value.shape
+    )
 
 
-def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, str]:
+def _owners_of_slots(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, str]:
     """The variable beside which each slot stands, by the slot's name.
 
     A name that is no optimizer's counts where the tensor has the dtype and shape of its variable.
@@ -121,7 +123,7 @@ def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, s
     loose: dict[str, list[str]] = defaultdict(list)  # of optimizers in scopes, by their names
     for name, value in tensors.items():
         owner, _, part = name.rpartition("/")
-        stem = _split(part)[0]
+        stem = _split_number(part)[0]
         is_known = stem in known or part in known
         if owner in tensors and (is_known or _is_alike(value, tensors[owner])):
             found[name] = owner
@@ -129,7 +131,9 @@ def _owners(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, s
             loose[stem].append(name)
     found = {name: owner for name, owner in found.items() if owner not in found}
     for stem, names in loose.items():
-        beside = [owner for name, owner in found.items() if _split(_last(name))[0] == stem]
+        beside = [
+            owner for name, owner in found.items() if _split_number(_last_part(name))[0] == stem
+        ]
         found |= _without_scopes(tensors, names, beside)
     return found
 
@@ -176,7 +180,7 @@ def _of_name(stem: str, own: Slots, families: Sequence[Family], path: str) -> li
     for chosen in (exact, several):
         if len(chosen) == 1:
             return _of_family(chosen[0], own, path)
-    parts = sorted({part for slots in own.values() for part in slots}, key=_split)
+    parts = sorted({part for slots in own.values() for part in slots}, key=_split_number)
     candidates = families or [family for family in V1 if len(family.slots) == len(parts)]
     return [
         FoundOptimizer(
@@ -233,12 +237,12 @@ def _of_family(family: Family, beside: Slots, path: str) -> list[FoundOptimizer]
         f" {listed(first)}, it is not known which; each has these slots: give its variables"
     )
     return [
-        replace(_one(family, names, {**first, **slots}), notes=(note,) if first else ())
+        replace(_found_optimizer(family, names, {**first, **slots}), notes=(note,) if first else ())
         for names, slots in sets
     ]
 
 
-def _one(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
+def _found_optimizer(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
     return FoundOptimizer(
         name=family.title,
         face="openseq2seq" if family.cls == "NovoGrad" else "v1",

@@ -35,28 +35,28 @@ def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
     if twice:
         raise state.mismatch(twice, outcome="Nothing was written.")
     made = _Graph()
-    nodes = {name: made.variable(name, value, name) for name, value in found.variables.items()}
+    nodes = {name: made.add_variable(name, value, name) for name, value in found.variables.items()}
     if found.optimizer is not None:
         _add_optimizer(made, found, nodes)
     if found.global_step is not None:
-        made.variable(GLOBAL_STEP, found.global_step, GLOBAL_STEP)
+        made.add_variable(GLOBAL_STEP, found.global_step, GLOBAL_STEP)
     counter = of_tensor(torch.tensor(1, dtype=torch.int64))
-    made.variable(SAVE_COUNTER, counter, SAVE_COUNTER)
-    return made.tensors, made.graph()
+    made.add_variable(SAVE_COUNTER, counter, SAVE_COUNTER)
+    return made.tensors, made.as_object_graph()
 
 
 def _add_optimizer(made: _Graph, found: Written, nodes: dict[str, int]) -> None:
     optimizer: Any = found.optimizer
     is_keras = isinstance(optimizer, KerasOptimizer)
     title = found.optimizer._name if is_keras else optimizer.get_name()
-    place = made.place([_OPTIMIZER])
+    place = made.find_or_add([_OPTIMIZER])
     for name, value in found.scalars.items():
-        made.variable(f"{_OPTIMIZER}/{name}", value, f"{title}/{name}" if is_keras else name)
+        made.add_variable(f"{_OPTIMIZER}/{name}", value, f"{title}/{name}" if is_keras else name)
     for name, own in found.slots.items():
         for index, (kind, value) in enumerate(own.items()):
             number = f"_{index}" if index else ""
             full = f"{title}/{name}/{kind}" if is_keras else f"{name}/{title}{number}"
-            made.slot(place, nodes[name], name, kind, value, full)
+            made.add_slot(place, nodes[name], name, kind, value, full)
 
 
 class _Graph:
@@ -72,32 +72,32 @@ class _Graph:
         self._attributes: dict[int, Attribute] = {}
         self._slots: dict[int, list[SlotVariable]] = {}
 
-    def place(self, parts: list[str]) -> int:
+    def find_or_add(self, parts: list[str]) -> int:
         """The node at the end of a path from the root, made if it is not there."""
         at = 0
         for part in parts:
             if part not in self._children[at]:
-                self._children[at][part] = self._new()
+                self._children[at][part] = self._add_node()
             at = self._children[at][part]
         return at
 
-    def variable(self, path: str, value: Stored, full_name: str) -> int:
+    def add_variable(self, path: str, value: Stored, full_name: str) -> int:
         """A variable at a path; its node."""
         parts = path.split("/")
-        node = self.place(parts)
-        self._value(node, f"{_escaped(parts)}{SUFFIX}", value, full_name)
+        node = self.find_or_add(parts)
+        self._add_value(node, f"{_escape_path(parts)}{SUFFIX}", value, full_name)
         return node
 
-    def slot(
+    def add_slot(
         self, optimizer: int, original: int, path: str, kind: str, value: Stored, full_name: str
     ) -> None:
         """A slot of the variable at a path."""
-        node = self._new()
-        key = f"{_escaped(path.split('/'))}{_SLOT}{_OPTIMIZER}/{_escaped([kind])}{SUFFIX}"
-        self._value(node, key, value, full_name)
+        node = self._add_node()
+        key = f"{_escape_path(path.split('/'))}{_SLOT}{_OPTIMIZER}/{_escape_path([kind])}{SUFFIX}"
+        self._add_value(node, key, value, full_name)
         self._slots.setdefault(optimizer, []).append(SlotVariable(original, kind, node))
 
-    def graph(self) -> ObjectGraph:
+    def as_object_graph(self) -> ObjectGraph:
         """The graph."""
         return ObjectGraph(
             tuple(
@@ -110,15 +110,15 @@ class _Graph:
             )
         )
 
-    def _new(self) -> int:
+    def _add_node(self) -> int:
         self._children.append({})
         return len(self._children) - 1
 
-    def _value(self, node: int, key: str, value: Stored, full_name: str) -> None:
+    def _add_value(self, node: int, key: str, value: Stored, full_name: str) -> None:
         self._attributes[node] = Attribute(ATTRIBUTE, full_name, key)
         self.tensors[key] = value
 
 
-def _escaped(parts: list[str]) -> str:
+def _escape_path(parts: list[str]) -> str:
     """A path as keys have it: TensorFlow writes a dot in a name as two."""
     return "/".join(part.replace(".", "..") for part in parts)

@@ -26,7 +26,7 @@ def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
     tensors = dict(found.variables)
     twice: list[str] = []
     for index, (name, own) in enumerate(found.slots.items()):
-        for kind, title in zip(own, _titles(found, own), strict=True):
+        for kind, title in zip(own, _slot_titles(found, own), strict=True):
             full = f"{name}/{title}"
             if isinstance(found.optimizer, NovoGrad) and kind == _AVERAGE:
                 full = f"nvgrad2_ema{index}"
@@ -42,7 +42,7 @@ def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
     return {**tensors, **others}, None
 
 
-def _titles(found: Written, kinds: Iterable[str]) -> list[str]:
+def _slot_titles(found: Written, kinds: Iterable[str]) -> list[str]:
     """The last parts of the names of a variable's slots."""
     optimizer: Any = found.optimizer
     parts = {kind: optimizer.get_name() for kind in kinds}

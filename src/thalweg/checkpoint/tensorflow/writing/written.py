@@ -46,7 +46,7 @@ class Written:
     averages: dict[str, Stored] = field(default_factory=dict[str, Stored])
 
 
-def written(
+def copy_written(
     optimizer: Any,
     targets: Targets,
     rules: Rules | None,
@@ -62,21 +62,22 @@ def written(
         InvalidTypeError: The optimizer has no such checkpoint.
         InvalidArgumentError: There is no such kind.
     """
-    _check(optimizer, kind)
-    named = _names(targets, rules, "model/" if kind == "tf2" and rules is None else "")
-    with _locked(optimizer), no_grad():
+    _check_kind(optimizer, kind)
+    named = _names_of_targets(targets, rules, "model/" if kind == "tf2" and rules is None else "")
+    with _hold_steps(optimizer), no_grad():
         own = {id(targets.tensors[target]): (name, axes) for target, (name, axes) in named.items()}
         variables = {
-            name: _stored(targets.tensors[target], axes, f"'{target}'")
+            name: _stored_copy(targets.tensors[target], axes, f"'{target}'")
             for target, (name, axes) in named.items()
         }
         slots: dict[str, dict[str, Stored]] = {}
         missing: list[str] = []
-        for var, kinds in _slots(optimizer):
+        for var, kinds in _slots_by_variable(optimizer):
             if id(var) in own:
                 name, axes = own[id(var)]
                 slots[name] = {
-                    each: _stored(slot, axes, f"'{name}/{each}'") for each, slot in kinds.items()
+                    each: _stored_copy(slot, axes, f"'{name}/{each}'")
+                    for each, slot in kinds.items()
                 }
             else:
                 missing.append(f"the optimizer has slots of {state.keys_of([var])[0]!r}")
@@ -84,19 +85,19 @@ def written(
             outcome = "It is not among the variables. Nothing was written."
             raise state.mismatch(missing, outcome=outcome)
         ordered = {name: slots[name] for name in variables if name in slots}
-        scalars = {} if optimizer is None else _scalars(optimizer)
-    step = None if global_step is None else _stored(global_step, None, "global_step")
+        scalars = {} if optimizer is None else _stored_scalars(optimizer)
+    step = None if global_step is None else _stored_copy(global_step, None, "global_step")
     means: dict[str, Stored] = {}
     for target, average in (averages or {}).items():
         if kind != "tf1" or target not in named:
             why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
             raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
         name, axes = named[target]
-        means[name] = _stored(average, axes, f"The average of '{target}'")
+        means[name] = _stored_copy(average, axes, f"The average of '{target}'")
     return Written(optimizer, variables, ordered, scalars, step, means)
 
 
-def _check(optimizer: Any, kind: str) -> None:
+def _check_kind(optimizer: Any, kind: str) -> None:
     if kind not in KINDS:
         raise InvalidArgumentError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     if isinstance(optimizer, WrappingOptimizer):
@@ -113,7 +114,9 @@ def _check(optimizer: Any, kind: str) -> None:
         )
 
 
-def _names(targets: Targets, rules: Rules | None, scope: str) -> dict[str, tuple[str, Axes | None]]:
+def _names_of_targets(
+    targets: Targets, rules: Rules | None, scope: str
+) -> dict[str, tuple[str, Axes | None]]:
     """TensorFlow's name and axes for each target."""
     found: dict[str, tuple[str, Axes | None]] = {}
     differences: list[str] = []
@@ -140,7 +143,7 @@ def _names(targets: Targets, rules: Rules | None, scope: str) -> dict[str, tuple
     return found
 
 
-def _stored(tensor: Tensor, axes: Axes | None, what: str) -> Stored:
+def _stored_copy(tensor: Tensor, axes: Axes | None, what: str) -> Stored:
     """A copy with TensorFlow's axes; refused as `what` if its storage was cut."""
     back = None if axes is None else tuple(axes.index(axis) for axis in range(len(axes)))
     check_held(tensor, what)
@@ -148,20 +151,20 @@ def _stored(tensor: Tensor, axes: Axes | None, what: str) -> Stored:
     return of_tensor(with_axes(plain, back))
 
 
-def _slots(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
+def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
     store = None if optimizer is None else optimizer._slots
     if store is not None:
         store.check_whole("written as a checkpoint of TensorFlow's")
     return [] if store is None else [(var, store.all_of(var)) for var in store.owners()]
 
 
-def _locked(optimizer: Any) -> Any:
+def _hold_steps(optimizer: Any) -> Any:
     if optimizer is None:
         return no_grad()
     return optimizer._locked()
 
 
-def _scalars(optimizer: Any) -> dict[str, Stored]:
+def _stored_scalars(optimizer: Any) -> dict[str, Stored]:
     if isinstance(optimizer, KerasOptimizer):
         return _of_keras(optimizer)
     return {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}
@@ -171,7 +174,7 @@ def _of_keras(optimizer: Any) -> dict[str, Stored]:
     """Iterations, hyperparameters in the dtypes of TensorFlow's variables, and other weights."""
     found = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
     for name in optimizer._hyper:
-        value = _hyper(optimizer._hyper.raw(name))
+        value = _hyper_variable(optimizer._hyper.raw(name))
         if value is not None:
             found[name] = of_tensor(value)
     for name, weight in optimizer._extra_weights().items():
@@ -179,7 +182,7 @@ def _of_keras(optimizer: Any) -> dict[str, Stored]:
     return found
 
 
-def _hyper(value: Any) -> Tensor | None:
+def _hyper_variable(value: Any) -> Tensor | None:
     """A hyperparameter as the variable that TensorFlow makes of it; None if it makes none."""
     if isinstance(value, Tensor):
         return value.detach().clone() if value.dim() == 0 else None

@@ -30,7 +30,7 @@ def absl(module: str) -> ModuleType:
 class _Flags:
     """`absl.flags.FLAGS`, which parses `sys.argv` when it is read and was not parsed before."""
 
-    def _parsed(self) -> Any:
+    def _parse_flags(self) -> Any:
         values = absl("flags").FLAGS
         if not values.is_parsed():
             values(sys.argv)
@@ -41,7 +41,7 @@ class _Flags:
             raise AttributeError(name, name=name)
         if hasattr(type(absl("flags").FLAGS), name):
             return getattr(absl("flags").FLAGS, name)
-        return getattr(self._parsed(), name)
+        return getattr(self._parse_flags(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(absl("flags").FLAGS, name, value)
@@ -54,7 +54,7 @@ class _Flags:
 
     def flag_values_dict(self) -> dict[str, Any]:
         """The value of each flag."""
-        return self._parsed().flag_values_dict()
+        return self._parse_flags().flag_values_dict()
 
     def __contains__(self, name: str) -> bool:
         return name in absl("flags").FLAGS
@@ -75,7 +75,7 @@ FLAGS: Any = _Flags()
 _OLDER = {"flag_name": "name", "default_value": "default", "docstring": "help"}
 
 
-def _defining(define: Callable[..., Any]) -> Callable[..., Any]:
+def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
     """A function that defines a flag, with the older names of its arguments."""
 
     @functools.wraps(define)
@@ -90,4 +90,4 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     found = getattr(absl("flags"), name)
-    return _defining(found) if name.startswith("DEFINE_") else found
+    return _with_older_names(found) if name.startswith("DEFINE_") else found

@@ -83,7 +83,7 @@ class VarianceScaling(Initializer):
         return graph.truncated_normal(shape, 0.0, math.sqrt(variance) / _CUT, kind, self.seed)
 
 
-def _scaled(scale: float, mode: str, distribution: str, what: str) -> Callable[..., Any]:
+def _variance_scaling(scale: float, mode: str, distribution: str, what: str) -> Callable[..., Any]:
     def make(seed: int | None = None, dtype: Any = torch.float32) -> VarianceScaling:
         return VarianceScaling(scale, mode, distribution, seed, dtype)
 
@@ -155,11 +155,13 @@ orthogonal = Orthogonal
 identity = Identity
 uniform_unit_scaling = UniformUnitScaling
 glorot_uniform = xavier_uniform = glorot_uniform_initializer
-glorot_normal = _scaled(*_AVERAGE, "truncated_normal", "Normal numbers (Glorot & Bengio 2010)")
-he_normal = _scaled(2.0, "fan_in", "truncated_normal", "Normal numbers (He et al. 2015)")
-he_uniform = _scaled(2.0, "fan_in", "uniform", "Uniform numbers (He et al. 2015)")
-lecun_normal = _scaled(1.0, "fan_in", "truncated_normal", "Normal numbers (LeCun 1998)")
-lecun_uniform = _scaled(1.0, "fan_in", "uniform", "Uniform numbers (LeCun 1998)")
+glorot_normal = _variance_scaling(
+    *_AVERAGE, "truncated_normal", "Normal numbers (Glorot & Bengio 2010)"
+)
+he_normal = _variance_scaling(2.0, "fan_in", "truncated_normal", "Normal numbers (He et al. 2015)")
+he_uniform = _variance_scaling(2.0, "fan_in", "uniform", "Uniform numbers (He et al. 2015)")
+lecun_normal = _variance_scaling(1.0, "fan_in", "truncated_normal", "Normal numbers (LeCun 1998)")
+lecun_uniform = _variance_scaling(1.0, "fan_in", "uniform", "Uniform numbers (LeCun 1998)")
 global_variables = global_variables_initializer
 local_variables = local_variables_initializer
 variables = variables_initializer

@@ -47,32 +47,32 @@ def get_verbosity() -> int:
 
 def log(level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
     """A message of a level; `args` fill in its `%`."""
-    _write(level, msg, args, kwargs)
+    _log_message(level, msg, args, kwargs)
 
 
 def debug(msg: Any, *args: Any, **kwargs: Any) -> None:
     """A message of level DEBUG."""
-    _write(DEBUG, msg, args, kwargs)
+    _log_message(DEBUG, msg, args, kwargs)
 
 
 def info(msg: Any, *args: Any, **kwargs: Any) -> None:
     """A message of level INFO."""
-    _write(INFO, msg, args, kwargs)
+    _log_message(INFO, msg, args, kwargs)
 
 
 def warning(msg: Any, *args: Any, **kwargs: Any) -> None:
     """A message of level WARN."""
-    _write(WARN, msg, args, kwargs)
+    _log_message(WARN, msg, args, kwargs)
 
 
 def error(msg: Any, *args: Any, **kwargs: Any) -> None:
     """A message of level ERROR."""
-    _write(ERROR, msg, args, kwargs)
+    _log_message(ERROR, msg, args, kwargs)
 
 
 def fatal(msg: Any, *args: Any, **kwargs: Any) -> None:
     """A message of level FATAL."""
-    _write(FATAL, msg, args, kwargs)
+    _log_message(FATAL, msg, args, kwargs)
 
 
 warn = warning
@@ -82,19 +82,19 @@ vlog = log
 def log_if(level: int, msg: Any, condition: Any, *args: Any) -> None:
     """A message if the condition is true."""
     if condition:
-        _write(level, msg, args)
+        _log_message(level, msg, args)
 
 
 def log_every_n(level: int, msg: Any, n: int, *args: Any) -> None:
     """A message at the first of every `n` calls from the same line."""
-    if _count() % n == 0:
-        _write(level, msg, args)
+    if _count_calls() % n == 0:
+        _log_message(level, msg, args)
 
 
 def log_first_n(level: int, msg: Any, n: int, *args: Any) -> None:
     """A message at the first `n` calls from the same line."""
-    if _count() < n:
-        _write(level, msg, args)
+    if _count_calls() < n:
+        _log_message(level, msg, args)
 
 
 def flush() -> None:
@@ -103,14 +103,14 @@ def flush() -> None:
         handler.flush()
 
 
-def _write(
+def _log_message(
     level: int, msg: Any, args: tuple[Any, ...], options: Mapping[str, Any] | None = None
 ) -> None:
     """A message from the line two calls up."""
     get_logger().log(level, msg, *args, **{"stacklevel": 3, **(options or {})})
 
 
-def _count() -> int:
+def _count_calls() -> int:
     """How often the line two calls up was here before."""
     frame = sys._getframe(2)
     key = (frame.f_code.co_filename, frame.f_lineno)

@@ -151,7 +151,7 @@ def compute_weighted_loss(
     return loss
 
 
-def _given(**pairs: Any) -> list[Any]:
+def _alike_tensors(**pairs: Any) -> list[Any]:
     """Two tensors of one shape, neither of which may be left out.
 
     Raises:
@@ -174,11 +174,13 @@ def _given(**pairs: Any) -> list[Any]:
     return [one, other]
 
 
-def _floats(**pairs: Any) -> list[Any]:
-    return [cast(each, torch.float32) for each in _given(**pairs)]
+def _alike_floats(**pairs: Any) -> list[Any]:
+    return [cast(each, torch.float32) for each in _alike_tensors(**pairs)]
 
 
-def _elementwise(function: Callable[[Any, Any], Any], name: str, what: str) -> Callable[..., Any]:
+def _elementwise_loss(
+    function: Callable[[Any, Any], Any], name: str, what: str
+) -> Callable[..., Any]:
     def loss(
         labels: Any,
         predictions: Any,
@@ -187,7 +189,7 @@ def _elementwise(function: Callable[[Any, Any], Any], name: str, what: str) -> C
         loss_collection: str | None = _LOSSES,
         reduction: Any = _DEFAULT,
     ) -> Any:
-        losses = call(function, *_floats(labels=labels, predictions=predictions), name=name)
+        losses = call(function, *_alike_floats(labels=labels, predictions=predictions), name=name)
         return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
 
     loss.__name__ = loss.__qualname__ = name
@@ -195,12 +197,12 @@ def _elementwise(function: Callable[[Any, Any], Any], name: str, what: str) -> C
     return loss
 
 
-absolute_difference = _elementwise(
+absolute_difference = _elementwise_loss(
     lambda labels, predictions: (predictions - labels).abs(),
     "absolute_difference",
     "The absolute difference",
 )
-mean_squared_error = _elementwise(
+mean_squared_error = _elementwise_loss(
     lambda labels, predictions: (predictions - labels).square(),
     "mean_squared_error",
     "The squared difference",
@@ -231,7 +233,9 @@ def cosine_distance(
     def distance(one: Any, other: Any) -> Any:
         return 1 - (one * other).sum(along, keepdim=True)
 
-    found = call(distance, *_floats(labels=labels, predictions=predictions), name="cosine_distance")
+    found = call(
+        distance, *_alike_floats(labels=labels, predictions=predictions), name="cosine_distance"
+    )
     title = scope or "cosine_distance_loss"
     return compute_weighted_loss(found, weights, title, loss_collection, reduction)
 
@@ -249,7 +253,7 @@ def hinge_loss(
     def hinge(wanted: Any, given: Any) -> Any:
         return torch.relu(1 - (2 * wanted - 1) * given)
 
-    found = call(hinge, *_floats(labels=labels, logits=logits), name="hinge")
+    found = call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
     return compute_weighted_loss(found, weights, scope or "hinge_loss", loss_collection, reduction)
 
 
@@ -269,7 +273,7 @@ def huber_loss(
         inner = error.clamp(max=delta)
         return inner * inner * 0.5 + delta * (error - inner)
 
-    found = call(huber, *_floats(labels=labels, predictions=predictions), name="huber")
+    found = call(huber, *_alike_floats(labels=labels, predictions=predictions), name="huber")
     return compute_weighted_loss(found, weights, scope or "huber_loss", loss_collection, reduction)
 
 
@@ -287,7 +291,7 @@ def log_loss(
     def entropy(wanted: Any, given: Any) -> Any:
         return -wanted * (given + epsilon).log() - (1 - wanted) * (1 - given + epsilon).log()
 
-    found = call(entropy, *_floats(labels=labels, predictions=predictions), name="log")
+    found = call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
     return compute_weighted_loss(found, weights, scope or "log_loss", loss_collection, reduction)
 
 
@@ -304,7 +308,7 @@ def sigmoid_cross_entropy(
 
     `label_smoothing` moves labels toward 1/2 by this share.
     """
-    labels, logits = _given(multi_class_labels=multi_class_labels, logits=logits)
+    labels, logits = _alike_tensors(multi_class_labels=multi_class_labels, logits=logits)
     labels = cast(labels, logits.dtype)
     if label_smoothing > 0:
         labels = labels * (1 - label_smoothing) + 0.5 * label_smoothing
@@ -326,7 +330,7 @@ def softmax_cross_entropy(
 
     `label_smoothing` moves labels toward equal ones by this share. No gradient flows into labels.
     """
-    labels, logits = _given(onehot_labels=onehot_labels, logits=logits)
+    labels, logits = _alike_tensors(onehot_labels=onehot_labels, logits=logits)
     labels = cast(labels, logits.dtype)
     if label_smoothing > 0:
 

@@ -38,7 +38,7 @@ __all__ = [
 Metric = tuple[Any, Any]
 
 
-def _counted(
+def _counting_metric(
     name: str,
     counts: dict[str, tuple[int, ...]],
     measure: Callable[..., Sequence[Any]],
@@ -78,7 +78,7 @@ def _counted(
     return value, update
 
 
-def _weight(weights: Any, values: Any) -> Any:
+def _broadcast_weights(weights: Any, values: Any) -> Any:
     """The weights as float32 of the shape of the values; a last dimension of size 1 may be missing
     or too many.
 
@@ -96,11 +96,11 @@ def _weight(weights: Any, values: Any) -> Any:
     return weights.expand_as(values)
 
 
-def _optional(weights: Any) -> Any:
+def _optional_tensor(weights: Any) -> Any:
     return None if weights is None else tensor(weights)
 
 
-def _mean(
+def _mean_metric(
     name: str,
     of: Callable[..., Any],
     inputs: Sequence[Any],
@@ -112,12 +112,12 @@ def _mean(
 
     def measure(weight: Any, *given: Any) -> tuple[Any, Any]:
         values = of(*given).float()
-        share = _weight(weight, values)
+        share = _broadcast_weights(weight, values)
         return (values * share).sum(), share.sum()
 
     counts = {"total": (), "count": ()}
-    parts = [_optional(weights), *(tensor(each) for each in inputs)]
-    return _counted(name, counts, measure, parts, result, *collections)
+    parts = [_optional_tensor(weights), *(tensor(each) for each in inputs)]
+    return _counting_metric(name, counts, measure, parts, result, *collections)
 
 
 def mean(
@@ -129,7 +129,7 @@ def mean(
 ) -> Metric:
     """The weighted mean of values."""
     collections = (metrics_collections, updates_collections)
-    return _mean(name or "mean", lambda given: given, [values], weights, collections)
+    return _mean_metric(name or "mean", lambda given: given, [values], weights, collections)
 
 
 def accuracy(
@@ -143,14 +143,14 @@ def accuracy(
     """How often predictions are equal to labels."""
 
     def correct(wanted: Any, given: Any) -> Any:
-        wanted, given = _squeezed(wanted, given)
+        wanted, given = _squeeze_alike(wanted, given)
         return wanted == given.to(wanted.dtype)
 
     collections = (metrics_collections, updates_collections)
-    return _mean(name or "accuracy", correct, [labels, predictions], weights, collections)
+    return _mean_metric(name or "accuracy", correct, [labels, predictions], weights, collections)
 
 
-def _squeezed(labels: Any, predictions: Any) -> tuple[Any, Any]:
+def _squeeze_alike(labels: Any, predictions: Any) -> tuple[Any, Any]:
     """One of them without its last dimension, if that is 1 and the other has none."""
     if labels.dim() == predictions.dim() + 1 and labels.shape[-1] == 1:
         return labels.squeeze(-1), predictions
@@ -164,7 +164,7 @@ def _squeezed(labels: Any, predictions: Any) -> tuple[Any, Any]:
     return labels, predictions
 
 
-def _error(
+def _error_metric(
     title: str, of: Callable[[Any], Any], what: str, result: Callable[[Any, Any], Any] = quotient
 ) -> Callable[..., Metric]:
     def metric(
@@ -176,20 +176,22 @@ def _error(
         name: str | None = None,
     ) -> Metric:
         def error(wanted: Any, given: Any) -> Any:
-            wanted, given = _squeezed(wanted, given)
+            wanted, given = _squeeze_alike(wanted, given)
             return of(given.float() - wanted.float())
 
         collections = (metrics_collections, updates_collections)
-        return _mean(name or title, error, [labels, predictions], weights, collections, result)
+        return _mean_metric(
+            name or title, error, [labels, predictions], weights, collections, result
+        )
 
     metric.__name__ = metric.__qualname__ = title
     metric.__doc__ = f"The {what} of labels and predictions."
     return metric
 
 
-mean_squared_error = _error("mean_squared_error", torch.square, "mean squared difference")
-mean_absolute_error = _error("mean_absolute_error", torch.abs, "mean absolute difference")
-root_mean_squared_error = _error(
+mean_squared_error = _error_metric("mean_squared_error", torch.square, "mean squared difference")
+mean_absolute_error = _error_metric("mean_absolute_error", torch.abs, "mean absolute difference")
+root_mean_squared_error = _error_metric(
     "root_mean_squared_error",
     torch.square,
     "root of the mean squared difference",
@@ -205,7 +207,7 @@ _KINDS = {
 }
 
 
-def _confused(
+def _confusion_metric(
     title: str, counts: dict[str, str], result: Callable[..., Any], what: str
 ) -> Callable[..., Metric]:
     """A metric of how often labels and predictions, as bools, agree or not.
@@ -226,42 +228,44 @@ def _confused(
         name: str | None = None,
     ) -> Metric:
         def measure(weight: Any, wanted: Any, given: Any) -> list[Any]:
-            wanted, given = _squeezed(wanted.bool(), given.bool())
-            share = _weight(weight, wanted)
+            wanted, given = _squeeze_alike(wanted.bool(), given.bool())
+            share = _broadcast_weights(weight, wanted)
             kinds = [_KINDS[kind] for kind in counts.values()]
             return [(share * ((wanted == a) & (given == b))).sum() for a, b in kinds]
 
-        parts = [_optional(weights), tensor(labels), tensor(predictions)]
+        parts = [_optional_tensor(weights), tensor(labels), tensor(predictions)]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(counts, ())
         collections = (metrics_collections, updates_collections)
-        return _counted(name or title, shapes, measure, parts, result, *collections)
+        return _counting_metric(name or title, shapes, measure, parts, result, *collections)
 
     metric.__name__ = metric.__qualname__ = title
     metric.__doc__ = f"{what}; labels and predictions count as bools."
     return metric
 
 
-def _alone(title: str, what: str) -> Callable[..., Metric]:
-    return _confused(title, {"count": title}, torch.clone, f"How often {what}")
+def _count_metric(title: str, what: str) -> Callable[..., Metric]:
+    return _confusion_metric(title, {"count": title}, torch.clone, f"How often {what}")
 
 
-true_positives = _alone("true_positives", "a prediction is true, rightly")
-false_positives = _alone("false_positives", "a prediction is true, wrongly")
-false_negatives = _alone("false_negatives", "a prediction is false, wrongly")
-true_negatives = _alone("true_negatives", "a prediction is false, rightly")
+true_positives = _count_metric("true_positives", "a prediction is true, rightly")
+false_positives = _count_metric("false_positives", "a prediction is true, wrongly")
+false_negatives = _count_metric("false_negatives", "a prediction is false, wrongly")
+true_negatives = _count_metric("true_negatives", "a prediction is false, rightly")
 
 
-def _share(other: str, title: str, what: str) -> Callable[..., Metric]:
+def _share_metric(other: str, title: str, what: str) -> Callable[..., Metric]:
     counts = {"true_positives/count": "true_positives", f"{other}/count": other}
-    return _confused(title, counts, lambda right, wrong: quotient(right, right + wrong), what)
+    return _confusion_metric(
+        title, counts, lambda right, wrong: quotient(right, right + wrong), what
+    )
 
 
-precision = _share(
+precision = _share_metric(
     "false_positives",
     "precision",
     "The share of the predictions that are true in which the label is",
 )
-recall = _share(
+recall = _share_metric(
     "false_negatives", "recall", "The share of the labels that are true in which the prediction is"
 )
 
@@ -315,8 +319,8 @@ def auc(
     levels = torch.tensor([-edge, *inner, 1 + edge])
 
     def measure(weight: Any, wanted: Any, given: Any) -> list[Any]:
-        wanted, given = _squeezed(wanted.bool(), given)
-        share = _weight(weight, wanted).reshape(-1)
+        wanted, given = _squeeze_alike(wanted.bool(), given)
+        share = _broadcast_weights(weight, wanted).reshape(-1)
         is_label = wanted.reshape(-1)
         is_guess = given.reshape(-1) > levels.to(given.device).unsqueeze(1)
         return [
@@ -326,7 +330,7 @@ def auc(
 
     def area(right: Any, missed: Any, rest: Any, wrong: Any) -> Any:
         if summation_method == "careful_interpolation":
-            return _interpolated(right, missed, wrong)
+            return _interpolated_area(right, missed, wrong)
         small = 1e-6
         recalled = (right + small) / (right + missed + small)
         if curve == "ROC":
@@ -336,12 +340,12 @@ def auc(
         return ((x[:-1] - x[1:]) * heights[summation_method](y)).sum()
 
     counts = {title: (len(levels),) for title in _KINDS}
-    parts = [_optional(weights), tensor(labels), tensor(predictions)]
+    parts = [_optional_tensor(weights), tensor(labels), tensor(predictions)]
     collections = (metrics_collections, updates_collections)
-    return _counted(name or "auc", counts, measure, parts, area, *collections)
+    return _counting_metric(name or "auc", counts, measure, parts, area, *collections)
 
 
-def _interpolated(right: Any, missed: Any, wrong: Any) -> Any:
+def _interpolated_area(right: Any, missed: Any, wrong: Any) -> Any:
     """The area below precision over recall, where between two thresholds the wrong positives grow
     in proportion to the right ones (Davis & Goadrich 2006).
     """

@@ -16,7 +16,7 @@ from thalweg.core.pairs import has_rows
 from thalweg.formula import Rule
 from thalweg.ground.scalars import as_operand
 from thalweg.rules import LARS, NESTEROV_LARS
-from thalweg.v1.train.rule_optimizer import RuleOptimizer, checked
+from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.variable import name_of
 
 
@@ -81,7 +81,7 @@ class LARSOptimizer(RuleOptimizer):
             if isinstance(value, numbers.Real) and value < 0.0:
                 raise ValueError(f"{title} should be positive: {value}")
         super().__init__(False, name)
-        self._learning_rate = checked("learning_rate", learning_rate)
+        self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._momentum = momentum
         self._weight_decay = weight_decay
         self._eeta = eeta
@@ -92,18 +92,18 @@ class LARSOptimizer(RuleOptimizer):
     def _rule(self) -> Rule:
         return NESTEROV_LARS if self._use_nesterov else LARS
 
-    def _skips(self, var: Tensor) -> bool:
+    def _is_skipped(self, var: Tensor) -> bool:
         return any(part in name_of(var) for part in self._skip_list or ())
 
     def _groups(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
-        return list(map(self._group, variables, gradients))
+        return list(map(self._group_of, variables, gradients))
 
-    def _group(self, var: Tensor, grad: Any) -> _Group:
+    def _group_of(self, var: Tensor, grad: Any) -> _Group:
         if has_rows(grad):
             return _Group.ROWS
-        return _Group.SKIPPED if self._skips(var) else _Group.SCALED
+        return _Group.SKIPPED if self._is_skipped(var) else _Group.SCALED
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that

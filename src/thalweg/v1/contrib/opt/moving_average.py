@@ -159,7 +159,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         pairs = as_pairs(grads_and_vars)
         variables = distinct([var for grad, var in pairs if grad is not None])
         if not is_deferred(*chain.from_iterable(pairs)):
-            with self._turn(), self._locked(), making(self._ema, variables):
+            with self._turn_lock(), self._locked(), making(self._ema, variables):
                 self._step(pairs, variables, global_step, name)
             return None
         step = self._opt.apply_gradients(pairs, global_step=global_step, name=name)
@@ -180,11 +180,11 @@ class MovingAverageOptimizer(WrappingOptimizer):
         """Take the step, and move the averages; memory for new ones is there before it."""
         check_variables(variables)
         self._ema._settle()
-        new = self._ema._lacking(variables)
+        new = self._ema._without_average(variables)
         self._ema._create_slots(new)
         self._opt.apply_gradients(pairs, global_step=global_step, name=name)
         try:
-            self._ema._begin(new)
+            self._ema._begin_averages(new)
             self._ema.apply(variables)
         except BaseException as error:
             if says_not_taken(error) or not getattr(error, "__notes__", None):

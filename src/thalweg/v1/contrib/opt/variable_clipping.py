@@ -76,7 +76,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         name: str = "VariableClipping",
     ) -> None:
         super().__init__(opt, use_locking, name)
-        self._dims = [(var, _checked(var, dims)) for var, dims in vars_to_clip_dims.items()]
+        self._dims = [(var, _check_dims(var, dims)) for var, dims in vars_to_clip_dims.items()]
         if not max_norm >= 0:
             raise ValueError(f"max_norm must be 0 or more, not {max_norm}.")
         self._max_norm = float(max_norm)
@@ -105,10 +105,12 @@ class VariableClippingOptimizer(WrappingOptimizer):
         step = self._opt.apply_gradients(pairs, global_step=global_step)
         if step is None:
             try:
-                with self._turn(), self._locked(), no_grad():
+                with self._turn_lock(), self._locked(), no_grad():
                     section.run(
                         [
-                            _clip(as_gradient(grad, var, name_of(var)), var, dims, self._max_norm)
+                            _clip_call(
+                                as_gradient(grad, var, name_of(var)), var, dims, self._max_norm
+                            )
                             for grad, var, dims in clipped
                         ]
                     )
@@ -124,16 +126,18 @@ class VariableClippingOptimizer(WrappingOptimizer):
         variable = graph_variable_of(var)
         title = variable.name
 
-        def run(grad: Any, leaf: Tensor) -> None:
+        def clip_leaf(grad: Any, leaf: Tensor) -> None:
             if grad is not None:
-                with self._turn(), self._locked(), no_grad():
-                    section.run([_clip(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)])
+                with self._turn_lock(), self._locked(), no_grad():
+                    section.run(
+                        [_clip_call(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)]
+                    )
 
         inputs = [grad, by_reference(variable)]
-        return operation(run, inputs, f"clip_{base_name(variable)}", kind="update")
+        return operation(clip_leaf, inputs, f"clip_{base_name(variable)}", kind="update")
 
 
-def _checked(var: Any, dims: Sequence[int]) -> list[int]:
+def _check_dims(var: Any, dims: Sequence[int]) -> list[int]:
     shape = handle_of(var).shape
     found = list(dims)
     if shape is None:  # of a graph's variable, until it has a value
@@ -147,18 +151,18 @@ def _checked(var: Any, dims: Sequence[int]) -> list[int]:
     return [dim % rank for dim in found]
 
 
-def _clip(
+def _clip_call(
     grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
 ) -> section.Call:
     """What shortens a variable, as a function in C."""
     plain = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:
         rows = torch.unique(grad.indices.long())
-        return partial(plain.index_copy_, 0, rows, _clipped(plain[rows], dims, max_norm))
-    return partial(plain.copy_, _clipped(plain, dims, max_norm))
+        return partial(plain.index_copy_, 0, rows, _clip_by_norm(plain[rows], dims, max_norm))
+    return partial(plain.copy_, _clip_by_norm(plain, dims, max_norm))
 
 
-def _clipped(value: Tensor, dims: list[int], max_norm: float) -> Tensor:
+def _clip_by_norm(value: Tensor, dims: list[int], max_norm: float) -> Tensor:
     squares = value.double().square()
     total = squares.sum(dims, keepdim=True) if dims else squares  # torch takes [] for all
     norm = total.sqrt().to(value.dtype)

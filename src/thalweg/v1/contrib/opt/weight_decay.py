@@ -24,7 +24,7 @@ from thalweg.ground.switches import Within
 from thalweg.ground.tracing import untraced
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.rule_optimizer import ACCEPTED, checked
+from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
 # The optimizer that is called, and the variables that it is to decay; between both calls are
 # `minimize` and `apply_gradients` of the optimizer that is extended, which know no such argument.
@@ -68,7 +68,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     FUSED: ClassVar[bool] = False  # whether `_rule` has the decay in it, as `weight_decay`
 
     def __init__(self, weight_decay: Any, *args: Any, **kwargs: Any) -> None:
-        self._weight_decay = checked("weight_decay", weight_decay)
+        self._weight_decay = check_hyper("weight_decay", weight_decay)
         super().__init__(*args, **kwargs)
 
     @untraced
@@ -91,7 +91,7 @@ class DecoupledWeightDecayExtension(Optimizer):
                 colocate_gradients_with_ops, name, grad_loss: As there.
             decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
         """
-        with self._decaying(decay_var_list):
+        with self._while_decaying(decay_var_list):
             return super().minimize(
                 loss,
                 global_step,
@@ -120,12 +120,12 @@ class DecoupledWeightDecayExtension(Optimizer):
         optimizer, chosen = _DECAYED.get()
         if decay_var_list is None and optimizer is self:
             decay_var_list = chosen
-        with self._decaying(decay_var_list):
+        with self._while_decaying(decay_var_list):
             return super().apply_gradients(grads_and_vars, global_step, name)
 
     _APPLIES = True
 
-    def _decaying(self, chosen: Iterable[Any] | None) -> Within:
+    def _while_decaying(self, chosen: Iterable[Any] | None) -> Within:
         change, decayed = _DECAYED.set, (self, list(chosen or ()) or None)
         return Within(lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())]))
 
@@ -136,8 +136,8 @@ class DecoupledWeightDecayExtension(Optimizer):
         own = {"decoupled_decay": decay, "decay_var_list": chosen if optimizer is self else None}
         return {**own, **super()._read()}
 
-    def _captured(self) -> list[Any]:
-        read, *others = super()._captured()
+    def _captured_inputs(self) -> list[Any]:
+        read, *others = super()._captured_inputs()
         if read["decay_var_list"] is not None:
             chosen = [graph_variable_of(var) for var in read["decay_var_list"]]
             read["decay_var_list"] = [
@@ -145,8 +145,8 @@ class DecoupledWeightDecayExtension(Optimizer):
             ]
         return [read, *others]
 
-    def _calls(self) -> bool:
-        return is_function(self._weight_decay) or super()._calls()
+    def _may_call_users(self) -> bool:
+        return is_function(self._weight_decay) or super()._may_call_users()
 
     def _rule_of_step(self) -> Rule:
         rule: Rule = super()._rule_of_step()  # pyright: ignore

@@ -96,7 +96,7 @@ class FixedLossScale(LossScale):
         return convert_to_tensor(self._loss_scale_value)
 
     def update(self, grads: Any) -> tuple[Any, bool]:
-        return None if executing_eagerly() else _nothing(), True
+        return None if executing_eagerly() else _no_update(), True
 
     def get_config(self) -> dict[str, Any]:
         return {"loss_scale_value": self._loss_scale_value}
@@ -162,7 +162,9 @@ class DynamicLossScale(LossScale):
         finite = operation(_are_finite, [found], "is_finite", kind="pure", outputs=known)
         own = {name: by_reference(var) for name, var in self._state().items()}
         scale = Output(torch.float32, (), ())
-        return operation(self._move, [finite, own], "update_loss_scale", outputs=scale), finite
+        return operation(
+            self._move_scale, [finite, own], "update_loss_scale", outputs=scale
+        ), finite
 
     def decide(self, has_nan: Any, amax: Any) -> Decision:
         """Whether a step with these gradients is taken, and what is to become of the scale.
@@ -174,7 +176,7 @@ class DynamicLossScale(LossScale):
         own = {name: resolve(var) for name, var in self._state().items()}
         return answer(self._policy(), own, has_nan, amax)
 
-    def _move(self, finite: torch.Tensor, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _move_scale(self, finite: torch.Tensor, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
         run(answer(self._policy(), own, not finite, 0.0).calls)
         return own["current_loss_scale"].detach().clone()
 
@@ -216,7 +218,7 @@ def get(identifier: Any) -> Any:
     raise InvalidArgumentError(f"Could not interpret loss scale identifier: {identifier!r}")
 
 
-def _nothing() -> Any:
+def _no_update() -> Any:
     return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 

@@ -77,11 +77,11 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     ) -> list[tuple[Any, Any]]:
         """The gradients of the loss, computed from a scaled one; see `Optimizer`."""
 
-        def scaled(value: Any) -> Any:
-            return value * _beside(self._loss_scale(), value)
+        def scale_loss(value: Any) -> Any:
+            return value * _cast_scale(self._loss_scale(), value)
 
         pairs = self._opt.compute_gradients(
-            (lambda: scaled(loss())) if callable(loss) else scaled(loss),
+            (lambda: scale_loss(loss())) if callable(loss) else scale_loss(loss),
             var_list=var_list,
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
@@ -90,7 +90,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         )
         factor = 1.0 / self._loss_scale()
         return [
-            (None if grad is None else grad * _beside(factor, grad), var) for grad, var in pairs
+            (None if grad is None else grad * _cast_scale(factor, grad), var) for grad, var in pairs
         ]
 
     def _apply(
@@ -124,7 +124,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             for (grad, _), var, title in zip(given, variables, titles, strict=True)
         ]
         check_readable(gradients, titles)
-        with self._turn(), self._locked():
+        with self._turn_lock(), self._locked():
             undo = calls(putting_back(own))
             try:
                 _, should_apply = self._loss_scale.update(gradients)
@@ -149,18 +149,22 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
         known = list(collection)
 
-        def apply() -> Any:
+        def apply_unscaled() -> Any:
             return group(self._opt.apply_gradients(given, global_step=global_step))
 
         with graph.as_one():
             moved, should_apply = self._loss_scale.update([grad for grad, _ in given])
-            applied = apply() if should_apply is True else cond(should_apply, apply, no_op)
+            applied = (
+                apply_unscaled()
+                if should_apply is True
+                else cond(should_apply, apply_unscaled, no_op)
+            )
             made = group(applied, moved, name=name or self._name)
         collection[:] = [*known, made]  # what is in a branch cannot be run alone
         return made
 
-    def _captured(self) -> list[Any]:
-        return self._opt._captured()
+    def _captured_inputs(self) -> list[Any]:
+        return self._opt._captured_inputs()
 
     def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
         return [*super()._kept_in_graph(variables), *self._loss_scale._weights.values()]
@@ -185,7 +189,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         return [*self._opt.variables(), *(x for x in own if hasattr(x, "initializer") == in_graph)]
 
 
-def _beside(scale: Any, value: Any) -> Any:
+def _cast_scale(scale: Any, value: Any) -> Any:
     """A scale in the dtype of a value, and on its device."""
     made = cast(scale, value.dtype)
     return made.to(value.device) if isinstance(made, Tensor) else made

@@ -105,15 +105,15 @@ class LoggingTensorHook(SessionRunHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Log the values."""
         if self._is_due:
-            self._log(run_values.results)
+            self._log_values(run_values.results)
         self._count += 1
 
     def end(self, session: Any) -> None:
         """Log the values, if that was asked for."""
         if self._at_end:
-            self._log(session.run(self._current))
+            self._log_values(session.run(self._current))
 
-    def _log(self, values: dict[Any, Any]) -> None:
+    def _log_values(self, values: dict[Any, Any]) -> None:
         seconds = None
         if self._timer is not None:
             seconds, _ = self._timer.update_last_triggered_step(self._count)
@@ -121,7 +121,7 @@ class LoggingTensorHook(SessionRunHook):
             if self._formatter is not None:
                 _LOG.info("%s", self._formatter(values))
                 return
-            text = ", ".join(f"{_title(tag)} = {value}" for tag, value in values.items())
+            text = ", ".join(f"{_title_of(tag)} = {value}" for tag, value in values.items())
             _LOG.info("%s%s", text, "" if seconds is None else f" ({seconds:.3f} sec)")
 
 
@@ -277,5 +277,5 @@ class FeedFnHook(SessionRunHook):
         return SessionRunArgs(fetches=None, feed_dict=self.feed_fn())
 
 
-def _title(tag: Any) -> str:
+def _title_of(tag: Any) -> str:
     return tag if isinstance(tag, str) else getattr(tag, "name", str(tag))

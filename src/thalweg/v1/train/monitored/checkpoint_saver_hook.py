@@ -93,7 +93,7 @@ class CheckpointSaverHook(SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Save what the training begins with."""
         step = int(session.run(self._step))
-        self._save(session, step)
+        self._save_checkpoint(session, step)
         self._timer.update_last_triggered_step(step)
 
     def _set_steps_per_run(self, steps_per_run: int) -> None:
@@ -111,18 +111,18 @@ class CheckpointSaverHook(SessionRunHook):
         step = int(run_context.session.run(self._step))
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
-            if self._save(run_context.session, step):
+            if self._save_checkpoint(run_context.session, step):
                 run_context.request_stop()
 
     def end(self, session: Any) -> None:
         """Save the end, unless that has been done."""
         step = int(session.run(self._step))
         if step != self._timer.last_triggered_step():
-            self._save(session, step)
+            self._save_checkpoint(session, step)
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _save(self, session: Any, step: int) -> bool:
+    def _save_checkpoint(self, session: Any, step: int) -> bool:
         """Save; returns whether a listener requests a stop."""
         saver = self._saver_for(session)
         for listener in self._listeners:

@@ -94,7 +94,7 @@ class MonitoredSession:
         self._stop_requested = False
         try:
             with self._graph.as_default():
-                self._open(session_creator or ChiefSessionCreator())
+                self._open_session(session_creator or ChiefSessionCreator())
         except BaseException:
             try:
                 if self._session is not None:
@@ -103,7 +103,7 @@ class MonitoredSession:
                 self._reopen_graph()
             raise
 
-    def _open(self, session_creator: SessionCreator) -> None:
+    def _open_session(self, session_creator: SessionCreator) -> None:
         for hook in self._hooks:
             hook.begin()
         self._session = session = session_creator.create_session()
@@ -127,12 +127,12 @@ class MonitoredSession:
             BaseException: The error with which one of the session's threads has failed, where the
                 run fails, too.
         """
-        session = self._opened()
+        session = self._require_session()
         if self._stop_requested:
             raise FailedPreconditionError("Run called even after should_stop requested.")
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)
         wanted: dict[Any, Any] = {_CALLER: fetches}
-        feeds = self._asked(context, wanted, feed_dict)
+        feeds = self._ask_hooks(context, wanted, feed_dict)
         try:
             results = session.run(wanted, feeds, options, run_metadata)
         except Exception:
@@ -145,7 +145,7 @@ class MonitoredSession:
             self._stop_requested = True
         return results[_CALLER]
 
-    def _asked(self, context: SessionRunContext, wanted: dict[Any, Any], given: Any) -> Any:
+    def _ask_hooks(self, context: SessionRunContext, wanted: dict[Any, Any], given: Any) -> Any:
         """Let hooks add to what is wanted; returns what is fed."""
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:
@@ -179,7 +179,7 @@ class MonitoredSession:
                 " `step_context` arguments if it's an instance method. Got"
                 f" {names} instead."
             )
-        return step_fn(StepContext(self._opened(), self.run))
+        return step_fn(StepContext(self._require_session(), self.run))
 
     def should_stop(self) -> bool:
         """Whether to run no more: a stop was requested, or the session is closed.
@@ -198,7 +198,7 @@ class MonitoredSession:
         Raises:
             RuntimeError: It is closed already.
         """
-        self._end(tells=True)
+        self._end_session(tells=True)
 
     def __enter__(self) -> Self:
         return self
@@ -210,16 +210,16 @@ class MonitoredSession:
         trace: TracebackType | None,
     ) -> bool:
         is_good = kind is None or issubclass(kind, (OutOfRangeError, StopIteration))
-        self._end(tells=is_good)
+        self._end_session(tells=is_good)
         return is_good
 
-    def _opened(self) -> Session:
+    def _require_session(self) -> Session:
         if self._session is None:
             raise FailedPreconditionError("Session is already closed.")
         return self._session
 
-    def _end(self, tells: bool) -> None:
-        session = self._opened()
+    def _end_session(self, tells: bool) -> None:
+        session = self._require_session()
         try:
             for hook in self._hooks if tells else ():
                 hook.end(session)
@@ -230,7 +230,7 @@ class MonitoredSession:
                 self._reopen_graph()
 
     def _close_session(self) -> None:
-        session, self._session = self._opened(), None
+        session, self._session = self._require_session(), None
         self._coordinator.request_stop()
         try:
             self._coordinator.join(
@@ -273,7 +273,7 @@ class SingularMonitoredSession(MonitoredSession):
 
     def raw_session(self) -> Session:
         """The session itself, whose runs call no hooks."""
-        return self._opened()
+        return self._require_session()
 
 
 def _check_apart(feeds: dict[Any, Any], others: Any, message: str) -> None:

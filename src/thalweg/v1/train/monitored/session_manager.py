@@ -11,7 +11,7 @@ import numpy as np
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import Session, get_default_graph
-from thalweg.v1.seconds import check_seconds, waited
+from thalweg.v1.seconds import check_seconds, wait_seconds
 from thalweg.v1.train.saving.checkpoint_management import get_checkpoint_state
 
 Path = str | os.PathLike[str]
@@ -90,7 +90,7 @@ class SessionManager:
                 would do it.
             ValueError: Both ways to a checkpoint are given.
         """
-        session, is_restored = self._restored(
+        session, is_restored = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
         try:
@@ -135,7 +135,7 @@ class SessionManager:
         Returns:
             The session, and whether a checkpoint has made it ready.
         """
-        session, is_restored = self._restored(
+        session, is_restored = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
         problem = self._initialized_locally(session)
@@ -143,7 +143,7 @@ class SessionManager:
             return session, False
         return session, _not_ready(session, self._ready_op) is None
 
-    def _restored(
+    def _restore_session(
         self, saver: Any, folder: Path | None, prefix: Path | None, waits: bool, seconds: float
     ) -> tuple[Session, bool]:
         if folder and prefix:
@@ -154,7 +154,7 @@ class SessionManager:
             return Session(graph=self._graph), False
         paths: list[str] = []
         if folder:
-            state = self._state(folder, seconds if waits else 0)
+            state = self._wait_for_state(folder, seconds if waits else 0)
             if state is None:
                 return Session(graph=self._graph), False
             prefix, paths = state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
@@ -168,15 +168,15 @@ class SessionManager:
             raise
         return session, True
 
-    def _state(self, folder: Path, seconds: float) -> Any:
+    def _wait_for_state(self, folder: Path, seconds: float) -> Any:
         """What the folder says about its checkpoints, once it does; None if it takes too long."""
         check_seconds("max_wait_secs", seconds)
-        end = time.monotonic() + waited(seconds)
+        end = time.monotonic() + wait_seconds(seconds)
         while (state := get_checkpoint_state(folder)) is None:
             left = end - time.monotonic()
             if left <= 0:
                 return None
-            time.sleep(waited(min(left, self._recovery_wait_secs)))
+            time.sleep(wait_seconds(min(left, self._recovery_wait_secs)))
         return state
 
     def _initialized_locally(self, session: Session) -> str | None:
@@ -200,8 +200,8 @@ def _not_ready(session: Session, op: Any) -> str | None:
     found = np.asarray(names)
     if names is None or not found.size or found.dtype == np.int32:  # as old programs say "ready"
         return None
-    return f"Variables not initialized: {', '.join(map(_text, found.reshape(-1)))}"
+    return f"Variables not initialized: {', '.join(map(_as_text, found.reshape(-1)))}"
 
 
-def _text(name: Any) -> str:
+def _as_text(name: Any) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

@@ -83,16 +83,16 @@ class StepCounterHook(SessionRunHook):
             if self._timer.should_trigger_for_step(step):
                 seconds, steps = self._timer.update_last_triggered_step(step)
                 if seconds and steps is not None:
-                    self._tell(steps / seconds, step)
-        self._watch(before)
+                    self._report_rate(steps / seconds, step)
+        self._warn_if_stuck(before)
 
-    def _tell(self, rate: float, step: int) -> None:
+    def _report_rate(self, rate: float, step: int) -> None:
         tag = self._tag
         if self._summary_writer is not None:
             add_scalar(self._summary_writer, tag, rate, step)
         _LOG.info("%s: %g", tag, rate)
 
-    def _watch(self, step: int) -> None:
+    def _warn_if_stuck(self, step: int) -> None:
         """Warn if the step stands still."""
         self._same = self._same + 1 if step == self._before else 0
         self._before = step

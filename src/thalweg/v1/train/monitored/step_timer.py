@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1.seconds import check_seconds, waited
+from thalweg.v1.seconds import check_seconds, wait_seconds
 
 
 class SecondOrStepTimer:
@@ -46,7 +46,7 @@ class SecondOrStepTimer:
             return False
         if self._every_steps is not None:
             return step >= last_step + self._every_steps
-        return time.time() >= last_time + waited(self._every_secs or 0.0)
+        return time.time() >= last_time + wait_seconds(self._every_secs or 0.0)
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
         """Note that it triggers now.

@@ -64,7 +64,7 @@ class SummarySaverHook(SessionRunHook):
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Ask for the summaries if it is time."""
         self._is_due = self._next is None or self._timer.should_trigger_for_step(self._next)
-        return SessionRunArgs((self._step, self._operations() if self._is_due else []))
+        return SessionRunArgs((self._step, self._summary_operations() if self._is_due else []))
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Write them."""
@@ -73,7 +73,7 @@ class SummarySaverHook(SessionRunHook):
         if self._is_due:
             self._timer.update_last_triggered_step(step)
         if summaries:
-            self._write(summaries, step)
+            self._write_summaries(summaries, step)
         self._next = step + 1
 
     def end(self, session: Any) -> None:
@@ -81,13 +81,13 @@ class SummarySaverHook(SessionRunHook):
         if self._writer is not None:
             self._writer.flush()
 
-    def _operations(self) -> Sequence[Any]:
+    def _summary_operations(self) -> Sequence[Any]:
         found = self._scaffold.summary_op if self._summary_op is None else self._summary_op
         if found is None:
             return []
         return found if isinstance(found, list | tuple) else [found]
 
-    def _write(self, summaries: Sequence[bytes], step: int) -> None:
+    def _write_summaries(self, summaries: Sequence[bytes], step: int) -> None:
         if self._writer is None and self._output_dir is not None:
             self._writer = FileWriterCache.get(self._output_dir)
         if self._writer is None:

@@ -26,12 +26,12 @@ from thalweg.v1.train.saving.objects.members import (
     check_trackable,
     child_of,
     children_of,
-    described,
+    describe_members,
     graphs_of,
     held_by,
     is_variable,
-    keepers,
     members_of,
+    optimizers_in,
 )
 from thalweg.v1.train.saving.objects.restoration import Restoration
 from thalweg.v1.train.saving.objects.status import CheckpointLoadStatus, InitializationOnlyStatus
@@ -152,7 +152,7 @@ class Checkpoint(Trackable):
             As `write`. The number is not used up then.
         """
         with self._lock:
-            with counted(self) as counter:
+            with count_save(self) as counter:
                 path = self.write(f"{os.fspath(file_prefix)}-{int(counter)}", session)
             update_checkpoint_state(os.path.dirname(path) or ".", path, [path])
             return path
@@ -178,7 +178,7 @@ class Checkpoint(Trackable):
             CheckpointWriteError: It could not be written; what was there is intact.
         """
         path = os.fspath(file_prefix).removesuffix(ENDING)
-        files.write(path, *self._contents(session))
+        files.write(path, *self._snapshot(session))
         return path
 
     @untraced
@@ -213,16 +213,16 @@ class Checkpoint(Trackable):
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
         """Restore what `write` saved; as `restore`, without `save_counter`."""
         if save_path is None:
-            return InitializationOnlyStatus(lambda: self._members(self._graph()))
+            return InitializationOnlyStatus(lambda: self._members_in(self._graph_meant()))
         path = os.fspath(save_path).removesuffix(files.ENDING)
         graph, values = files.read(path)
-        building = self._graph()
-        with _within(building):
+        building = self._graph_meant()
+        with _as_default_graph(building):
             restoration = Restoration(path, graph, values, building)
             restoration.bind(0, self)
-        return CheckpointLoadStatus(restoration, lambda: self._members(building))
+        return CheckpointLoadStatus(restoration, lambda: self._members_in(building))
 
-    def _graph(self, session: Any = None) -> Any:
+    def _graph_meant(self, session: Any = None) -> Any:
         """The graph whose variables are meant, or None: that of the session, the one that is being
         built, or the only one there are variables of.
         """
@@ -237,21 +237,21 @@ class Checkpoint(Trackable):
             )
         return found[0] if found else None
 
-    def _members(self, graph: Any = None) -> Sequence[Member]:
-        with _within(graph):
+    def _members_in(self, graph: Any = None) -> Sequence[Member]:
+        with _as_default_graph(graph):
             return members_of(self, graph)
 
-    def _contents(self, session: Any = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
+    def _snapshot(self, session: Any = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
         """What is saved now: what the objects are, and copies of values by the names of tensors."""
-        graph = self._graph(session)
+        graph = self._graph_meant(session)
         with contextlib.ExitStack() as locks:
-            for keeper in keepers(self._members(graph)):
+            for keeper in optimizers_in(self._members_in(graph)):
                 locks.enter_context(keeper._locked())
-                with _within(graph):
+                with _as_default_graph(graph):
                     keeper._make_whole()
-            members = self._members(graph)
-            described_now = described(members)
-            values = {each.key: _copy(each) for each in members if _is_eager(each)}
+            members = self._members_in(graph)
+            described_now = describe_members(members)
+            values = {each.key: _copy_value(each) for each in members if _is_eager(each)}
         symbolic = [each for each in members if isinstance(each.held, GraphVariable)]
         if symbolic:
             chosen = session_for(session, "save a checkpoint")
@@ -261,7 +261,7 @@ class Checkpoint(Trackable):
 
 
 @contextlib.contextmanager
-def counted(checkpoint: Checkpoint) -> Iterator[Variable]:
+def count_save(checkpoint: Checkpoint) -> Iterator[Variable]:
     """Count a save; its number is not used up if it fails."""
     counter = checkpoint.save_counter
     counter.assign_add(1)
@@ -273,7 +273,7 @@ def counted(checkpoint: Checkpoint) -> Iterator[Variable]:
 
 
 @contextlib.contextmanager
-def _within(graph: Any) -> Iterator[None]:
+def _as_default_graph(graph: Any) -> Iterator[None]:
     """Have `graph` be the one that is being built, if it is not."""
     is_now = not executing_eagerly() and get_default_graph() is graph
     with contextlib.nullcontext() if graph is None or is_now else graph.as_default():
@@ -284,7 +284,7 @@ def _is_eager(member: Member) -> bool:
     return isinstance(member.held, Tensor)
 
 
-def _copy(member: Member) -> Tensor:
+def _copy_value(member: Member) -> Tensor:
     problem = flaw(member.held)
     if problem is not None:
         raise InvalidTypeError(f"'{member.path}' is {problem}, which cannot be saved.")

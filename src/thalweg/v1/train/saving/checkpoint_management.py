@@ -13,7 +13,7 @@ from dataclasses import replace
 from thalweg.errors import InvalidArgumentError
 from thalweg.storage.bundle import CheckpointState, read_state, write_state
 from thalweg.storage.disk import NOWHERE
-from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, exists
+from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, is_checkpoint
 
 _LOG = logging.getLogger(__name__)
 STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder
@@ -53,8 +53,8 @@ def generate_checkpoint_state_proto(
         )
     folder = os.fspath(save_dir)
     if not os.path.isabs(folder):
-        model_checkpoint_path = _relative(model_checkpoint_path, folder)
-        paths = [_relative(path, folder) for path in paths]
+        model_checkpoint_path = _relative_to(model_checkpoint_path, folder)
+        paths = [_relative_to(path, folder) for path in paths]
     return CheckpointState(
         model_checkpoint_path, tuple(paths), tuple(times), last_preserved_timestamp
     )
@@ -142,7 +142,7 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
     state = get_checkpoint_state(checkpoint_dir, latest_filename)
     if state is None:
         return None
-    if not exists(state.model_checkpoint_path):
+    if not is_checkpoint(state.model_checkpoint_path):
         _LOG.error("Couldn't match files for checkpoint %s", state.model_checkpoint_path)
         return None
     return state.model_checkpoint_path
@@ -150,7 +150,7 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
 
 def checkpoint_exists(checkpoint_prefix: Path) -> bool:
     """Whether there is a checkpoint with that prefix, of ours or of TensorFlow's."""
-    return exists(os.fspath(checkpoint_prefix))
+    return is_checkpoint(os.fspath(checkpoint_prefix))
 
 
 def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
@@ -201,5 +201,5 @@ def _if_there() -> Iterator[None]:
             raise
 
 
-def _relative(path: str, folder: str) -> str:
+def _relative_to(path: str, folder: str) -> str:
     return path if os.path.isabs(path) else os.path.relpath(path, folder)

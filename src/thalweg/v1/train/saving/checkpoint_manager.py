@@ -13,7 +13,7 @@ from thalweg.graph import get_default_session, is_symbolic
 from thalweg.ground.tracing import untraced
 from thalweg.storage.bundle import CheckpointState
 from thalweg.storage.keeper import Keeper
-from thalweg.v1.train.saving.checkpoint import Checkpoint, Path, counted
+from thalweg.v1.train.saving.checkpoint import Checkpoint, Path, count_save
 from thalweg.v1.train.saving.checkpoint_management import (
     get_checkpoint_state,
     remove_checkpoint,
@@ -130,21 +130,21 @@ class CheckpointManager:
         Raises:
             As `Checkpoint.write`.
         """
-        step = None if self._step_counter is None else _value(self._step_counter)
+        step = None if self._step_counter is None else _number_of(self._step_counter)
         if check_interval and self._is_early(step):
             return None
-        with counted(self._checkpoint) as counter:
-            number = int(counter) if checkpoint_number is None else _value(checkpoint_number)
+        with count_save(self._checkpoint) as counter:
+            number = int(counter) if checkpoint_number is None else _number_of(checkpoint_number)
             path = self._checkpoint.write(f"{self._prefix}-{number}")
         self._saved_step = step
         self._latest = path
-        self._keeper = self._keeper.after(path)
-        self._note(path)
+        self._keeper = self._keeper.after_saving(path)
+        self._note_latest(path)
         listed = self._keeper.paths
         for old in self._keeper.too_old():
             remove_checkpoint(old)
         if self._keeper.paths != listed:
-            self._note(path)
+            self._note_latest(path)
         return path
 
     def _is_early(self, step: int | None) -> bool:
@@ -152,7 +152,7 @@ class CheckpointManager:
             return False
         return step - self._saved_step < self._interval
 
-    def _note(self, latest: str) -> None:
+    def _note_latest(self, latest: str) -> None:
         update_checkpoint_state(
             self._directory,
             latest,
@@ -174,14 +174,14 @@ class CheckpointManager:
         if self._latest is not None:
             self._checkpoint.restore(self._latest)
             if self._step_counter is not None:
-                self._saved_step = _value(self._step_counter)
+                self._saved_step = _number_of(self._step_counter)
             return self._latest
         if self._init_fn is not None:
             self._init_fn()
         return None
 
 
-def _value(counter: Any) -> int:
+def _number_of(counter: Any) -> int:
     """The number that a variable has, or a number."""
     if not is_symbolic(counter):
         return int(counter)

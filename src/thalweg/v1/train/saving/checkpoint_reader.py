@@ -17,7 +17,7 @@ from thalweg.errors import (
 )
 from thalweg.storage import bundle, container
 from thalweg.storage.located import ENDING as SUFFIX
-from thalweg.storage.located import Kind, Located, located
+from thalweg.storage.located import Kind, Located, locate_checkpoint
 from thalweg.storage.stored import ITEM_BYTES, Stored, dtype_of
 from thalweg.v1.train.saving.objects import files
 
@@ -42,7 +42,7 @@ class CheckpointReader:
 
     def __init__(self, filename: str | os.PathLike[str]) -> None:
         self._prefix = os.fspath(filename).removesuffix(SUFFIX)
-        place = _located(self._prefix)
+        place = _locate_existing(self._prefix)
         self._path, self._is_ours = place.path, place.kind is Kind.OURS
         self._document: dict[str, Any] = {}
         if self._is_ours:
@@ -83,7 +83,7 @@ class CheckpointReader:
         if dtype not in ITEM_BYTES:
             texts = bundle.read(self._path, {tensor_str}).strings[tensor_str]
             return np.array(texts, dtype=object).reshape(shape)[()]
-        stored = self._read({tensor_str})[tensor_str]
+        stored = self._read_tensors({tensor_str})[tensor_str]
         try:
             return stored.array()[()]
         except UnsupportedCheckpointError:
@@ -102,7 +102,7 @@ class CheckpointReader:
         Raises:
             OSError: They are damaged, or another checkpoint has taken the place of this one.
         """
-        found = self._read(names)
+        found = self._read_tensors(names)
         for name in names:
             if name not in found or (found[name].dtype, found[name].shape) != self._entries[name]:
                 raise DataLossError(f"{self._prefix}: {name!r} was changed while it was read.")
@@ -114,18 +114,18 @@ class CheckpointReader:
             graph = bundle.read(self._path, ()).graph
         else:
             known = self._document.get("object_graph")
-            graph = None if known is None else files.decoded(known, self._prefix)
+            graph = None if known is None else files.decode_graph(known, self._prefix)
         values = [] if graph is None else [each for node in graph.nodes for each in node.attributes]
         return {each.full_name: each.key for each in values}
 
-    def _read(self, names: Collection[str]) -> dict[str, Stored]:
+    def _read_tensors(self, names: Collection[str]) -> dict[str, Stored]:
         if self._is_ours:
             return container.read(self._path, names).tensors
         return bundle.read(self._path, names).tensors
 
 
-def _located(prefix: str) -> Located:
-    place = located(prefix)
+def _locate_existing(prefix: str) -> Located:
+    place = locate_checkpoint(prefix)
     if place.kind is Kind.MISSING:
         raise MissingFileError(
             "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
@@ -134,6 +134,6 @@ def _located(prefix: str) -> Located:
     return place.of_savers()
 
 
-def exists(prefix: str) -> bool:
+def is_checkpoint(prefix: str) -> bool:
     """Whether there is a checkpoint with that prefix, or a file that may be one."""
-    return located(prefix).kind not in (Kind.MISSING, Kind.FOLDER)
+    return locate_checkpoint(prefix).kind not in (Kind.MISSING, Kind.FOLDER)

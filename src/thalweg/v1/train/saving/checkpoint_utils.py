@@ -101,7 +101,7 @@ def init_from_checkpoint(
     pairs: dict[GraphVariable, str] = {}
     given: Any = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
     for name, target in sorted(given, key=itemgetter(0)):
-        variable = _found(target)
+        variable = _find_variable(target)
         if variable is not None:
             if name not in shapes:
                 raise InvalidArgumentError(
@@ -113,7 +113,9 @@ def init_from_checkpoint(
     dtypes = reader.get_variable_to_dtype_map()
     for variable, name in pairs.items():
         _check_fits(variable, name, shapes[name], dtypes[name])
-    starts = [(variable, _start(variable, prefix, name)) for variable, name in pairs.items()]
+    starts = [
+        (variable, _initial_value(variable, prefix, name)) for variable, name in pairs.items()
+    ]
     for variable, start in starts:
         with variable.graph.control_dependencies(None):
             begin_with(variable, start)
@@ -131,7 +133,7 @@ def _prefix_of(ckpt_dir_or_file: Path) -> str:
     return found
 
 
-def _found(target: Any) -> GraphVariable | None:
+def _find_variable(target: Any) -> GraphVariable | None:
     """The variable that is meant; None for the name of a scope."""
     if isinstance(target, str):
         every = get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES)
@@ -157,7 +159,7 @@ def _of_scope(
             " 'scope/': 'other_scope/'. There is no variable of that name."
         )
     found: dict[GraphVariable, str] = {}
-    for name, variable in sorted(_scoped().items()):
+    for name, variable in sorted(_variables_by_name().items()):
         if outer and not name.startswith(f"{outer}/"):
             continue
         inner = name[len(outer) + 1 :] if outer else name
@@ -170,7 +172,7 @@ def _of_scope(
     return found
 
 
-def _scoped() -> dict[str, GraphVariable]:
+def _variables_by_name() -> dict[str, GraphVariable]:
     """The variables of the default graph that scopes are searched for."""
     graph = get_default_graph()
     known = [variable for _, variable in graph.stand_ins.values()]
@@ -191,12 +193,12 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: Any
         )
 
 
-def _start(variable: GraphVariable, prefix: str, name: str) -> Any:
+def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
     """A tensor that is read from the checkpoint in the run that initializes the variable."""
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(
-            partial(_read, prefix, name, variable.op.device),
+            partial(_read_tensor, prefix, name, variable.op.device),
             [],
             "checkpoint_initializer",
             kind="pure",
@@ -204,5 +206,5 @@ def _start(variable: GraphVariable, prefix: str, name: str) -> Any:
         )
 
 
-def _read(prefix: str, name: str, device: torch.device) -> Tensor:
+def _read_tensor(prefix: str, name: str, device: torch.device) -> Tensor:
     return CheckpointReader(prefix).tensors({name})[name].to(device)

@@ -15,7 +15,7 @@ from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.variable import dtype_name
 
 
-def fitted(
+def fitting_values(
     reader: CheckpointReader,
     prefix: str,
     variables: Mapping[str, GraphVariable],
@@ -45,14 +45,14 @@ def fitted(
         (name, variable, shapes[keys[name]], dtypes[keys[name]])
         for name, variable in variables.items()
     ]
-    flaws = [found for pair in pairs if (found := _flaw(*pair, prefix, reshape))]
+    flaws = [found for pair in pairs if (found := _describe_misfit(*pair, prefix, reshape))]
     if flaws:
         raise state.mismatch(flaws)
     values = reader.tensors(set(keys.values()))
-    return {var: _shaped(values[keys[name]], var) for name, var in variables.items()}
+    return {var: _reshape_like(values[keys[name]], var) for name, var in variables.items()}
 
 
-def _flaw(
+def _describe_misfit(
     name: str, variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
 ) -> str | None:
     """Why a value does not fit its variable, or None."""
@@ -71,7 +71,7 @@ def _has_as_many(own: Sequence[int | None], shape: Sequence[int]) -> bool:
     return len(sizes) == len(own) and prod(sizes) == prod(shape)
 
 
-def _shaped(value: Tensor, variable: GraphVariable) -> Tensor:
+def _reshape_like(value: Tensor, variable: GraphVariable) -> Tensor:
     own = variable.shape
     return value if own is None or own.accepts(value.shape) else value.reshape(tuple(own))  # pyright: ignore
 

@@ -76,15 +76,15 @@ def _of_mapping(var_list: Mapping[Any, Any]) -> dict[str, GraphVariable]:
     found: dict[str, GraphVariable] = {}
     for name, item in var_list.items():
         if not isinstance(name, str):
-            _refuse(f"Name is not a string: {name!r}")
+            _refuse_names(f"Name is not a string: {name!r}")
         variable = as_variable(item)
         if variable is None:
-            _refuse(f"Not a variable: {item!r}")
+            _refuse_names(f"Not a variable: {item!r}")
         found[name] = variable
     return dict(sorted(found.items()))
 
 
-def _refuse(what: str) -> NoReturn:
+def _refuse_names(what: str) -> NoReturn:
     raise InvalidTypeError(
         f"names_to_saveables must be a dict mapping string names to Tensors/Variables. {what}"
     )

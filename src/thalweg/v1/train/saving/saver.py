@@ -24,7 +24,7 @@ from thalweg.v1.train.saving.checkpoint_management import (
     remove_checkpoint,
 )
 from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader
-from thalweg.v1.train.saving.restoring import fitted
+from thalweg.v1.train.saving.restoring import fitting_values
 from thalweg.v1.train.saving.saver_arguments import as_session, values_of
 
 _LOG = logging.getLogger(__name__)
@@ -117,14 +117,14 @@ class Saver:
                 " defer_build=False or var_list=None."
             )
         if saver_def is not None or builder is not None:
-            _refuse("saver_def and builder")
+            _refuse_protos("saver_def and builder")
         self._var_list = var_list
         self._reshape = reshape
         self._allow_empty = allow_empty
         self._pad_step_number = pad_step_number
         self._variables: dict[str, GraphVariable] | None = None
         self._span = keep_checkpoint_every_n_hours * 3600
-        self._keeper = Keeper(max_to_keep or None, self._span, 0.0, spare=_spare)
+        self._keeper = Keeper(max_to_keep or None, self._span, 0.0, spare=_next_mark)
         self._lock = Lock()
         if not defer_build:
             self.build()
@@ -193,7 +193,7 @@ class Saver:
                 `build` was not called.
             CheckpointWriteError: The file cannot be written; what was there is intact.
         """
-        variables = self._built("save")
+        variables = self._require_built("save")
         latest = STATE if latest_filename is None else latest_filename
         if os.path.dirname(latest):
             raise InvalidArgumentError("'latest_filename' must not contain path components")
@@ -204,7 +204,7 @@ class Saver:
         if not variables:
             return None
         values, step = values_of(session, list(variables.values()), global_step)
-        prefix = path if step is None else f"{path}-{self._written(step)}"
+        prefix = path if step is None else f"{path}-{self._format_step(step)}"
         prefix = prefix.removesuffix(SUFFIX)
         if os.path.basename(prefix) in (latest, latest.removesuffix(SUFFIX)):
             raise InvalidArgumentError(
@@ -214,15 +214,15 @@ class Saver:
         with self._lock:
             container.write(prefix + SUFFIX, stored, {"kind": _KIND})
             if write_state:
-                self._list(prefix, folder, latest, meta_graph_suffix)
+                self._write_list(prefix, folder, latest, meta_graph_suffix)
         return prefix
 
-    def _written(self, step: int) -> str:
+    def _format_step(self, step: int) -> str:
         return f"{step:08d}" if self._pad_step_number else str(step)
 
-    def _list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
+    def _write_list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
         """Write the file `checkpoint`, and delete an old checkpoint."""
-        keeper = self._keeper.after(prefix) if self._keeper.most else self._keeper
+        keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
         beside = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
         write_state(folder, CheckpointState(prefix, tuple(beside or [prefix])), latest)
@@ -254,7 +254,7 @@ class Saver:
 
         No variable has changed then.
         """
-        variables, session = self._built("restore"), as_session(sess)
+        variables, session = self._require_built("restore"), as_session(sess)
         if not variables:
             return
         if save_path is None:
@@ -263,9 +263,9 @@ class Saver:
         if not checkpoint_exists(prefix):
             raise InvalidArgumentError(f"The passed save_path is not a valid checkpoint: {prefix}")
         _LOG.info("Restoring parameters from %s", prefix)
-        session.load_all(fitted(CheckpointReader(prefix), prefix, variables, self._reshape))
+        session.load_all(fitting_values(CheckpointReader(prefix), prefix, variables, self._reshape))
 
-    def _built(self, purpose: str) -> dict[str, GraphVariable]:
+    def _require_built(self, purpose: str) -> dict[str, GraphVariable]:
         if self._variables is None:
             raise FailedPreconditionError(
                 f"`build()` should be called before {purpose} if defer_build==True"
@@ -302,23 +302,23 @@ class Saver:
 
     def as_saver_def(self) -> NoReturn:
         """Refused: there are no protocol buffers of savers here."""
-        _refuse("as_saver_def")
+        _refuse_protos("as_saver_def")
 
     def to_proto(self, export_scope: str | None = None) -> NoReturn:
         """Refused, as `as_saver_def`."""
-        _refuse("to_proto")
+        _refuse_protos("to_proto")
 
     @staticmethod
     def from_proto(saver_def: Any, import_scope: str | None = None) -> NoReturn:
         """Refused, as `as_saver_def`."""
-        _refuse("from_proto")
+        _refuse_protos("from_proto")
 
     def export_meta_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: a graph here is what Python built, and is built anew."""
-        _refuse("export_meta_graph")
+        _refuse_protos("export_meta_graph")
 
 
-def _spare(saved: float, mark: float, span: float) -> float | None:
+def _next_mark(saved: float, mark: float, span: float) -> float | None:
     return mark + span if saved > mark else None
 
 
@@ -326,7 +326,7 @@ def _folder_of(prefix: str) -> str:
     return os.path.realpath(os.path.dirname(prefix))
 
 
-def _refuse(what: str) -> NoReturn:
+def _refuse_protos(what: str) -> NoReturn:
     raise NotImplementedError(
         f"{what}: there are no protocol buffers of savers and graphs here. Build the graph by the"
         " same Python code, and make another Saver."

@@ -86,7 +86,7 @@ class Layer:
         self.variables: list[Any] = []
         self.updates: list[Any] = []
         self._losses: list[Any] = []
-        self._base_name = name if isinstance(name, str) else _snake(type(self).__name__)
+        self._base_name = name if isinstance(name, str) else _snake_case(type(self).__name__)
         self._reuse = _reuse
         self._scope: graph.VariableScope | None = None
         if _scope is not None and not graph.executing_eagerly():
@@ -141,9 +141,9 @@ class Layer:
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         scope = kwargs.pop("scope", None)
-        inputs = _tensors(inputs)
+        inputs = _as_tensors(inputs)
         if graph.executing_eagerly():
-            return self._run(inputs, *args, **kwargs)
+            return self._build_and_call(inputs, *args, **kwargs)
         if self._scope is None:
             given, default = scope or (self._base_name if self._reuse else None), self._base_name
             with graph.variable_scope(given, default, reuse=self._reuse) as self._scope:
@@ -153,13 +153,13 @@ class Layer:
             graph.variable_scope(self._scope, reuse=reuse, auxiliary_name_scope=False) as current,
             graph.name_scope(current.original_name_scope),
         ):
-            return self._run(inputs, *args, **kwargs)
+            return self._build_and_call(inputs, *args, **kwargs)
 
     def apply(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The same as a call."""
         return self(inputs, *args, **kwargs)
 
-    def _run(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _build_and_call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         first = inputs[0] if isinstance(inputs, list | tuple) else inputs
         self._check_rank(first)
         if self.dtype is None and first.dtype is not None and first.dtype.is_floating_point:
@@ -256,7 +256,7 @@ def _is_trained(variable: Any) -> bool:
     return bool(getattr(variable, "trainable", True))
 
 
-def _tensors(inputs: Any) -> Any:
+def _as_tensors(inputs: Any) -> Any:
     if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], _TENSORS):
         return [tensor(each) for each in inputs]
     return tensor(inputs)
@@ -265,7 +265,7 @@ def _tensors(inputs: Any) -> Any:
 _TENSORS = (torch.Tensor, graph.SymbolicTensor)
 
 
-def _snake(title: str) -> str:
+def _snake_case(title: str) -> str:
     """As TensorFlow names layers: "MaxPooling2D" is "max_pooling2d"."""
     text = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", title)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()

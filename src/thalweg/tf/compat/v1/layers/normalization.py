@@ -118,26 +118,26 @@ class BatchNormalization(Layer):
         moving = (self.moving_mean, self.moving_variance)
         own = (inputs, self.gamma, self.beta)
         if isinstance(training, graph.SymbolicTensor):
-            known = graph.Output(inputs.dtype, inputs.shape, _symbols(own))
+            known = graph.Output(inputs.dtype, inputs.shape, _symbols_in(own))
             parts = [*own, *moving, training]
             outputs = graph.operation(
-                self._normalized, parts, "batchnorm", kind="pure", outputs=known
+                self._normalize, parts, "batchnorm", kind="pure", outputs=known
             )
         else:
             training = bool(training)
             averages = (None, None) if training else moving
-            outputs = call(self._normalized, *own, *averages, training, name="batchnorm")
+            outputs = call(self._normalize, *own, *averages, training, name="batchnorm")
         if training is not False:
-            self._move(inputs, training)
+            self._update_averages(inputs, training)
         return outputs
 
-    def _normalized(
+    def _normalize(
         self, inputs: Any, gamma: Any, beta: Any, mean: Any, variance: Any, training: Any
     ) -> Any:
         moments = (None, None) if training is True or bool(training) else (mean, variance)
         return normalized(inputs, gamma, beta, *moments, self.epsilon, self.axis)
 
-    def _move(self, inputs: Any, training: Any) -> None:
+    def _update_averages(self, inputs: Any, training: Any) -> None:
         """Let the averages follow the moments of the batch."""
         share = 1 - self.momentum
 
@@ -158,7 +158,7 @@ class BatchNormalization(Layer):
                 self.add_update(graph.operation(move, parts, "AssignMovingAvg"))
 
 
-def _symbols(parts: Sequence[Any]) -> tuple[Any, ...]:
+def _symbols_in(parts: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(each for each in parts if isinstance(each, graph.SymbolicTensor))
 
 

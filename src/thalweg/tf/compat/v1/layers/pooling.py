@@ -43,18 +43,18 @@ class Pooling(Layer):
         return convolution.pool(function, inputs, *how, self.TITLE, self.SIZES)
 
 
-def _pooling(title: str, sizes: int, function: Callable[..., Any], op: str) -> type[Pooling]:
+def _pooling_class(title: str, sizes: int, function: Callable[..., Any], op: str) -> type[Pooling]:
     rank = sizes + 2
     own = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "TITLE": op}
     return type(title, (Pooling,), {**own, "__doc__": Pooling.__doc__, "__module__": __name__})
 
 
-MaxPooling1D = _pooling("MaxPooling1D", 1, windows.largest, "MaxPool")
-MaxPooling2D = _pooling("MaxPooling2D", 2, windows.largest, "MaxPool")
-MaxPooling3D = _pooling("MaxPooling3D", 3, windows.largest, "MaxPool3D")
-AveragePooling1D = _pooling("AveragePooling1D", 1, windows.mean, "AvgPool")
-AveragePooling2D = _pooling("AveragePooling2D", 2, windows.mean, "AvgPool")
-AveragePooling3D = _pooling("AveragePooling3D", 3, windows.mean, "AvgPool3D")
+MaxPooling1D = _pooling_class("MaxPooling1D", 1, windows.largest, "MaxPool")
+MaxPooling2D = _pooling_class("MaxPooling2D", 2, windows.largest, "MaxPool")
+MaxPooling3D = _pooling_class("MaxPooling3D", 3, windows.largest, "MaxPool3D")
+AveragePooling1D = _pooling_class("AveragePooling1D", 1, windows.mean, "AvgPool")
+AveragePooling2D = _pooling_class("AveragePooling2D", 2, windows.mean, "AvgPool")
+AveragePooling3D = _pooling_class("AveragePooling3D", 3, windows.mean, "AvgPool3D")
 
 max_pooling1d = as_function(MaxPooling1D, "max_pooling1d")
 max_pooling2d = as_function(MaxPooling2D, "max_pooling2d")

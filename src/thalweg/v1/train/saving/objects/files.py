@@ -15,7 +15,7 @@ from thalweg.errors import (
 from thalweg.storage import bundle, container, disk
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.storage.foreign import reader_of
-from thalweg.storage.located import ENDING, Kind, located
+from thalweg.storage.located import ENDING, Kind, locate_checkpoint
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.saving.objects.members import VALUE
 
@@ -32,7 +32,7 @@ def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None
     """
     disk.make_folder(os.path.dirname(prefix) or ".")
     stored = {key: of_tensor(value) for key, value in values.items()}
-    container.write(prefix + ENDING, stored, {"kind": KIND, "object_graph": encoded(graph)})
+    container.write(prefix + ENDING, stored, {"kind": KIND, "object_graph": encode_graph(graph)})
 
 
 def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
@@ -49,19 +49,19 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
         DataLossError: It is damaged.
         UnsupportedCheckpointError: It says nothing of objects.
     """
-    graph, tensors = _read(prefix)
+    graph, tensors = _read_file(prefix)
     values: dict[int, Tensor] = {}
     for place, node in enumerate(graph.nodes):
         for each in node.attributes:
             if each.name == VALUE and each.key in tensors:
                 values[place] = tensors[each.key].tensor()
             elif each.name == VALUE:
-                raise _damaged(prefix, f"names {each.key!r}, which has no value")
+                raise _damage_error(prefix, f"names {each.key!r}, which has no value")
     return graph, values
 
 
-def _read(prefix: str) -> tuple[ObjectGraph, dict[str, Stored]]:
-    place = located(prefix).of_savers()
+def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, Stored]]:
+    place = locate_checkpoint(prefix).of_savers()
     if place.kind is not Kind.OURS:
         read = bundle.read(place.path)
         if read.graph is None:
@@ -71,7 +71,7 @@ def _read(prefix: str) -> tuple[ObjectGraph, dict[str, Stored]]:
     graph = found.document.get("object_graph")
     if graph is None:
         raise _without_objects(prefix, reader_of(found.document.get("kind")))
-    return decoded(graph, prefix), found.tensors
+    return decode_graph(graph, prefix), found.tensors
 
 
 def _without_objects(prefix: str, reader: str) -> UnsupportedCheckpointError:
@@ -80,7 +80,7 @@ def _without_objects(prefix: str, reader: str) -> UnsupportedCheckpointError:
     )
 
 
-def encoded(graph: ObjectGraph) -> list[dict[str, Any]]:
+def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
     """A graph as JSON."""
     return [
         {
@@ -92,45 +92,45 @@ def encoded(graph: ObjectGraph) -> list[dict[str, Any]]:
     ]
 
 
-def decoded(nodes: Any, source: str) -> ObjectGraph:
+def decode_graph(nodes: Any, source: str) -> ObjectGraph:
     """A graph from its JSON.
 
     Args:
-        nodes: What `encoded` returned.
+        nodes: What `encode_graph` returned.
         source: Where it is from, for messages.
 
     Raises:
         DataLossError: It is something else, or names an object that is not there.
     """
     if not isinstance(nodes, list) or not nodes:
-        raise _damaged(source, "is no list of objects")
+        raise _damage_error(source, "is no list of objects")
     every = cast("list[Any]", nodes)
 
-    def position(value: Any) -> int:
+    def check_position(value: Any) -> int:
         if type(value) is not int or not 0 <= value < len(every):
-            raise _damaged(source, f"names object {str(value)[:20]} of {len(every)}")
+            raise _damage_error(source, f"names object {str(value)[:20]} of {len(every)}")
         return value
 
-    return ObjectGraph(tuple(_node(each, position, source) for each in every))
+    return ObjectGraph(tuple(_decode_node(each, check_position, source) for each in every))
 
 
-def _node(given: Any, position: Any, source: str) -> Node:
+def _decode_node(given: Any, position: Any, source: str) -> Node:
     kinds = {"children": dict, "values": list, "slots": list}
     if (
         not isinstance(given, dict)
         or {key: type(value) for key, value in cast("dict[str, Any]", given).items()} != kinds
     ):
-        raise _damaged(source, "has what is no object")
+        raise _damage_error(source, "has what is no object")
     children, values, slots = cast("tuple[Any, Any, Any]", (given[key] for key in kinds))
     rows = [*(("sss", each) for each in values), *(("psp", each) for each in slots)]
     for kind, row in rows:
         if not isinstance(row, list) or len(cast("list[Any]", row)) != len(kind):
-            raise _damaged(source, "has a row of another length")
+            raise _damage_error(source, "has a row of another length")
         for letter, each in zip(kind, cast("list[Any]", row), strict=True):
             if letter == "p":
                 position(each)
             elif not isinstance(each, str):
-                raise _damaged(source, f"has {str(each)[:20]} as a name")
+                raise _damage_error(source, f"has {str(each)[:20]} as a name")
     return Node(
         {name: position(child) for name, child in children.items()},
         tuple(Attribute(*row) for row in values),
@@ -138,5 +138,5 @@ def _node(given: Any, position: Any, source: str) -> Node:
     )
 
 
-def _damaged(source: str, what: str) -> DataLossError:
+def _damage_error(source: str, what: str) -> DataLossError:
     return DataLossError(f"{source}: its object graph {what}.")

@@ -80,13 +80,13 @@ def children_of(owner: Any) -> dict[str, Any]:
         found = {**owner._modules, **owner._parameters, **buffers}
         return {name: each for name, each in found.items() if each is not None}
     if isinstance(owner, dict):
-        return {_key(name): each for name, each in cast("dict[Any, Any]", owner).items()}
+        return {_check_key(name): each for name, each in cast("dict[Any, Any]", owner).items()}
     if isinstance(owner, list | tuple):
         return {str(place): each for place, each in enumerate(cast("list[Any]", owner))}
     return {}
 
 
-def _key(name: Any) -> str:
+def _check_key(name: Any) -> str:
     if not isinstance(name, str):
         raise InvalidTypeError(f"A dict in a checkpoint has strings as keys, not {name!r}.")
     return name
@@ -150,7 +150,7 @@ def members_of(root: Any, graph: Any = None) -> list[Member]:
     while pending:
         owner, member = pending.popleft()
         for name, child in children_of(owner).items():
-            path = f"{member.path}/{_escaped(name)}".removeprefix("/")
+            path = f"{member.path}/{_escape_name(name)}".removeprefix("/")
             member.children[name] = place_of(child, path)
     _add_slots(members, places)
     return members
@@ -162,19 +162,19 @@ def _add_slots(members: list[Member], places: dict[int, int]) -> None:
         keeper.held._slots.check_whole("in a checkpoint of objects")
         for place, var in variables:
             for name, slot in keeper.held._slots.all_of(var.held).items():
-                path = f"{var.path}/.OPTIMIZER_SLOT/{keeper.path}/{_escaped(name)}"
+                path = f"{var.path}/.OPTIMIZER_SLOT/{keeper.path}/{_escape_name(name)}"
                 if id(slot) not in places:
                     places[id(slot)] = len(members)
                     members.append(Member(path, slot, True))
                 keeper.slots.append((place, name, places[id(slot)]))
 
 
-def _escaped(name: str) -> str:
+def _escape_name(name: str) -> str:
     """A name without "/", as TensorFlow has it in paths."""
     return name.replace(".", "..").replace("/", ".S")
 
 
-def keepers(members: Iterable[Member]) -> list[TrackableSlots]:
+def optimizers_in(members: Iterable[Member]) -> list[TrackableSlots]:
     """The optimizers among members, in the order in which their locks are taken."""
     found = [each.held for each in members if isinstance(each.held, TrackableSlots)]
     return sorted(found, key=id)
@@ -186,12 +186,12 @@ def graphs_of(members: Iterable[Member]) -> list[Any]:
     return list({id(graph): graph for graph in found}.values())
 
 
-def described(members: Iterable[Member]) -> ObjectGraph:
+def describe_members(members: Iterable[Member]) -> ObjectGraph:
     """The members as a checkpoint describes them."""
-    return ObjectGraph(tuple(map(_node, members)))
+    return ObjectGraph(tuple(map(_describe_member, members)))
 
 
-def _node(member: Member) -> Node:
+def _describe_member(member: Member) -> Node:
     values = ()
     if member.is_variable:
         values = (Attribute(VALUE, name_of(member.held).split(":")[0], member.key),)

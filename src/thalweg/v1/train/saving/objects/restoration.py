@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.core.trackable import TrackableSlots
 from thalweg.ground.locks import Lock
-from thalweg.v1.train.saving.objects.members import held_by, is_variable, keepers, members_of
+from thalweg.v1.train.saving.objects.members import held_by, is_variable, members_of, optimizers_in
 from thalweg.v1.train.saving.objects.values import Values
 from thalweg.v1.train.saving.objects.walk import Walk
 
@@ -38,7 +38,7 @@ class Restoration(Values):
         if self._lock.is_mine() and self._walk is not None:  # a hook of a subclass calls
             self._walk.pending.append((node, owner))
             return
-        with self._held(owner), self._lock:
+        with self._hold_steps(owner), self._lock:
             self._walk = Walk(self, lambda place: Position(self, place))
             try:
                 self._walk.run(node, owner)
@@ -46,12 +46,12 @@ class Restoration(Values):
                 self._walk = None
 
     @contextlib.contextmanager
-    def _held(self, owner: Any) -> Iterator[None]:
+    def _hold_steps(self, owner: Any) -> Iterator[None]:
         """Hold back the steps of all optimizers whose state may change."""
         with contextlib.ExitStack() as stack:
             # A new variable is being made by an optimizer, which holds its lock if it needs to.
             if not is_variable(held_by(owner, self.graph)):
-                found = keepers(members_of(owner, self.graph))
+                found = optimizers_in(members_of(owner, self.graph))
                 found += [x for x in self.objects.values() if isinstance(x, TrackableSlots)]
                 for each in sorted({id(x): x for x in found}.items()):
                     stack.enter_context(each[1]._locked())

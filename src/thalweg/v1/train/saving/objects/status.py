@@ -29,15 +29,15 @@ class InitializationOnlyStatus:
 
     def assert_consumed(self) -> Self:
         """Fails: nothing is restored."""
-        self._fail()
+        self._fail_not_restored()
 
     def assert_existing_objects_matched(self) -> Self:
         """Fails: nothing is restored."""
-        self._fail()
+        self._fail_not_restored()
 
     def assert_nontrivial_match(self) -> Self:
         """Fails: nothing is restored."""
-        self._fail()
+        self._fail_not_restored()
 
     def expect_partial(self) -> Self:
         """The status itself."""
@@ -45,7 +45,7 @@ class InitializationOnlyStatus:
 
     def run_restore_ops(self, session: Any = None) -> None:
         """Fails: nothing is restored."""
-        self._fail()
+        self._fail_not_restored()
 
     def initialize_or_restore(self, session: Any = None) -> None:
         """In graph mode initialize all variables.
@@ -53,16 +53,16 @@ class InitializationOnlyStatus:
         Args:
             session: By default the default session.
         """
-        self._initialize(session, set())
+        self._initialize_others(session, set())
 
-    def _initialize(self, session: Any, restored: set[int]) -> None:
+    def _initialize_others(self, session: Any, restored: set[int]) -> None:
         found = [each.held for each in self._members()]
         variables = [var for var in found if isinstance(var, GraphVariable)]
         left = [var.initializer for var in variables if id(var) not in restored]
         if left:
             session_for(session, "initialize variables").run(left)
 
-    def _fail(self) -> NoReturn:
+    def _fail_not_restored(self) -> NoReturn:
         raise NotConsumedError("No checkpoint was given to restore: nothing has been restored.")
 
 
@@ -155,7 +155,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
             InvalidArgumentError: There is no session.
         """
         self.run_restore_ops(session)
-        self._initialize(session, set(map(id, self._values.objects.values())))
+        self._initialize_others(session, set(map(id, self._values.objects.values())))
 
     def __repr__(self) -> str:
         waiting = self.waiting

@@ -43,7 +43,7 @@ class Values:
     ) -> None:
         self.number = next(_numbers)
         self.source, self.graph = source, building
-        self.nodes, self.links = graph.nodes, _links(graph)
+        self.nodes, self.links = graph.nodes, _slot_links(graph)
         self.objects: dict[int, Any] = {}
         self.left = dict(values)
         self.assignments: dict[GraphVariable, Tensor] = {}
@@ -68,12 +68,12 @@ class Values:
         """
         left = {node: each for node, each in self.left.items() if node not in objects}
         if self.is_first:
-            reached = self._reached(awaited)
+            reached = self._reachable_from(awaited)
             left = {node: each.clone() for node, each in left.items() if node in reached}
         self.objects = {**objects, **self.objects}
         self.left, self.is_first = left, False
 
-    def _reached(self, awaited: Iterable[int]) -> set[int]:
+    def _reachable_from(self, awaited: Iterable[int]) -> set[int]:
         reached: set[int] = set()
         pending = list(awaited)
         while pending:
@@ -85,7 +85,7 @@ class Values:
         return reached
 
 
-def _links(graph: ObjectGraph) -> dict[int, list[Link]]:
+def _slot_links(graph: ObjectGraph) -> dict[int, list[Link]]:
     links: dict[int, list[Link]] = {}
     for place, node in enumerate(graph.nodes):
         for each in node.slots:

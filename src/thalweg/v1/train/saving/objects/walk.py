@@ -44,20 +44,20 @@ class Walk:
         self.pending.append((node, owner))
         try:
             for each in self.pending:  # it grows meanwhile
-                self._visit(*each)
-            self._check()
+                self._visit_object(*each)
+            self._check_targets()
             for parent, name, place in self._missing:
-                self._remember(parent)
+                self._remember_waiting(parent)
                 parent._await_dependency(name, self._place(place))
                 self._awaited.add(place)
-            self._write()
+            self._write_values()
         except BaseException:
             for keeper, before in self._before.values():
                 vars(keeper).update(before)
             raise
         self._values.settle(self._objects, self._awaited)
 
-    def _visit(self, node: int, owner: Any) -> None:
+    def _visit_object(self, node: int, owner: Any) -> None:
         held = held_by(owner, self._values.graph)
         if (node, id(held)) in self._seen:
             return
@@ -73,18 +73,18 @@ class Walk:
                 parents = {id(each): each for each in (owner, held) if isinstance(each, Trackable)}
                 self._missing += [(each, name, child) for each in parents.values()]
         for link in self._values.links.get(node, ()):
-            self._link(link, node, held)
+            self._link_slot(link, node, held)
 
-    def _link(self, link: Link, node: int, held: Any) -> None:
+    def _link_slot(self, link: Link, node: int, held: Any) -> None:
         """Restore a slot, if its optimizer and its variable are both found."""
-        ends = [held if end == node else self._found(end) for end in link[:2]]
+        ends = [held if end == node else self._object_at(end) for end in link[:2]]
         (optimizer, variable), (name, slot) = ends, link[2:]
         key = slot, id(optimizer), id(variable)
         is_slot = isinstance(optimizer, TrackableSlots) and is_variable(variable)
         if not is_slot or key in self._linked or slot not in self._values.left:
             return
         self._linked.add(key)
-        self._remember(optimizer)
+        self._remember_waiting(optimizer)
         position, count = self._place(slot), len(self.pending)
         made = optimizer._create_or_restore_slot_variable(
             slot_variable_position=position, slot_name=name, variable=variable
@@ -95,10 +95,10 @@ class Walk:
             optimizer._await_slot(position, name, variable)  # whatever a subclass did with it
             self._awaited.add(slot)
 
-    def _found(self, node: int) -> Any:
+    def _object_at(self, node: int) -> Any:
         return self._objects.get(node, self._values.objects.get(node))
 
-    def _remember(self, keeper: Trackable) -> None:
+    def _remember_waiting(self, keeper: Trackable) -> None:
         """Note what waits with an object, to put it back if the restore is refused."""
         if id(keeper) not in self._before:
             keeper._maybe_initialize_trackable()
@@ -107,13 +107,13 @@ class Walk:
                 before["_waiting"] = keeper._waiting.__copy__()
             self._before[id(keeper)] = keeper, before
 
-    def _check(self) -> None:
-        found = [self._difference(*each) for each in self._targets.values()]
-        found += self._contradictions()
+    def _check_targets(self) -> None:
+        found = [self._describe_difference(*each) for each in self._targets.values()]
+        found += self._describe_contradictions()
         if problems := [each for each in found if each is not None]:
             raise state.mismatch(problems, self._values.source)
 
-    def _difference(self, node: int, held: Any) -> str | None:
+    def _describe_difference(self, node: int, held: Any) -> str | None:
         name, value = self._values.name(node), self._values.left[node]
         if not isinstance(held, GraphVariable):
             return next(iter(state.differences([Entry(name, held)], {name: value})), None)
@@ -124,7 +124,7 @@ class Walk:
         own = "any shape" if held.shape is None else f"shape {tuple(held.shape)}"
         return f"{name!r} is {given}, not {dtype_name(held.dtype or value.dtype)} of {own}"
 
-    def _contradictions(self) -> Iterator[str]:
+    def _describe_contradictions(self) -> Iterator[str]:
         """Variables of the graph that would be given two values; `state.restore` finds others."""
         first: dict[int, int] = {}
         for node, held in self._targets.values():
@@ -136,7 +136,7 @@ class Walk:
                         " variable here, and are given different values"
                     )
 
-    def _write(self) -> None:
+    def _write_values(self) -> None:
         values, targets = self._values, self._targets.values()
         pairs = [
             (Entry(values.name(node), held), values.left[node])

@@ -44,20 +44,20 @@ class _Conv2DTranspose(layers.Conv2DTranspose):
     NAMES = _NAMES
 
 
-def _format(data_format: str | None) -> str:
+def _format_of(data_format: str | None) -> str:
     if data_format not in _FORMATS:
         raise InvalidArgumentError(f"data_format must be NHWC or NCHW, not {data_format!r}.")
     return _FORMATS[data_format]
 
 
 @contextlib.contextmanager
-def _scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any]]:
+def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any]]:
     """The arguments of a layer in a variable scope."""
     with graph.variable_scope(scope, default, reuse=reuse) as opened:
         yield {"_scope": opened, "_reuse": reuse, "name": default}
 
 
-def _finished(outputs: Any, layer: Any, variables: Any, collections: Any) -> Any:
+def _collect_outputs(outputs: Any, layer: Any, variables: Any, collections: Any) -> Any:
     """The outputs, once they and the variables are in collections."""
     for each in [] if layer is None else layer.variables:
         graph.add_to_collection(GraphKeys.MODEL_VARIABLES, each)
@@ -69,7 +69,7 @@ def _finished(outputs: Any, layer: Any, variables: Any, collections: Any) -> Any
     return outputs
 
 
-def _finishing(
+def _layer_application(
     activation_fn: Callable[[Any], Any] | None = nn.relu,
     normalizer_fn: Callable[..., Any] | None = None,
     normalizer_params: dict[str, Any] | None = None,
@@ -86,7 +86,7 @@ def _finishing(
     """What makes a layer of the arguments that all layers with weights have, and calls it."""
 
     def apply(layer: type[Any], inputs: Any, size: Sequence[Any], default: str) -> Any:
-        with _scope(scope, default, reuse) as own:
+        with _layer_scope(scope, default, reuse) as own:
             made = layer(
                 *size,
                 use_bias=normalizer_fn is None and biases_initializer is not None,
@@ -102,7 +102,7 @@ def _finishing(
                 outputs = normalizer_fn(outputs, **(normalizer_params or {}))
             if activation_fn is not None:
                 outputs = activation_fn(outputs)
-            return _finished(outputs, made, variables_collections, outputs_collections)
+            return _collect_outputs(outputs, made, variables_collections, outputs_collections)
 
     return apply
 
@@ -111,11 +111,11 @@ def _with_weights(
     layer: type[Any], default: str
 ) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Any]]:
     """Makes a function of what takes inputs and returns the arguments of a layer; it has the
-    arguments of `_finishing`, too.
+    arguments of `_layer_application`, too.
     """
 
     def decorate(size_of: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
-        first, rest = inspect.signature(size_of), inspect.signature(_finishing)
+        first, rest = inspect.signature(size_of), inspect.signature(_layer_application)
         both = [*first.parameters.values(), *rest.parameters.values()]
         signature = inspect.Signature(both, return_annotation=Any)
 
@@ -123,7 +123,7 @@ def _with_weights(
         def apply(*args: Any, **kwargs: Any) -> Any:
             given = bound(signature, size_of.__name__, args, kwargs)
             own = {name: given.pop(name) for name in first.parameters if name in given}
-            return _finishing(**given)(layer, own["inputs"], size_of(**own), default)
+            return _layer_application(**given)(layer, own["inputs"], size_of(**own), default)
 
         apply.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return apply
@@ -151,7 +151,7 @@ def conv2d(
     rate: Any = 1,
 ) -> Sequence[Any]:
     """As `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
-    return num_outputs, kernel_size, stride, padding, _format(data_format), rate
+    return num_outputs, kernel_size, stride, padding, _format_of(data_format), rate
 
 
 @_with_weights(_Conv2DTranspose, "Conv2d_transpose")
@@ -164,7 +164,7 @@ def conv2d_transpose(
     data_format: str | None = "NHWC",
 ) -> Sequence[Any]:
     """As `tf.layers.conv2d_transpose`, with the defaults of `conv2d` here."""
-    return num_outputs, kernel_size, stride, padding, _format(data_format)
+    return num_outputs, kernel_size, stride, padding, _format_of(data_format)
 
 
 def batch_norm(
@@ -209,9 +209,9 @@ def batch_norm(
     by_kernel = fused is not False and inputs.shape is not None and len(inputs.shape) in (2, 4)
     begins = {f"{name}_initializer": each for name, each in (param_initializers or {}).items()}
     begins |= {f"{name}_regularizer": each for name, each in (param_regularizers or {}).items()}
-    with _scope(scope, "BatchNorm", reuse) as own:
+    with _layer_scope(scope, "BatchNorm", reuse) as own:
         layer = layers.BatchNormalization(
-            1 if _format(data_format) == "channels_first" else -1,
+            1 if _format_of(data_format) == "channels_first" else -1,
             decay, epsilon, center, scale, trainable=trainable, fused=by_kernel, **begins, **own,
         )  # fmt: skip
         layer.UPDATES = updates_collections or ()
@@ -221,7 +221,7 @@ def batch_norm(
                 outputs = arrays.identity(outputs)
         if activation_fn is not None:
             outputs = activation_fn(outputs)
-        return _finished(outputs, layer, variables_collections, outputs_collections)
+        return _collect_outputs(outputs, layer, variables_collections, outputs_collections)
 
 
 class _LayerNorm(layers.Layer):
@@ -267,18 +267,18 @@ def layer_norm(
     `beta` and `gamma` have the sizes of the axes from `begin_params_axis` on.
     """
     begins = (begin_norm_axis, begin_params_axis)
-    with _scope(scope, "LayerNorm", reuse) as own:
+    with _layer_scope(scope, "LayerNorm", reuse) as own:
         layer = _LayerNorm(center, scale, begins, trainable=trainable, **own)
         outputs = layer(inputs)
         if activation_fn is not None:
             outputs = activation_fn(outputs)
-        return _finished(outputs, layer, variables_collections, outputs_collections)
+        return _collect_outputs(outputs, layer, variables_collections, outputs_collections)
 
 
 def flatten(inputs: Any, outputs_collections: Any = None, scope: str | None = None) -> Any:
     """All dimensions but the first as one."""
     outputs = layers.flatten(inputs, name=scope or "Flatten")
-    return _finished(outputs, None, None, outputs_collections)
+    return _collect_outputs(outputs, None, None, outputs_collections)
 
 
 def dropout(
@@ -292,7 +292,7 @@ def dropout(
 ) -> Any:
     """As `tf.layers.dropout`, of which `keep_prob` is the share that is kept."""
     own = (1 - keep_prob, noise_shape, seed, is_training)
-    return _finished(layers.dropout(inputs, *own), None, None, outputs_collections)
+    return _collect_outputs(layers.dropout(inputs, *own), None, None, outputs_collections)
 
 
 def max_pool2d(
@@ -305,8 +305,8 @@ def max_pool2d(
     scope: str | None = None,
 ) -> Any:
     """As `tf.layers.max_pooling2d`."""
-    outputs = layers.max_pooling2d(inputs, kernel_size, stride, padding, _format(data_format))
-    return _finished(outputs, None, None, outputs_collections)
+    outputs = layers.max_pooling2d(inputs, kernel_size, stride, padding, _format_of(data_format))
+    return _collect_outputs(outputs, None, None, outputs_collections)
 
 
 def avg_pool2d(
@@ -319,8 +319,10 @@ def avg_pool2d(
     scope: str | None = None,
 ) -> Any:
     """As `tf.layers.average_pooling2d`."""
-    outputs = layers.average_pooling2d(inputs, kernel_size, stride, padding, _format(data_format))
-    return _finished(outputs, None, None, outputs_collections)
+    outputs = layers.average_pooling2d(
+        inputs, kernel_size, stride, padding, _format_of(data_format)
+    )
+    return _collect_outputs(outputs, None, None, outputs_collections)
 
 
 def relu(inputs: Any, num_outputs: int, **given: Any) -> Any:

@@ -54,17 +54,17 @@ class DataSet:
                 f"A batch of {batch_size} is larger than the {self.num_examples} examples."
             )
         if not self._next and not self.epochs_completed:
-            self._begin(shuffle)
+            self._begin_epoch(shuffle)
         chosen = self._order[self._next : self._next + batch_size]
         self._next += batch_size
         if self._next > self.num_examples:
             self.epochs_completed += 1
-            self._begin(shuffle)
+            self._begin_epoch(shuffle)
             self._next = batch_size - len(chosen)
             chosen = np.concatenate([chosen, self._order[: self._next]])
         return self.images[chosen], self.labels[chosen]
 
-    def _begin(self, shuffle: bool) -> None:
+    def _begin_epoch(self, shuffle: bool) -> None:
         self._order = np.arange(self.num_examples)
         if shuffle:
             self._random.shuffle(self._order)
@@ -109,7 +109,7 @@ def read_data_sets(
     if kind not in ("float32", "uint8"):
         raise InvalidArgumentError(f"dtype must be float32 or uint8, not {kind}.")
     parts = {
-        name: [_read(Path(train_dir), file) for file in files] for name, files in _FILES.items()
+        name: [_read_idx(Path(train_dir), file) for file in files] for name, files in _FILES.items()
     }
     for images, labels in parts.values():
         if images.ndim != 3 or len(images) != len(labels):
@@ -134,7 +134,7 @@ def _refuse_fake(fake_data: bool) -> None:
         raise InvalidArgumentError("There is no fake data: leave fake_data out.")
 
 
-def _read(folder: Path, name: str) -> Any:
+def _read_idx(folder: Path, name: str) -> Any:
     """An array of bytes in the format IDX: magic number, sizes, elements."""
     packed, plain = folder / f"{name}.gz", folder / name
     if packed.exists():
