@@ -78,7 +78,7 @@ def assert_same(own: Training, twin: Training) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=["-".join((n, *o)) for n, o in CLASSES])
 def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
     own, twin = Training(name, **options), Training(name, True, **options)
     for seed in range(8):

@@ -43,8 +43,8 @@ class PlanCache:
         self._waits, self._patience = 0, 1  # repeated steps before the next one of those
         self._alone: dict[int, PlanCache] = {}
 
-    def is_due(self) -> bool:
-        """Whether a step that was repeated is to be planned: not at each what changes at each."""
+    def count_repeated(self) -> bool:
+        """A step was repeated; whether it is to be planned: not at each what changes at each."""
         self._waits += 1
         if self._waits < self._patience:
             return False

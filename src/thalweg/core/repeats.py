@@ -29,4 +29,4 @@ class Due:
 
 def note_repeated(kept: PlanCache, make: Make) -> None:
     """A step was repeated: the next one may be taken in one call."""
-    kept.quick = Due(make) if kept.is_due() else None
+    kept.quick = Due(make) if kept.count_repeated() else None

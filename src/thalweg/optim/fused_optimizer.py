@@ -122,7 +122,7 @@ class StepCache:
     def note_repeated(self, part: ParamState, hooks: Any, places: Sequence[int]) -> None:
         """A step was repeated: the next one may be taken in one call."""
         self.forget_quick()
-        if part.kept.is_due():
+        if part.kept.count_repeated():
             hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
             self.due = (part, hooks, places)
 

@@ -71,8 +71,8 @@ def _in_replicas() -> Any:
 def _quick_step(optimizer: Any, kept: PlanCache, given: Any) -> Any:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.keras.optimizers.steady import SteadyStep
-    return SteadyStep.of(optimizer, kept, given)
+        from thalweg.keras.optimizers.steady import SteadyApply
+    return SteadyApply.of(optimizer, kept, given)
 
 
 class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimizer, Described):
@@ -261,7 +261,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     @classmethod
     def _counts_more(cls) -> bool:
         """Whether a step counts more than `iterations`."""
-        return cls._counted is not Optimizer._counted
+        return cls._counting_calls is not Optimizer._counting_calls
 
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)

@@ -30,7 +30,7 @@ FAILED = -1  # to make scalars
 _PLAIN = (Tensor, torch.nn.Parameter, Variable)
 
 
-class SteadyStep:
+class SteadyApply:
     """A step that may be taken again.
 
     Args:
@@ -55,7 +55,7 @@ class SteadyStep:
             self._hypers = {each: optimizer._hyper_scalars(each) for each in dtypes}
 
     @staticmethod
-    def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyStep | None:
+    def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyApply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         planned, hooks = kept.last, optimizer._hooks(True)
         if (
@@ -66,7 +66,7 @@ class SteadyStep:
             or not stands(planned, [grad for grad, _ in given])
         ):
             return None
-        made = SteadyStep(optimizer, planned)
+        made = SteadyApply(optimizer, planned)
         return made if made._plan(optimizer, given) else None
 
     def _plan(self, optimizer: Any, given: list[tuple[Tensor, Tensor]]) -> bool:
