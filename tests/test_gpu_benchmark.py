@@ -40,14 +40,17 @@ def test_steps_run(cuda: Any, kind: str) -> None:
 
 def test_a_table_says_what_became_of_its_target(cuda: Any) -> None:
     table = cuda.Table("Adam, small", {}, 4 * 10**6, 0.5)
-    found = {"thalweg": cuda.Measured(1.0, 20, 1, 0), "torch fused": cuda.Measured(1.6, 30, 4, 0)}
+    found = {"thalweg": cuda.Measured(1.2, 1.0, 20, 1, 0)}
+    found["torch fused"] = cuda.Measured(1.6, 1.6, 30, 4, 0)
     assert cuda.lines(table, found, 8e9) == [
         "Adam, small",
-        "  thalweg                      1.000 ms  host       20 us      1 launches    0 waits"
+        "  thalweg                      1.200 ms  busy    1.000  host       20 us      1 launches"
+        "    0 waits"
         "    50% of a copy's bandwidth",
-        "  torch fused                  1.600 ms  host       30 us      4 launches    0 waits"
+        "  torch fused                  1.600 ms  busy    1.600  host       30 us      4 launches"
+        "    0 waits"
         "    31% of a copy's bandwidth",
-        "  0.62 of torch fused; target at most 0.5: MISSED",
+        "  busy 0.62 of torch fused, target at most 0.5: MISSED; from an idle start 0.75",
     ]
 
 
@@ -58,5 +61,5 @@ def test_shapes_are_those_of_the_model(cuda: Any) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_says_that_it_needs_a_gpu(cuda: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cuda.main() == 2
+    assert cuda.main([]) == 2
     assert capsys.readouterr().err == "benchmarks/gpu.py needs a GPU, and torch sees none.\n"

@@ -250,7 +250,7 @@ def test_hooks_see_each_step() -> None:
 def test_a_profiler_sees_each_step() -> None:
     own = params()
     opt = optim.Adam(own)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         for step in range(5):
             give(own, step)
             opt.step()

@@ -71,10 +71,12 @@ class Mirror:
 
     def _arrived(self) -> tuple[torch.Tensor, Any]:
         """Pinned memory that nothing reads any more; nobody waits, unless `MOST` are being read."""
-        if not self._staged or (len(self._staged) < MOST and not self._staged[0][1].query()):
+        has_arrived = bool(self._staged) and self._staged[0][1].query()
+        if not has_arrived and len(self._staged) < MOST:
             return torch.empty_like(self._plain, pin_memory=True), torch.cuda.Event()
         staged, event = self._staged.popleft()
-        event.synchronize()
+        if not has_arrived:
+            event.synchronize()
         return staged, event
 
     def _captured(self) -> torch.Tensor:
