@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -12,22 +13,11 @@ from thalweg.core.columns import derived
 from thalweg.core.hooks import Dtype
 from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
-from thalweg.core.steady import (
-    Launches,
-    hold_tensors,
-    is_repeatable,
-    is_traced,
-    look,
-    plan_of,
-    snapshot,
-    stands,
-)
+from thalweg.core.repeated_pairs import RepeatedPairs
+from thalweg.core.steady import is_repeatable, is_traced, look
 from thalweg.ground.running import executing_eagerly
 from thalweg.keras.optimizers.hooks import RuleHooks
-from thalweg.variable import Variable, variable_constraint
-
-FAILED = -1  # to make scalars
-_PLAIN = (Tensor, torch.nn.Parameter, Variable)
+from thalweg.variable import Variable
 
 
 class SteadyApply:
@@ -36,10 +26,11 @@ class SteadyApply:
     Args:
         optimizer: The optimizer.
         planned: Its last step.
+        found: How that was found.
     """
 
-    def __init__(self, optimizer: Any, planned: Planned) -> None:
-        self._planned = planned
+    def __init__(self, optimizer: Any, planned: Planned, found: RepeatedPairs) -> None:
+        self._planned, self._found = planned, found
         self._rule = planned.request.rule
         self._selection = optimizer._selection()
         self._asked = _asked(optimizer)
@@ -62,45 +53,18 @@ class SteadyApply:
             planned is None
             or not (is_repeatable(planned, hooks) and hooks.repeats and type(hooks) is RuleHooks)
             or not _is_plain(optimizer)
-            or not _are_pairs(given, planned)
-            or not stands(planned, [grad for grad, _ in given])
         ):
             return None
-        made = SteadyApply(optimizer, planned)
-        return made if made._plan(optimizer, given) else None
-
-    def _plan(self, optimizer: Any, given: list[tuple[Tensor, Tensor]]) -> bool:
-        found, ready = snapshot(), plan_of(self._planned)
-        if found is None:
-            return False
         count = optimizer.iterations
         hypers = [each for each in optimizer._hyper.values() if isinstance(each, Tensor)]
-        variables = self._planned.request.variables
-        slots = [slot for each in self._planned.request.slots for slot in each]
-        written = [*ready.written, count]
-        if not hold_tensors(found, [*variables, *slots, *written, *hypers]):
-            return False
-        if not all(each.numel() == 1 and each.element_size() in (4, 8) for each in hypers):
-            return False
-        found.hold_dict(optimizer._hyper._values)
-        for var in variables:
-            found.hold_dict(vars(var))  # where it may be given a constraint
-        self._launches = launches = Launches(self._planned, [0] * len(given))
-        found.finish(
-            [(var, grad, cell) for (grad, var), cell in zip(given, launches.cells, strict=True)],
-            launches.records(),
-            [(count.data_ptr(), 1, look.INT64)],
-            written,
-            ready.bounds,
-            [count, *hypers],
-        )
-        self._snapshot = found
-        return True
+        own = (planned, given, [count], [count, *hypers], [optimizer._hyper._values])
+        found = RepeatedPairs.of(*own)
+        return None if found is None else SteadyApply(optimizer, planned, found)
 
     @property
     def taken(self) -> int:
         """How many steps it has taken."""
-        return self._snapshot.taken
+        return self._found.taken
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         """Take it, if everything is as it was.
@@ -108,11 +72,11 @@ class SteadyApply:
         Returns:
             Whether it was taken; if not, nothing has changed.
         """
-        before = self._snapshot.taken
+        before = self.taken
         try:
             return self._take(optimizer, kept, given)
         except BaseException as error:
-            if self._snapshot.taken != before:
+            if self.taken != before:
                 add_taken(error)
             raise
 
@@ -128,29 +92,24 @@ class SteadyApply:
             or not all(map(is_, optimizer._exact_values(), self._exact))
         ):
             return False
-        other = self._look_and_write(optimizer, given)
+        other = self._take_as_known(optimizer, given)
         if other == look.WRITTEN_BY_OTHERS:  # to a rate, say
             self._read(optimizer)
-            self._snapshot.watch()
-            other = self._look_and_write(optimizer, given)
-        if other:
+            self._found.snapshot.watch()
+            other = self._take_as_known(optimizer, given)
+        if other != 0:
             kept.quick = None
             return False
         self._step += 1
-        self._snapshot.watched[0, 2] += 1  # last: until then somebody else has counted
+        self._found.snapshot.watched[0, 2] += 1  # last: until then somebody else has counted
         return True
 
-    def _look_and_write(self, optimizer: Any, given: Any) -> int:
-        """What is not as it was; if that is nothing, the step is taken."""
-        found = self._snapshot
+    def _take_as_known(self, optimizer: Any, given: Any) -> int | None:
+        """0 if the step was taken with numbers that are known; else what is not as it was."""
         try:
-            for launch in self._launches.all:
-                launch.set_scalars({0: self._scalars(optimizer, launch.dtype)})
+            return self._found.take(given, partial(self._scalars, optimizer), [self._step + 1])
         except Exception:  # the careful way says it
-            return FAILED
-        found.columns[0, 3] = self._step + 1
-        self._launches.set_threads(found.launches)
-        return found.take(given)
+            return None
 
     def _scalars(self, optimizer: Any, dtype: Dtype) -> dict[str, Any]:
         if dtype in self._hypers:
@@ -181,17 +140,4 @@ def _is_plain(optimizer: Any) -> bool:
         and type(count) is Variable
         and count.dtype == torch.int64
         and not count.dim()
-    )
-
-
-def _are_pairs(given: Any, planned: Planned) -> bool:
-    """Whether these are plain gradients of the variables of a step, in their order."""
-    variables = planned.request.variables
-    return (
-        type(given) is list
-        and len(given) == len(variables)
-        and all(type(pair) is tuple and len(pair) == 2 for pair in given)
-        and all(type(grad) is Tensor for grad, _ in given)
-        and all(own is var for (_, own), var in zip(given, variables, strict=True))
-        and all(type(var) in _PLAIN and variable_constraint(var) is None for var in variables)
     )
