@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
 from thalweg.engines.cpu import snapshot
 from thalweg.keras import optimizers
-from thalweg.rules import ADAM
+from thalweg.rules import ADAM, ADAM_V1
 from thalweg.schedules import ExponentialDecay
 
 pytestmark = pytest.mark.skipif(
@@ -161,7 +162,16 @@ def _rate_is_a_schedule(own: Training) -> None:
     own.optimizer.learning_rate = ExponentialDecay(0.1, 2, 0.5)
 
 
+def _own_scalars(own: Training) -> None:
+    made = own.optimizer._rule_scalars
+    own.optimizer._rule_scalars = lambda dtype, rate=None: {
+        **made(dtype),
+        "learning_rate": dtype(1),
+    }
+
+
 BETWEEN = [
+    (False, _own_scalars),
     (True, _other_rate),
     (True, _written_rate),
     (True, _rate_without_a_version),
@@ -198,6 +208,54 @@ def test_what_happens_between_two_steps(
     assert_same(own, twin)
     assert (own.kept.quick is quick and quick.taken == taken + 1) is stays
     for seed in range(6, 10):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+
+
+OTHER_RULES: list[tuple[str, dict[str, Any], str, Any]] = [
+    ("SGD", {"momentum": 0.9}, "nesterov", True),
+    ("RuleOptimizer", {"rule": ADAM}, "rule", ADAM_V1),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "attribute", "value"), OTHER_RULES, ids=["SGD", "own"])
+def test_another_rule_is_seen(
+    name: str, options: dict[str, Any], attribute: str, value: Any
+) -> None:
+    own, twin = Training(name, **options), Training(name, True, **options)
+    for seed in range(5):
+        own.step(seed)
+        twin.step(seed)
+    assert own.taken == 3
+    for seed in range(5, 9):
+        for each in (own, twin):
+            setattr(each.optimizer, attribute, value)
+            each.step(seed)
+        assert_same(own, twin)
+
+
+@pytest.mark.parametrize("value", [np.array(0.1), torch.tensor(0.1)], ids=["array", "tensor"])
+def test_an_epsilon_that_can_be_written_in_place(value: Any) -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for each in (own, twin):
+        each.optimizer.epsilon = deepcopy(value)
+    for seed in range(8):
+        for each in (own, twin):
+            each.step(seed)
+            each.optimizer.epsilon += 0.5
+        assert_same(own, twin)
+
+
+class _Halved(optimizers.Adam):
+    def _rate(self, dtype: Any) -> Any:
+        return super()._rate(dtype) / dtype(int(self.iterations) + 1)
+
+
+def test_a_subclass_that_makes_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "Halved", _Halved, raising=False)
+    own, twin = Training("Halved"), Training("Halved", True)
+    for seed in range(8):
         own.step(seed)
         twin.step(seed)
         assert_same(own, twin)
@@ -320,9 +378,10 @@ def test_blocks_are_seen(block: Callable[[], Any]) -> None:
     assert_same(own, twin)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a signal's function may
 @pytest.mark.parametrize("is_after", [False, True])
 def test_an_interruption_says_what_has_become_of_the_step(
-    is_after: bool, monkeypatch: pytest.MonkeyPatch
+    is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, twin = Training(), Training(is_twin=True)
     for seed in range(5):
@@ -330,16 +389,18 @@ def test_an_interruption_says_what_has_become_of_the_step(
         twin.step(seed)
     take = snapshot.Snapshot.take
 
-    def interrupted(found: Any, given: Any) -> int:
+    def interrupted(*given: Any) -> int:
         if is_after:
-            take(found, given)
-        raise KeyboardInterrupt
+            take(*given)
+        raise error
 
     monkeypatch.setattr(snapshot.Snapshot, "take", interrupted)
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(error) as caught:
         own.step(5)
     monkeypatch.undo()
-    said = [note for note in getattr(caught.value, "__notes__", []) if "step was taken" in note]
+    said = [
+        note for note in getattr(caught.value, "__notes__", []) if note == "The step was taken."
+    ]
     assert bool(said) is is_after
     if is_after:
         twin.step(5)

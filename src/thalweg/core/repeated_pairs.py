@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import Planned
+from thalweg.core.steady import ERRORS as ERRORS
 from thalweg.core.steady import Launches, Snapshot, hold_tensors, look, plan_of, snapshot, stands
 from thalweg.variable import Variable, variable_constraint
 
 _PLAIN = (Tensor, torch.nn.Parameter, Variable)
 _KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
+FAILED = -1  # to make them
 
 
 class RepeatedPairs:
@@ -24,10 +26,18 @@ class RepeatedPairs:
         planned: The step; `is_repeatable` has been asked.
         found: What the look compares, empty.
         counters: What it counts, of float32, float64 or int64, and of shape ().
+        numbers: What is watched; first the counters.
     """
 
-    def __init__(self, planned: Planned, found: Snapshot, counters: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        planned: Planned,
+        found: Snapshot,
+        counters: Sequence[Tensor],
+        numbers: Sequence[Tensor],
+    ) -> None:
         self.planned, self.snapshot, self._counters = planned, found, counters
+        self._kinds = [_KINDS[each.dtype] for each in numbers]
         self._launches = Launches(planned, [0] * len(planned.request.variables))
 
     @staticmethod
@@ -43,19 +53,20 @@ class RepeatedPairs:
         Args:
             planned, counters: As those of the class.
             given: A list of tuples of a gradient and a variable.
-            numbers: Tensors of one number each that nobody else may write meanwhile.
+            numbers: Tensors of one number each, of the same types, that nobody may write between
+                `expect` and `take`; those of counters begin with them.
             attributes: Dictionaries that are to stay as they are.
         """
         found = snapshot()
         if (
             found is None
             or not _are_pairs(given, planned)
-            or not all(each.dtype in _KINDS and not each.dim() for each in counters)
-            or not all(each.numel() == 1 and each.element_size() in (4, 8) for each in numbers)
+            or not all(map(_is_number, numbers))
+            or not _are_apart(counters, planned)
             or not stands(planned, [grad for grad, _ in given])
         ):
             return None
-        made = RepeatedPairs(planned, found, counters)
+        made = RepeatedPairs(planned, found, counters, numbers)
         return made if made._hold(given, numbers, attributes) else None
 
     def _hold(
@@ -84,29 +95,36 @@ class RepeatedPairs:
         """How many times it was taken."""
         return self.snapshot.taken
 
-    def take(
+    def set(
         self,
-        given: Any,
         scalars_of: Callable[[Dtype], Mapping[str, Any]],
+        known: Sequence[Any],
         following: Sequence[Any],
-    ) -> int:
-        """Take it if everything is as it was: 0; else what is not.
+    ) -> None:
+        """Set the numbers of the step that is to be taken.
 
         Args:
-            given: Gradients and variables, a list.
             scalars_of: Gives the scalars of a compute dtype.
+            known: What the numbers that are watched are, as far as the scalars were made of them.
             following: What the counters become.
         """
         found = self.snapshot
         for launch in self._launches.all:
             launch.set_scalars({0: scalars_of(launch.dtype)})
-        for place, (counter, value) in enumerate(zip(self._counters, following, strict=True)):
-            if counter.dtype == torch.int64:
+        for place, value in enumerate(known):
+            found.expect(place, self._kinds[place], value)
+        for place, value in enumerate(following):
+            if self._kinds[place] == look.INT64:
                 found.columns[place, 3] = value
             else:
                 found.numbers[place] = value
         self._launches.set_threads(found.launches)
-        return found.take(given)
+
+
+def has_own_methods(optimizer: object) -> bool:
+    """Whether something that an object has of its own hides a method of its class."""
+    own = type(optimizer)
+    return any(callable(getattr(own, name, None)) for name in vars(optimizer))
 
 
 def _are_pairs(given: Any, planned: Planned) -> bool:
@@ -114,17 +132,29 @@ def _are_pairs(given: Any, planned: Planned) -> bool:
     variables = planned.request.variables
     return (
         type(given) is list
-        and len(variables) == len(given)  # pyright: ignore[reportUnknownArgumentType]
-        and all(map(_is_pair_of, given, variables))  # pyright: ignore[reportUnknownArgumentType]
+        and len(variables) == len(cast("list[Any]", given))
+        and all(map(_is_pair_of, cast("list[Any]", given), variables))
     )
 
 
+def _is_number(tensor: Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.dtype in _KINDS and not tensor.dim()
+
+
+def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:
+    """Whether none lies in what the step updates."""
+    begins, ends = plan_of(planned).bounds.reshape(-1, 2).T
+    places = [each.data_ptr() for each in counters]
+    return not any(((begins <= place) & (place < ends)).any() for place in places)
+
+
 def _is_pair_of(pair: Any, var: Tensor) -> bool:
+    if type(pair) is not tuple or len(cast("tuple[Any, ...]", pair)) != 2:
+        return False
+    grad, own = cast("tuple[Any, Any]", pair)
     return (
-        type(pair) is tuple
-        and len(pair) == 2  # pyright: ignore[reportUnknownArgumentType]
-        and type(pair[0]) is Tensor
-        and pair[1] is var
+        type(grad) is Tensor
+        and own is var
         and type(var) in _PLAIN
         and variable_constraint(var) is None
     )

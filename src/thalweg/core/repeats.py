@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thalweg.core.outcome import add_taken, say_refused
 from thalweg.core.plan_cache import PlanCache
 
 Make = Callable[[Any, PlanCache, Any], Any]
@@ -25,6 +26,25 @@ class Due:
         """Take the step if it can be planned; whether it was taken."""
         kept.quick = self._make(optimizer, kept, given)
         return kept.quick is not None and kept.quick.take(optimizer, kept, given)
+
+
+def say_what_became(error: Exception, kept: PlanCache, before: int) -> None:
+    """Add the note of what has become of a step to what it raised.
+
+    Args:
+        error: The exception.
+        kept: What the optimizer keeps.
+        before: What `quick_steps` told before it.
+    """
+    if quick_steps(kept) > before:  # and something was raised after it
+        add_taken(error)
+    else:
+        say_refused(error)
+
+
+def quick_steps(kept: PlanCache) -> int:
+    """How many steps were taken in one call by what takes them now."""
+    return getattr(kept.quick, "taken", 0)
 
 
 def note_repeated(kept: PlanCache, make: Make) -> None:

@@ -29,6 +29,7 @@ from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.cpu.work import SERIAL
 from thalweg.engines.plan import DensePlan
 
+ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError)  # of the numbers of a step
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 

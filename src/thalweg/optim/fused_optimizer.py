@@ -110,9 +110,9 @@ class StepCache:
         """Count the steps that were taken in one call each."""
         with self._lock:
             if self.quick is not None and self.quick.told < self.quick.taken:
-                self.count, self.quick.told = self.total, self.quick.taken
-                self.last, self.decided = LastStep(True, "", self.count), None
+                self.last, self.decided = LastStep(True, "", self.total), None
                 self.seen, self.applied = GradientReport(), False
+                self.count, self.quick.told = self.total, self.quick.taken  # last: it is done
 
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""

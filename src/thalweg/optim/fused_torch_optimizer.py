@@ -222,6 +222,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         return found
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
+        if not params:
+            return True
         slots = self._around.rule(self._rule(group)).slots
         names = {slot.name for slot in slots}.union((STEP,) if self._keeps_step else ())
         return all(names <= self.state.get(param, {}).keys() for param in params)

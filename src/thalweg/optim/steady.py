@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.core.groups import Group
 from thalweg.core.outcome import TAKEN, say
 from thalweg.core.steady import (
+    ERRORS,
     Launches,
     Snapshot,
     hold_tensors,
@@ -239,7 +240,7 @@ class SteadyStep:
             made = {each.place: each.made(self.columns) for each in self._scalars}
             for launch in self.launches.all:
                 launch.set_scalars(made)
-        except Exception:  # the careful way says it
+        except ERRORS:  # the careful way says it
             return False
         hooks._made = made
         following = [hooks._next(column, self._scalars[0].place) for column in self.columns]

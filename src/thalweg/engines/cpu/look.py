@@ -18,8 +18,7 @@ ask for such addresses, and no more.
 from __future__ import annotations
 
 # What a block has at which word. Records are arrays: their number, and where the first one lies.
-RESULT = 0
-TAKEN = 1  # how many steps were
+TAKEN = 0  # how many steps were
 LISTS = 2
 DICTS = 4
 TENSORS = 6
@@ -100,6 +99,12 @@ FLOAT32 = 4
 FLOAT64 = 8
 INT64 = 0
 
+# What a call is given, and gives.
+CALLED_BLOCK = 0
+CALLED_PAIRS = 1
+CALLED_TAKEN = 2  # how many steps were when this one was begun
+CALLED_RESULT = 3
+
 # What is not as it was.
 OTHER_LIST = 1
 OTHER_DICT = 2
@@ -109,6 +114,7 @@ OTHER_COUNTER = 5
 OTHER_GRADIENT = 6
 SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
+OTHER_STEP = 10
 WRITTEN_BY_OTHERS = 9
 CONSTANTS = {name: value for name, value in globals().items() if name.isupper()}
 
@@ -345,8 +351,12 @@ def write(block):
     block[TAKEN] = block[TAKEN] + 1
 
 
-def step(block):
-    """Look, and write if everything is as it was."""
+def step(called):
+    """Look, and write if everything is as it was, and no other step came between."""
+    block = int64_pointer(called[CALLED_BLOCK])
+    if block[TAKEN] != called[CALLED_TAKEN]:
+        return OTHER_STEP
+    block[PAIRS] = called[CALLED_PAIRS]
     found = look(block)
     if found == 0:
         write(block)

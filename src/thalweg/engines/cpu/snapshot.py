@@ -20,7 +20,8 @@ from thalweg.engines.cpu.codegen import versions
 from thalweg.engines.probe import Layout
 
 _DIMENSIONS = 5  # that a tensor has in itself
-_ENTRY = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
+_GIVEN = ctypes.c_int64 * 4
+_ENTRY: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
 _FUNCTIONS = {
     look.PY_LIST_SIZE: "PyList_Size",
     look.PY_LIST_GET_ITEM: "PyList_GetItem",
@@ -38,13 +39,13 @@ def _source() -> str:
         for each in vars(look).values()
         if inspect.isfunction(each) and each.__module__ == look.__name__
     ]
-    main = "def LOOK_NAME(argument):\n    block = int64_pointer(address_of(argument))\n"
-    main += "    block[RESULT] = step(block)\n"
+    main = "def LOOK_NAME(argument):\n    called = int64_pointer(address_of(argument))\n"
+    main += "    called[CALLED_RESULT] = step(called)\n"
     return "\n\n".join([*parts, *map(inspect.getsource, functions), main])
 
 
 @cache
-def routine() -> Callable[[int], None]:
+def routine() -> Callable[[Any], None]:
     """The compiled look."""
     source = _source()
     name = f"l_{store.digest(source, versions())}"
@@ -141,8 +142,8 @@ class Snapshot:
         self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
         self._written = np.array([self._places[id(each)] for each in written], np.int64)
         own = [(each.data_ptr(), each.element_size(), 0) for each in watched]
-        self.watched = np.array(own, np.int64).reshape(-1, look.WATCH // 8)
-        self.watch()
+        self._watched = np.array(own, np.int64).reshape(-1, look.WATCH // 8)
+        self._as_floats = self._watched.view(np.float32), self._watched.view(np.float64)
         for place, array, count in (
             (look.LISTS, self._list_records, len(lists)),
             (look.DICTS, self._dict_records, len(dicts)),
@@ -152,7 +153,7 @@ class Snapshot:
             (look.COLUMNS, self.columns, len(columns)),
             (look.WRITTEN, self._written, len(written)),
             (look.BOUNDS, self.bounds, len(self.bounds)),
-            (look.WATCHED, self.watched, len(watched)),
+            (look.WATCHED, self._watched, len(watched)),
         ):
             block[place], block[place + 1] = count, array.ctypes.data
         for place, address in _functions().items():
@@ -162,16 +163,24 @@ class Snapshot:
         fields = astuple(layout)
         block[look.IN_OBJECT : look.IN_OBJECT + len(fields)] = fields
         self._address = block.ctypes.data
-        self._result = ctypes.c_int64.from_address(self._address)
         self._taken = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
-        self._pairs = ctypes.c_int64.from_address(self._address + 8 * look.PAIRS)
         self._call = routine()
 
-    def watch(self) -> None:
-        """What others have written is known: the numbers that are watched are as they should be."""
-        for watch in self.watched:
-            kind = ctypes.c_int64 if watch[1] == 8 else ctypes.c_uint32
-            watch[2] = kind.from_address(int(watch[0])).value
+    def expect(self, place: int, kind: int, number: Any) -> None:
+        """Say what a number that is watched is to be.
+
+        Args:
+            place: Which one it is.
+            kind: `look.FLOAT32`, `look.FLOAT64` or `look.INT64`.
+            number: The number.
+        """
+        narrow, wide = self._as_floats
+        if kind == look.FLOAT32:
+            narrow[place, 4] = number
+        elif kind == look.FLOAT64:
+            wide[place, 2] = number
+        else:
+            self._watched[place, 2] = number
 
     def _record(self, record: Int64, tensor: Tensor) -> None:
         layout = self._layout
@@ -215,16 +224,22 @@ class Snapshot:
         """How many steps were taken by it."""
         return self._taken.value
 
-    def take(self, pairs: list[Any] | None = None) -> int:
+    def take(self, pairs: list[Any] | None = None, taken: int | None = None) -> int:
         """Take the step, if all is as it was: 0; else what is not.
 
         Args:
             pairs: Optional. Gradients and variables, where gradients are not the parameters' own.
+            taken: Optional. How many were taken when this one was begun: a signal's function may
+                take steps, too.
         """
-        if pairs is not None:
-            self._pairs.value = id(pairs)
-        self._call(self._address)
-        return self._result.value
+        # Its own for each call, for the same reason.
+        given = _GIVEN(
+            self._address,
+            0 if pairs is None else id(pairs),
+            self._taken.value if taken is None else taken,
+        )
+        self._call(given)
+        return given[look.CALLED_RESULT]
 
 
 def trouble() -> str:

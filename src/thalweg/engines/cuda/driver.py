@@ -50,6 +50,8 @@ def _context(device: int) -> c_void_p:
     with torch.cuda.device(device):
         found = c_void_p()
         _check(_library().cuCtxGetCurrent(byref(found)), "Asking for the context")
+    if not found.value:
+        raise RuntimeError(f"GPU {device} has no context in this thread.")
     return found
 
 

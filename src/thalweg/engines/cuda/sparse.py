@@ -31,6 +31,7 @@ class RowsPart(RowsPlan):
     """
 
     def __init__(self, asked: Request) -> None:
+        _refuse_capture()  # before anything is copied
         super().__init__(asked)
         self._indices: Tensor | None = None
         self._home = self.var.device
@@ -103,8 +104,7 @@ class RowsPart(RowsPlan):
         """See `Part`."""
         if self._indices is None:
             raise RuntimeError("the part is not aimed at a gradient")
-        if is_capturing():
-            raise RuntimeError("A step with a sparse gradient cannot be part of a CUDA graph.")
+        _refuse_capture()
         separate = {name: each[0] for name, each in columns.separate.items()}
         scalars = {**columns.shared[self.compute], **separate}
         rows, order = self._indices.long().sort(stable=True)
@@ -150,3 +150,8 @@ def threads_for(width: int, storage: Sequence[str]) -> int:
     while threads < THREADS and threads * share_of(storage) < width:
         threads *= 2
     return threads
+
+
+def _refuse_capture() -> None:
+    if is_capturing():
+        raise RuntimeError("A step with a sparse gradient cannot be part of a CUDA graph.")

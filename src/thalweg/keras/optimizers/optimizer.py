@@ -25,10 +25,10 @@ from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown
 from thalweg.core.meshes import is_imported, is_on_mesh
-from thalweg.core.outcome import Outcome, raise_first, say_refused
+from thalweg.core.outcome import Outcome, raise_first
 from thalweg.core.pairs import Pair, as_pairs
 from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import note_repeated
+from thalweg.core.repeats import note_repeated, quick_steps, say_what_became
 from thalweg.core.section import Call
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
@@ -193,6 +193,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
         is done. A note on the exception says which is the case.
         """
+        kept = self._plans.now()
+        before = quick_steps(kept)
         try:
             if thread.strategies:
                 return _in_replicas().step_in_replicas(
@@ -202,7 +204,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
                 return self._step_alone(grads_and_vars, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
-                say_refused(error)
+                say_what_became(error, kept, before)
             raise
 
     def _step_alone(self, given: Any, name: str | None, aggregates: bool) -> Any:

@@ -112,16 +112,13 @@ class RuleOptimizer(Optimizer):
             values["learning_rate"] = dtype(rate)
         return derived(self._rule(), values, dtype, int(self.iterations.item()) + 1)
 
-    @classmethod
-    @cache
-    def _has_own_scalars(cls) -> bool:
-        """Whether a user's subclass makes scalars by itself."""
-        made = (cls._decayed_lr, cls._rule, cls._rule_scalars, cls._hyper_scalars, cls._scalar)
-        return not all(map(is_ours, made))
-
     def _are_scalars_known(self) -> bool:
         """Whether hyperparameters are the same in each step until somebody writes to them."""
-        if self._has_own_scalars() or self._initial_decay:
+        made = (
+            self._decayed_lr, self._rule, self._rule_scalars, self._hyper_scalars, self._scalar,
+            self._rate, self._learning_rate, self._get_hyper,
+        )  # fmt: skip
+        if self._initial_decay or not all(map(is_ours, made)):
             return False
         return all(isinstance(each, Tensor) for each in self._hyper.values())
 

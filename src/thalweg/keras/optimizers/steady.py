@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from thalweg.core.columns import derived
 from thalweg.core.hooks import Dtype
 from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
-from thalweg.core.repeated_pairs import RepeatedPairs
+from thalweg.core.repeated_pairs import ERRORS, FAILED, RepeatedPairs, has_own_methods
 from thalweg.core.steady import is_repeatable, is_traced, look
 from thalweg.ground.running import executing_eagerly
 from thalweg.keras.optimizers.hooks import RuleHooks
@@ -34,16 +34,18 @@ class SteadyApply:
         self._rule = planned.request.rule
         self._selection = optimizer._selection()
         self._asked = _asked(optimizer)
+        self._names = tuple(vars(optimizer))
         self._exact = optimizer._exact_values()
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
-        """Read what others may have written to."""
-        self._step = int(optimizer.iterations.item())
-        self._hypers: dict[Dtype, dict[str, Any]] = {}
+        """Read what others may have written to: first the numbers that are watched."""
+        known = [Tensor.item(each) for each in _numbers(optimizer)]
+        hypers: dict[Dtype, dict[str, Any]] = {}
         if optimizer._are_scalars_known():
             dtypes = self._planned.ready.dtypes
-            self._hypers = {each: optimizer._hyper_scalars(each) for each in dtypes}
+            hypers = {each: optimizer._hyper_scalars(each) for each in dtypes}
+        self._known, self._hypers = known, hypers
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyApply | None:
@@ -55,9 +57,8 @@ class SteadyApply:
             or not _is_plain(optimizer)
         ):
             return None
-        count = optimizer.iterations
-        hypers = [each for each in optimizer._hyper.values() if isinstance(each, Tensor)]
-        own = (planned, given, [count], [count, *hypers], [optimizer._hyper._values])
+        numbers = _numbers(optimizer)
+        own = (planned, given, numbers[:1], numbers, [optimizer._hyper._values])
         found = RepeatedPairs.of(*own)
         return None if found is None else SteadyApply(optimizer, planned, found)
 
@@ -87,34 +88,45 @@ class SteadyApply:
             or is_traced()
             or not executing_eagerly()
             or optimizer._selection() != self._selection
+            or optimizer._rule() is not self._rule
             or not all(map(is_, _asked(optimizer), self._asked))
             or optimizer._transformers
             or not all(map(is_, optimizer._exact_values(), self._exact))
+            or tuple(vars(optimizer)) != self._names
         ):
             return False
         other = self._take_as_known(optimizer, given)
         if other == look.WRITTEN_BY_OTHERS:  # to a rate, say
             self._read(optimizer)
-            self._found.snapshot.watch()
             other = self._take_as_known(optimizer, given)
-        if other != 0:
+        if other:
             kept.quick = None
-            return False
-        self._step += 1
-        self._found.snapshot.watched[0, 2] += 1  # last: until then somebody else has counted
-        return True
+        return not other
 
-    def _take_as_known(self, optimizer: Any, given: Any) -> int | None:
+    def _take_as_known(self, optimizer: Any, given: Any) -> int:
         """0 if the step was taken with numbers that are known; else what is not as it was."""
-        try:
-            return self._found.take(given, partial(self._scalars, optimizer), [self._step + 1])
-        except Exception:  # the careful way says it
-            return None
+        begun, known, hypers = self.taken, self._known, self._hypers
+        following = int(known[0]) + 1
 
-    def _scalars(self, optimizer: Any, dtype: Dtype) -> dict[str, Any]:
-        if dtype in self._hypers:
-            return derived(self._rule, {**self._hypers[dtype]}, dtype, self._step + 1)
-        return optimizer._rule_scalars(dtype)
+        def scalars_of(dtype: Dtype) -> dict[str, Any]:
+            if dtype in hypers:
+                return derived(self._rule, {**hypers[dtype]}, dtype, following)
+            return optimizer._rule_scalars(dtype)
+
+        try:
+            self._found.set(scalars_of, known, [following])
+        except ERRORS:  # the careful way says it
+            return FAILED
+        other = self._found.snapshot.take(given, begun)
+        if not other:
+            self._known = [following, *known[1:]]
+        return other
+
+
+def _numbers(optimizer: Any) -> list[Tensor]:
+    """What counts steps, and hyperparameters that lie in tensors."""
+    hypers = [each for each in optimizer._hyper.values() if isinstance(each, Tensor)]
+    return [optimizer.iterations, *hypers]
 
 
 def _asked(optimizer: Any) -> tuple[Any, ...]:
@@ -131,7 +143,7 @@ def _asked(optimizer: Any) -> tuple[Any, ...]:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether a step is the update of a rule, and a count."""
+    """Whether a step is the update of a rule, and a count, and all that it reads stays."""
     count = optimizer.iterations
     return (
         not optimizer._counts_more()
@@ -139,5 +151,6 @@ def _is_plain(optimizer: Any) -> bool:
         and optimizer._slots.parts is None
         and type(count) is Variable
         and count.dtype == torch.int64
-        and not count.dim()
+        and all(isinstance(each, int | float | np.number) for each in optimizer._exact_values())
+        and not has_own_methods(optimizer)
     )

@@ -20,14 +20,15 @@ from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Copies
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.meshes import is_imported
-from thalweg.core.outcome import Outcome, raise_first, say_refused, says_taken
+from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
-from thalweg.core.plan_cache import Plans
+from thalweg.core.plan_cache import PlanCache, Plans
+from thalweg.core.repeats import note_repeated, quick_steps, say_what_became
 from thalweg.core.section import run
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import variable_key_in_graph
-from thalweg.core.step import finish, take
+from thalweg.core.step import finish, repeat, take
 from thalweg.graph import (
     GraphKeys,
     by_reference,
@@ -44,7 +45,7 @@ from thalweg.graph import (
 )
 from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.ground.counters import Move, number_of
-from thalweg.ground.locks import Lock
+from thalweg.ground.locks import Lock, importing
 from thalweg.ground.running import is_deferred, is_ours, thread
 from thalweg.ground.switches import Sections, Within
 from thalweg.ground.tracing import untraced
@@ -59,6 +60,13 @@ from thalweg.variable import frozen_among
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
 _HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
+
+
+def _quick_step(optimizer: Any, kept: PlanCache, step: Any) -> Any:
+    """What takes the next step of an optimizer in one call, if there can be such a thing."""
+    with importing:
+        from thalweg.v1.train.steady import SteadyApply
+    return SteadyApply.of(optimizer, kept, step)
 
 
 class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
@@ -288,11 +296,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
+        kept = self._plans.now()
+        before = quick_steps(kept)
         try:
             return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
             if executing_eagerly():
-                say_refused(error)
+                say_what_became(error, kept, before)
             raise
 
     def _apply_aggregated(
@@ -364,7 +374,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
+        is_plain = how is NOTHING and copies is None and captured is None and sharing is None
+        is_plain = is_plain and not thread.strategies
         with self._turn_lock(), self._locked():
+            kept = self._plans.now()
+            quick = kept.quick if is_plain else None
+            if quick is not None and quick.take(self, kept, (given, global_step)):
+                return Outcome(True, [])
             values = None if captured is None else captured[0]
             if values is None and self._under_way is not None:
                 values = self._under_way.values
@@ -375,7 +391,11 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 hooks.sharing = sharing
                 nothing = contextlib.nullcontext()
                 with nothing if sharing is None else distribute.enter_shared_step(sharing):
-                    outcome = take(hooks, self._plans.now(), given, how, copies)
+                    outcome = repeat(hooks, kept, given, how, copies)
+                    if outcome is None:
+                        outcome = take(hooks, kept, given, how, copies, tries=False)
+                    elif is_plain:
+                        note_repeated(kept, _quick_step)
                 if finished is not None:
                     finished.append(hooks.finished)
                 return outcome

@@ -1,6 +1,6 @@
 """A step of `apply_gradients` in one call; see `core/repeated_pairs.py`.
 
-Hyperparameters and counters are read at each step, as always.
+Counters are read at each step, as always, and so are hyperparameters that are no plain numbers.
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 from operator import is_
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thalweg.core.columns import derived
 from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
-from thalweg.core.repeated_pairs import RepeatedPairs
-from thalweg.core.steady import is_repeatable, is_traced
+from thalweg.core.repeated_pairs import ERRORS, RepeatedPairs, has_own_methods
+from thalweg.core.steady import is_repeatable, is_traced, look
 from thalweg.ground.counters import Move, number_of
-from thalweg.ground.running import executing_eagerly
+from thalweg.ground.running import executing_eagerly, is_ours
 from thalweg.ground.scalars import product, scalar_type
 from thalweg.v1.train.hooks import RuleHooks
-from thalweg.variable import Variable
 
 
 class SteadyApply:
@@ -38,6 +36,9 @@ class SteadyApply:
     ) -> None:
         self._planned, self._found, self._counters = planned, found, counters
         self._selection = optimizer._selection()
+        self._names = tuple(vars(optimizer))
+        self._hypers = _hypers(optimizer)  # plain numbers need not be read again
+        self._values = optimizer._read() if _has_numbers_alone(optimizer) else None
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyApply | None:
@@ -52,9 +53,7 @@ class SteadyApply:
         ):
             return None
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
-        if not all(type(each) in (Variable, Tensor) for each in counters):
-            return None
-        found = RepeatedPairs.of(planned, given, counters, (), [vars(optimizer)])
+        found = RepeatedPairs.of(planned, given, counters, counters)
         return None if found is None else SteadyApply(optimizer, planned, found, counters)
 
     @property
@@ -84,23 +83,28 @@ class SteadyApply:
             or not executing_eagerly()
             or optimizer._selection() != self._selection
             or optimizer._rule_of_step() is not rule
+            or not all(map(is_, _hypers(optimizer), self._hypers))
+            or tuple(vars(optimizer)) != self._names
         ):
             return False
+        begun = self.taken
         try:
-            values = optimizer._read()
+            values = optimizer._read() if self._values is None else self._values
             moves = _moves(optimizer, values, global_step)
             counters = [counter for counter, _ in moves]
             if len(counters) != len(self._counters) or not all(map(is_, counters, self._counters)):
                 return False
-            following = [_following(*move) for move in moves]
-            other = self._found.take(
-                given,
+            known = list(map(number_of, counters))
+            following = list(map(_following, moves, known))
+            self._found.set(
                 lambda dtype: derived(rule, optimizer._scalars(values, dtype, None), dtype, 1),
+                known,
                 following,
             )
-        except Exception:  # the careful way says it
+        except ERRORS:  # the careful way says it
             return False
-        if other:
+        other = self._found.snapshot.take(given, begun)
+        if other and other != look.WRITTEN_BY_OTHERS:
             kept.quick = None
         return not other
 
@@ -110,11 +114,20 @@ def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Mov
     return moves if global_step is None else [*moves, (global_step, None)]
 
 
-def _following(counter: Tensor, factor: Any) -> Any:
+def _following(move: Move, known: Any) -> Any:
     """What a counter becomes; see `counting_calls` of the hooks."""
-    if factor is None:
-        return number_of(counter) + 1
-    return product(scalar_type(counter)(number_of(counter)), factor).item()
+    counter, factor = move
+    return known + 1 if factor is None else product(scalar_type(counter)(known), factor).item()
+
+
+def _hypers(optimizer: Any) -> list[Any]:
+    return [getattr(optimizer, attribute) for attribute in optimizer.HYPERS.values()]
+
+
+def _has_numbers_alone(optimizer: Any) -> bool:
+    """Whether hyperparameters are numbers of Python, which a subclass does not read by itself."""
+    is_read_here = is_ours(optimizer._read) and is_ours(optimizer._evaluate_hypers)
+    return is_read_here and all(type(each) in (float, int) for each in _hypers(optimizer))
 
 
 def _is_plain(optimizer: Any) -> bool:
@@ -123,4 +136,5 @@ def _is_plain(optimizer: Any) -> bool:
         not optimizer._finishes_itself()
         and not optimizer._has_symbols
         and optimizer._slots.parts is None
+        and not has_own_methods(optimizer)
     )
