@@ -40,6 +40,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
+def looks() -> None:
+    """Where it is asked for, steps in one call are looked at carefully, too."""
+    if os.environ.get("THALWEG_CHECK_LOOK") == "1":
+        from checked_look import check_steps  # after the environment is set
+
+        check_steps()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def eager_mode() -> None:
     """Tests begin in eager mode, whatever the first of them calls."""
     from thalweg.graph import enable_eager_execution  # after the environment is set

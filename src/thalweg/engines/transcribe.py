@@ -22,6 +22,7 @@ from typing import Any
 from thalweg import formula
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, Then
+from thalweg.ground.lazily import lazy
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _EVERY = (*FUNCTIONS, "wide", "narrow")
@@ -74,7 +75,7 @@ class Transcript:
         is_name = isinstance(expression, ast.Name) and expression.id == name
         return is_name and name not in self._assigned
 
-    @functools.cached_property
+    @lazy
     def _assigned(self) -> set[str]:
         nodes = (node for statement in self.body for node in ast.walk(statement))
         names = [node for node in nodes if isinstance(node, ast.Name)]

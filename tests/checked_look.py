@@ -1,0 +1,59 @@
+"""Steps in one call beside the careful look: what the one takes, the other has to find the same.
+
+    THALWEG_CHECK_LOOK=1 pytest
+
+asks both at each step of the tests' own processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.core import repeated_pairs
+from thalweg.core.steady import stands
+from thalweg.optim import steady
+
+DISAGREES = "the look takes a step that the careful look does not find to be the one before"
+
+
+def check_steps() -> None:
+    """From now on fail where both do not agree."""
+    from thalweg.keras.optimizers import steady as of_keras
+    from thalweg.v1.train import steady as of_v1
+
+    ask_both(steady.SteadyStep, _found_by_optim)
+    ask_both(of_keras.SteadyApply, lambda step, optimizer, kept, given: _found(step, given))
+    ask_both(of_v1.SteadyApply, lambda step, optimizer, kept, given: _found(step, given[0]))
+
+
+def _found_by_optim(step: Any, optimizer: Any) -> bool:
+    planned, params = step.part.kept.last, list(step.part._params)
+    places = [place for place, group in enumerate(step.groups) for _ in group["params"]]
+    return len(places) != len(params) or step._stands(
+        planned, [param.grad for param in params], places
+    )
+
+
+def _found(step: Any, given: Any) -> bool:
+    planned = step._planned
+    return repeated_pairs._are_pairs(given, planned) and stands(
+        planned, [grad for grad, _ in given]
+    )
+
+
+def ask_both(kind: Any, is_found: Callable[..., bool]) -> None:
+    """Have a kind of steps fail where `is_found` does not find what is taken."""
+    take = kind.take
+
+    def taken(step: Any, *given: Any) -> bool:
+        try:
+            careful = is_found(step, *given)
+        except Exception:  # then nothing may be taken
+            careful = False
+        found = take(step, *given)
+        if found and not careful:
+            raise AssertionError(DISAGREES)
+        return found
+
+    kind.take = taken
