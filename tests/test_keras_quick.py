@@ -170,7 +170,17 @@ def _own_scalars(own: Training) -> None:
     }
 
 
+class _Doubled(optimizers.Adam):
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
+        return super()._resource_apply_dense(grad * 2, var, apply_state)
+
+
+def _other_class(own: Training) -> None:
+    own.optimizer.__class__ = _Doubled
+
+
 BETWEEN = [
+    (False, _other_class),
     (False, _own_scalars),
     (True, _other_rate),
     (True, _written_rate),

@@ -322,6 +322,31 @@ def test_nothing_keeps_an_optimizer_but_its_user() -> None:
         gc.enable()
 
 
+def test_a_counter_that_is_a_power_too() -> None:
+    own, twin = both()
+    for each in (own, twin):
+        each.global_step = each.optimizer._get_beta_accumulators()[0]
+    for seed in range(5, 9):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+
+
+class _Doubled(train.AdamOptimizer):
+    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
+        return super()._resource_apply_dense(grad * 2, handle)
+
+
+def test_another_class_is_seen() -> None:
+    own, twin = both()
+    for each in (own, twin):
+        each.optimizer.__class__ = _Doubled
+    for seed in range(5, 9):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+
+
 def test_a_counter_that_is_updated_too() -> None:
     own, twin = both(steps=0)
     for each in (own, twin):

@@ -142,10 +142,11 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:
-    """Whether none lies in what the step updates."""
+    """Whether none lies in what the step updates, or where another one does."""
     begins, ends = plan_of(planned).bounds.reshape(-1, 2).T
     places = [each.data_ptr() for each in counters]
-    return not any(((begins <= place) & (place < ends)).any() for place in places)
+    is_alone = len({*places}) == len(places)
+    return is_alone and not any(((begins <= place) & (place < ends)).any() for place in places)
 
 
 def _is_pair_of(pair: Any, var: Tensor) -> bool:

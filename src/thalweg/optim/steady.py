@@ -100,6 +100,7 @@ class SteadyStep:
     """
 
     def __init__(self, optimizer: Any, part: Any, hooks: Any) -> None:
+        self._class = type(optimizer)
         self.groups = optimizer.param_groups
         self.state = optimizer.state
         self.part, self.hooks = part, hooks
@@ -216,7 +217,8 @@ class SteadyStep:
 
     def _take(self, optimizer: Any, own: dict[str, Any]) -> bool:
         if (
-            own["param_groups"] is not self.groups
+            type(optimizer) is not self._class
+            or own["param_groups"] is not self.groups
             or own["state"] is not self.state
             or "found_inf" in own
             or "grad_scale" in own

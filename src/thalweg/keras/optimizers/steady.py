@@ -34,7 +34,7 @@ class SteadyApply:
         self._rule = planned.request.rule
         self._selection = optimizer._selection()
         self._asked = _asked(optimizer)
-        self._names = tuple(vars(optimizer))
+        self._class, self._names = type(optimizer), tuple(vars(optimizer))
         self._exact = optimizer._exact_values()
         self._read(optimizer)
 
@@ -93,6 +93,7 @@ class SteadyApply:
             or optimizer._transformers
             or not all(map(is_, optimizer._exact_values(), self._exact))
             or tuple(vars(optimizer)) != self._names
+            or type(optimizer) is not self._class
         ):
             return False
         other = self._take_as_known(optimizer, given)

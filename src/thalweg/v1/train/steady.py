@@ -36,7 +36,7 @@ class SteadyApply:
     ) -> None:
         self._planned, self._found, self._counters = planned, found, counters
         self._selection = optimizer._selection()
-        self._names = tuple(vars(optimizer))
+        self._class, self._names = type(optimizer), tuple(vars(optimizer))
         self._hypers = _hypers(optimizer)  # plain numbers need not be read again
         self._values = optimizer._read() if _has_numbers_alone(optimizer) else None
 
@@ -85,6 +85,7 @@ class SteadyApply:
             or optimizer._rule_of_step() is not rule
             or not all(map(is_, _hypers(optimizer), self._hypers))
             or tuple(vars(optimizer)) != self._names
+            or type(optimizer) is not self._class
         ):
             return False
         begun = self.taken
