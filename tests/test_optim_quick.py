@@ -144,9 +144,9 @@ def test_an_interruption_says_what_has_become_of_the_step(
         opt.step()
     take = snapshot.Snapshot.take
 
-    def interrupted(found: Any) -> int:
+    def interrupted(*given: Any, **named: Any) -> int:
         if is_after:
-            take(found)
+            take(*given, **named)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(snapshot.Snapshot, "take", interrupted)

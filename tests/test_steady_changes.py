@@ -47,7 +47,8 @@ def test_a_constraint_elsewhere_leaves_plans_in_force(
     for _ in range(3):
         other.constraint = torch.relu
         opt.apply_gradients([(torch.ones(2), var)])
-    assert found == [True] * 2  # the second repeats the first, and the third plans all that follow
+    assert found[:2] == [True] * 2  # the second repeats the first, the third plans what follows
+    assert all(found)
     assert opt._plans.now().quick.taken == 2
 
 

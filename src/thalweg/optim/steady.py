@@ -228,11 +228,12 @@ class SteadyStep:
             or current(self.selection) != self.selection
         ):
             return False
+        hooks, snapshot = self.hooks, self.snapshot
+        begun = snapshot.taken
         for column in self.columns:
             column.read()
             if column.common is None:
                 return False
-        hooks, snapshot = self.hooks, self.snapshot
         try:
             for each in self._scalars:
                 if not each.hold(self.groups[each.place]):
@@ -249,7 +250,7 @@ class SteadyStep:
         for k, value in enumerate(following):
             snapshot.numbers[k] = value
         self.launches.set_threads(snapshot.launches)
-        if snapshot.take():
+        if snapshot.take(taken=begun):
             optimizer._own.forget_quick()
             return False
         for column, value in zip(self.columns, following, strict=True):
