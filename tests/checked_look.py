@@ -23,8 +23,8 @@ def check_steps() -> None:
     from thalweg.v1.train import steady as of_v1
 
     ask_both(steady.SteadyStep, _found_by_optim)
-    ask_both(of_keras.SteadyApply, lambda step, optimizer, kept, given: _found(step, given))
-    ask_both(of_v1.SteadyApply, lambda step, optimizer, kept, given: _found(step, given[0]))
+    ask_both(of_keras.SteadyKerasApply, lambda step, optimizer, kept, given: _found(step, given))
+    ask_both(of_v1.SteadyV1Apply, lambda step, optimizer, kept, given: _found(step, given[0]))
 
 
 def _found_by_optim(step: Any, optimizer: Any) -> bool:

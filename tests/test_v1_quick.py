@@ -51,7 +51,7 @@ class Training:
             for place, shape in enumerate([(3, 2), (70,), ()])
         ]
         self.optimizer = CLASSES[name]()
-        self.global_step = Variable(0, dtype=torch.int64, trainable=False)
+        self.global_step: Any = Variable(0, dtype=torch.int64, trainable=False)
         self.is_twin = is_twin
 
     @property
@@ -100,7 +100,7 @@ def test_every_class_has_them(name: str) -> None:
 
 def test_without_a_global_step() -> None:
     own, twin = both(steps=0)
-    own.global_step = twin.global_step = None  # type: ignore[assignment]
+    own.global_step = twin.global_step = None
     for seed in range(6):
         own.step(seed)
         twin.step(seed)

@@ -1,4 +1,4 @@
-"""A step over pairs of gradients and variables once more, in one call."""
+"""A step over pairs of gradients and variables, as the look of `core/steady.py` compares it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from torch import Tensor
 
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import Planned
-from thalweg.core.steady import ERRORS as ERRORS
-from thalweg.core.steady import Launches, Snapshot, hold_tensors, look, plan_of, snapshot, stands
+from thalweg.core.steady import (
+    Launches,
+    Snapshot,
+    hold_tensors,
+    look,
+    plan_of,
+    snapshot,
+    stands,
+)
 from thalweg.variable import Variable, variable_constraint
 
 _PLAIN = (Tensor, torch.nn.Parameter, Variable)
 _KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
-FAILED = -1  # to make them
 
 
 class RepeatedPairs:
@@ -90,11 +96,6 @@ class RepeatedPairs:
         )
         return True
 
-    @property
-    def taken(self) -> int:
-        """How many times it was taken."""
-        return self.snapshot.taken
-
     def set(
         self,
         scalars_of: Callable[[Dtype], Mapping[str, Any]],
@@ -119,12 +120,6 @@ class RepeatedPairs:
             else:
                 found.numbers[place] = value
         self._launches.set_threads(found.launches)
-
-
-def has_own_methods(optimizer: object) -> bool:
-    """Whether something that an object has of its own hides a method of its class."""
-    own = type(optimizer)
-    return any(callable(getattr(own, name, None)) for name in vars(optimizer))
 
 
 def _are_pairs(given: Any, planned: Planned) -> bool:

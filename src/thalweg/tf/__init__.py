@@ -15,7 +15,6 @@ Example:
     array([0.8, 1.6], dtype=float32)
 """
 
-import importlib as _importlib
 import sys as _sys
 
 from thalweg.autodiff import UnconnectedGradients
@@ -70,8 +69,5 @@ from thalweg.variable import VariableAggregation, VariableSynchronization
 __version__ = VERSION
 newaxis = None
 
-_finders |= {
-    "v1": lambda: _importlib.import_module("thalweg.tf.compat.v1"),
-    "v2": lambda: _sys.modules[__name__],
-}
+_finders["v2"] = lambda: _sys.modules[__name__]
 _lend_for_good()

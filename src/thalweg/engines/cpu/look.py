@@ -114,8 +114,8 @@ OTHER_COUNTER = 5
 OTHER_GRADIENT = 6
 SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
-OTHER_STEP = 10
 WRITTEN_BY_OTHERS = 9
+OTHER_STEP = 10
 CONSTANTS = {name: value for name, value in globals().items() if name.isupper()}
 
 

@@ -71,8 +71,8 @@ def _in_replicas() -> Any:
 def _quick_step(optimizer: Any, kept: PlanCache, given: Any) -> Any:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.keras.optimizers.steady import SteadyApply
-    return SteadyApply.of(optimizer, kept, given)
+        from thalweg.keras.optimizers.steady import SteadyKerasApply
+    return SteadyKerasApply.of(optimizer, kept, given)
 
 
 class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimizer, Described):

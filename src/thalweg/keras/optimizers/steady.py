@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` in one call; see `core/steady.py`."""
+"""A step of `apply_gradients` in one call; see `core/steady_apply.py`."""
 
 from __future__ import annotations
 
@@ -11,30 +11,22 @@ from torch import Tensor
 
 from thalweg.core.columns import derived
 from thalweg.core.hooks import Dtype
-from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
-from thalweg.core.repeated_pairs import ERRORS, FAILED, RepeatedPairs, has_own_methods
-from thalweg.core.steady import is_repeatable, is_traced, look
-from thalweg.ground.running import executing_eagerly
+from thalweg.core.repeated_pairs import RepeatedPairs
+from thalweg.core.steady import ERRORS, is_repeatable, look
+from thalweg.core.steady_apply import SteadyApply, has_own_methods
 from thalweg.keras.optimizers.hooks import RuleHooks
 from thalweg.variable import Variable
 
+FAILED = -1  # to make the numbers of a step
 
-class SteadyApply:
-    """A step that may be taken again.
 
-    Args:
-        optimizer: The optimizer.
-        planned: Its last step.
-        found: How that was found.
-    """
+class SteadyKerasApply(SteadyApply):
+    """A step that may be taken again."""
 
     def __init__(self, optimizer: Any, planned: Planned, found: RepeatedPairs) -> None:
-        self._planned, self._found = planned, found
-        self._rule = planned.request.rule
-        self._selection = optimizer._selection()
+        super().__init__(optimizer, planned, found)
         self._asked = _asked(optimizer)
-        self._class, self._names = type(optimizer), tuple(vars(optimizer))
         self._exact = optimizer._exact_values()
         self._read(optimizer)
 
@@ -48,7 +40,7 @@ class SteadyApply:
         self._known, self._hypers = known, hypers
 
     @staticmethod
-    def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyApply | None:
+    def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyKerasApply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         planned, hooks = kept.last, optimizer._hooks(True)
         if (
@@ -60,40 +52,15 @@ class SteadyApply:
         numbers = _numbers(optimizer)
         own = (planned, given, numbers[:1], numbers, [optimizer._hyper._values])
         found = RepeatedPairs.of(*own)
-        return None if found is None else SteadyApply(optimizer, planned, found)
-
-    @property
-    def taken(self) -> int:
-        """How many steps it has taken."""
-        return self._found.taken
-
-    def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        """Take it, if everything is as it was.
-
-        Returns:
-            Whether it was taken; if not, nothing has changed.
-        """
-        before = self.taken
-        try:
-            return self._take(optimizer, kept, given)
-        except BaseException as error:
-            if self.taken != before:
-                add_taken(error)
-            raise
+        return None if found is None else SteadyKerasApply(optimizer, planned, found)
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         if (
             type(given) is not list
-            or kept.last is not self._planned
-            or is_traced()
-            or not executing_eagerly()
-            or optimizer._selection() != self._selection
             or optimizer._rule() is not self._rule
             or not all(map(is_, _asked(optimizer), self._asked))
             or optimizer._transformers
             or not all(map(is_, optimizer._exact_values(), self._exact))
-            or tuple(vars(optimizer)) != self._names
-            or type(optimizer) is not self._class
         ):
             return False
         other = self._take_as_known(optimizer, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thalweg.ground.lazily import offered
 from thalweg.tf.missing import not_provided
 
 FINDERS: dict[str, Callable[[], Any]] = {}
@@ -16,6 +17,8 @@ def find(name: str) -> Any:
     Raises:
         AttributeError: It is not provided.
     """
+    if name == "v1":
+        return offered("thalweg.tf.compat", {}, name)
     if name in FINDERS:
         return FINDERS[name]()
     raise not_provided("compat", name)

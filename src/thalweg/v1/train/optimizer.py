@@ -65,8 +65,8 @@ _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # chang
 def _quick_step(optimizer: Any, kept: PlanCache, step: Any) -> Any:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.v1.train.steady import SteadyApply
-    return SteadyApply.of(optimizer, kept, step)
+        from thalweg.v1.train.steady import SteadyV1Apply
+    return SteadyV1Apply.of(optimizer, kept, step)
 
 
 class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):

@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` in one call; see `core/repeated_pairs.py`.
+"""A step of `apply_gradients` in one call; see `core/steady_apply.py`.
 
 Counters are read at each step, as always, and so are hyperparameters that are no plain numbers.
 """
@@ -11,37 +11,34 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.columns import derived
-from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
-from thalweg.core.repeated_pairs import ERRORS, RepeatedPairs, has_own_methods
-from thalweg.core.steady import is_repeatable, is_traced, look
+from thalweg.core.repeated_pairs import RepeatedPairs
+from thalweg.core.steady import ERRORS, is_repeatable, look
+from thalweg.core.steady_apply import SteadyApply, has_own_methods
 from thalweg.ground.counters import Move, number_of
-from thalweg.ground.running import executing_eagerly, is_ours
+from thalweg.ground.running import is_ours
 from thalweg.ground.scalars import product, scalar_type
 from thalweg.v1.train.hooks import RuleHooks
 
 
-class SteadyApply:
+class SteadyV1Apply(SteadyApply):
     """A step that may be taken again.
 
     Args:
-        optimizer: The optimizer.
-        planned: Its last step.
-        found: How that was found.
+        optimizer, planned, found: As those of `SteadyApply`.
         counters: What it counts.
     """
 
     def __init__(
         self, optimizer: Any, planned: Planned, found: RepeatedPairs, counters: list[Tensor]
     ) -> None:
-        self._planned, self._found, self._counters = planned, found, counters
-        self._selection = optimizer._selection()
-        self._class, self._names = type(optimizer), tuple(vars(optimizer))
+        super().__init__(optimizer, planned, found)
+        self._counters = counters
         self._hypers = _hypers(optimizer)  # plain numbers need not be read again
         self._values = optimizer._read() if _has_numbers_alone(optimizer) else None
 
     @staticmethod
-    def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyApply | None:
+    def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         planned, (given, global_step) = kept.last, step
         hooks = optimizer._hooks(global_step, "", None)
@@ -54,38 +51,13 @@ class SteadyApply:
             return None
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
         found = RepeatedPairs.of(planned, given, counters, counters)
-        return None if found is None else SteadyApply(optimizer, planned, found, counters)
+        return None if found is None else SteadyV1Apply(optimizer, planned, found, counters)
 
-    @property
-    def taken(self) -> int:
-        """How many steps it has taken."""
-        return self._found.taken
-
-    def take(self, optimizer: Any, kept: PlanCache, step: Any) -> bool:
-        """Take it, if everything is as it was.
-
-        Returns:
-            Whether it was taken; if not, nothing has changed.
-        """
-        before = self.taken
-        try:
-            return self._take(optimizer, kept, *step)
-        except BaseException as error:
-            if self.taken != before:
-                add_taken(error)
-            raise
-
-    def _take(self, optimizer: Any, kept: PlanCache, given: Any, global_step: Any) -> bool:
-        rule = self._planned.request.rule
-        if (
-            kept.last is not self._planned
-            or is_traced()
-            or not executing_eagerly()
-            or optimizer._selection() != self._selection
-            or optimizer._rule_of_step() is not rule
-            or not all(map(is_, _hypers(optimizer), self._hypers))
-            or tuple(vars(optimizer)) != self._names
-            or type(optimizer) is not self._class
+    def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
+        pairs, global_step = given
+        rule = self._rule
+        if optimizer._rule_of_step() is not rule or not all(
+            map(is_, _hypers(optimizer), self._hypers)
         ):
             return False
         begun = self.taken
@@ -104,7 +76,7 @@ class SteadyApply:
             )
         except ERRORS:  # the careful way says it
             return False
-        other = self._found.snapshot.take(given, begun)
+        other = self._found.snapshot.take(pairs, begun)
         if other and other != look.WRITTEN_BY_OTHERS:
             kept.quick = None
         return not other

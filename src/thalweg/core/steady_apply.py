@@ -1,0 +1,73 @@
+"""A step of `apply_gradients` once more, in one call: what faces have in common of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from thalweg.core.outcome import add_taken
+from thalweg.core.plan_cache import PlanCache, Planned
+from thalweg.core.repeated_pairs import RepeatedPairs
+from thalweg.core.steady import is_traced
+from thalweg.ground.running import executing_eagerly
+
+
+class SteadyApply(ABC):
+    """A step of `apply_gradients` that may be taken again.
+
+    Args:
+        optimizer: The optimizer.
+        planned: Its last step.
+        found: How that was found.
+    """
+
+    def __init__(self, optimizer: Any, planned: Planned, found: RepeatedPairs) -> None:
+        self._planned, self._found = planned, found
+        self._rule = planned.request.rule
+        self._selection = optimizer._selection()
+        self._class: type[Any] = type(optimizer)
+        self._names = _names_of(optimizer)
+
+    @property
+    def taken(self) -> int:
+        """How many steps it has taken."""
+        return self._found.snapshot.taken
+
+    def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
+        """Take it, if everything is as it was.
+
+        Returns:
+            Whether it was taken; if not, nothing has changed.
+        """
+        before = self.taken
+        try:
+            return self._is_of(optimizer, kept) and self._take(optimizer, kept, given)
+        except BaseException as error:
+            if self.taken != before:
+                add_taken(error)
+            raise
+
+    def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
+        """Whether it is the last step of an optimizer that nobody has made another one."""
+        return (
+            kept.last is self._planned
+            and not is_traced()
+            and executing_eagerly()
+            and optimizer._selection() == self._selection
+            and type(optimizer) is self._class
+            and _names_of(optimizer) == self._names
+        )
+
+    @abstractmethod
+    def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
+        """See `take`."""
+
+
+def _names_of(optimizer: object) -> tuple[str, ...]:
+    return tuple(vars(optimizer))
+
+
+def has_own_methods(optimizer: object) -> bool:
+    """Whether something that an object has of its own hides a method of its class."""
+    own = type(optimizer)
+    return any(callable(getattr(own, name, None)) for name in vars(optimizer))
