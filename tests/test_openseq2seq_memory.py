@@ -146,3 +146,21 @@ def test_memory_of_a_penalty_that_was_cut_is_refused(role: str) -> None:
     cut.untyped_storage().resize_(8)
     with pytest.raises(LayoutError, match=r"w:0' has no memory that holds its 8 elements"):
         step.apply_gradients([grad])
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_sum_whose_elements_share_memory_is_refused_before_others_are_added_to(
+    skips: bool,
+) -> None:
+    own = [Variable([1.0, 1.0], name="w"), Variable([1.0, 1.0], name="u")]
+    skip = [True, skips]
+    step = stepping(
+        own, dtype=torch.float32, summaries=[], iter_size=2, skip_update_ph=lambda: skip.pop(0)
+    )
+    step.apply_gradients([torch.ones(2)] * 2)
+    first, second = step._accumulators.of(own)
+    second.data = second.detach()[:1].clone().expand(2)
+    before = first.detach().clone()
+    with pytest.raises(LayoutError, match="slot of 'u:0' in place: its elements share memory"):
+        step.apply_gradients([torch.ones(2)] * 2)
+    assert torch.equal(first, before)

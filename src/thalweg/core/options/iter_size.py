@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg.core.checks import check_memories, check_pairs
 from thalweg.core.section import Call, run
+from thalweg.engines.layout import check_slots
 from thalweg.ground.scalars import reciprocal
 from thalweg.indexed_slices import Gradient, IndexedSlices, values_of
 from thalweg.variable import titles_of
@@ -24,6 +25,8 @@ def check_addable(
     """Refuse gradients and sums that do not fit their variables; nothing has changed then."""
     check_memories(sums)
     names = titles_of(targets)
+    for total, var, name in zip(sums, targets, names, strict=True):
+        check_slots(var, [total], name)
     triples = zip(gradients, targets, names, strict=True)
     found = [(grad, var, name) for grad, var, name in triples if grad is not None]
     check_pairs([(grad, var) for grad, var, _ in found], [name for *_, name in found], scatter=True)
