@@ -11,10 +11,10 @@ from torch import Tensor
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import (
+    KINDS,
     Launches,
     Snapshot,
     hold_tensors,
-    look,
     plan_of,
     snapshot,
     stands,
@@ -22,7 +22,6 @@ from thalweg.core.steady import (
 from thalweg.variable import Variable, variable_constraint
 
 _PLAIN = (Tensor, torch.nn.Parameter, Variable)
-_KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
 
 
 class RepeatedPairs:
@@ -43,7 +42,7 @@ class RepeatedPairs:
         numbers: Sequence[Tensor],
     ) -> None:
         self.planned, self.snapshot, self._counters = planned, found, counters
-        self._kinds = [_KINDS[each.dtype] for each in numbers]
+        self._kinds = [KINDS[each.dtype] for each in numbers]
         self._launches = Launches(planned, [0] * len(planned.request.variables))
 
     @staticmethod
@@ -67,6 +66,7 @@ class RepeatedPairs:
         if (
             found is None
             or not _are_pairs(given, planned)
+            or any(copy is not None for copy in plan_of(planned).copies)
             or not all(map(_is_number, numbers))
             or not _are_apart(counters, planned)
             or not stands(planned, [grad for grad, _ in given])
@@ -89,7 +89,7 @@ class RepeatedPairs:
         found.finish(
             [(var, grad, cell) for (grad, var), cell in zip(given, cells, strict=True)],
             self._launches.records(),
-            [(each.data_ptr(), 1, _KINDS[each.dtype]) for each in self._counters],
+            [(each.data_ptr(), 1, KINDS[each.dtype]) for each in self._counters],
             written,
             ready.bounds,
             numbers,
@@ -115,10 +115,7 @@ class RepeatedPairs:
         for place, value in enumerate(known):
             found.expect(place, self._kinds[place], value)
         for place, value in enumerate(following):
-            if self._kinds[place] == look.INT64:
-                found.columns[place, 3] = value
-            else:
-                found.numbers[place] = value
+            found.set_number(place, value)
         self._launches.set_threads(found.launches)
 
 
@@ -133,7 +130,7 @@ def _are_pairs(given: Any, planned: Planned) -> bool:
 
 
 def _is_number(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN and tensor.dtype in _KINDS and not tensor.dim()
+    return type(tensor) in _PLAIN and tensor.dtype in KINDS and not tensor.dim()
 
 
 def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:

@@ -14,6 +14,7 @@ So a tensor that is cut where a leaf ends has the leaves of its parts, wherever 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import Any, TypeVar
 
 import numpy as np
@@ -109,6 +110,14 @@ class Tree:
         result: Any = library.zeros(shape, dtype=leaves.dtype, device=leaves.device)
         result[self._present] = leaves
         return result
+
+
+def combined_few(values: Sequence[float]) -> float:
+    """As `Tree.combined` of one tensor, faster while it has few leaves."""
+    while len(values) > 1:
+        odd = values[-1:] if len(values) % 2 else []
+        values = [*map(add, values[::2], values[1::2]), *odd]
+    return values[0] if values else 0.0
 
 
 def combined(leaves: Array, counts: npt.NDArray[np.int64]) -> Array:
