@@ -84,6 +84,10 @@ def give(own: list[Parameter], seed: int, without: set[int] | frozenset[int] = f
         param.grad = None if place in without else made
 
 
+def norm_of(own: list[Parameter]) -> float:
+    return torch.nn.utils.get_total_norm([x.grad for x in own if x.grad is not None]).item()
+
+
 def taken(opt: Any) -> int:
     return 0 if opt._own.quick is None else opt._own.quick.taken
 
@@ -198,7 +202,7 @@ def test_a_rate_that_is_a_tensor_is_read_at_each_step() -> None:
 
 def test_a_step_that_a_scaler_leaves_out_is_none() -> None:
     own = params()
-    opt = optim.Adam(own, fused_unscale=True)
+    opt: Any = optim.Adam(own, fused_unscale=True)
     for step in range(8):
         opt.found_inf, opt.grad_scale = torch.tensor(float(step == 5)), torch.tensor(2.0)
         give(own, step)
@@ -212,16 +216,16 @@ def test_a_step_that_a_scaler_leaves_out_is_none() -> None:
 
 def test_each_step_tells_of_its_own_gradients() -> None:
     own = params()
-    opt = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
+    opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
     for step in range(8):
         give(own, step)
-        norm = torch.nn.utils.get_total_norm([param.grad for param in own]).item()
+        norm = norm_of(own)
         opt.step()
         assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
     assert taken(opt) == 6
     own[0].grad = None  # the careful way
     opt.step()
-    norm = torch.nn.utils.get_total_norm([param.grad for param in own[1:]]).item()
+    norm = norm_of(own[1:])
     assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
 
 
@@ -229,7 +233,7 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = params()
-    opt = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
+    opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
     for step in range(4):
         give(own, step)
         opt.step()
@@ -248,7 +252,7 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
     assert kept
     look = snapshot.look
     assert parts == [(look.MEASURE, 0), (look.UPDATE, look.OTHER_GRADIENT)]
-    norm = torch.nn.utils.get_total_norm([param.grad for param in own]).item()
+    norm = norm_of(own)
     assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
 
 
@@ -587,7 +591,7 @@ def everything(opt: Any, own: list[Parameter]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [(f"parameter {k}", each) for k, each in enumerate(own)]
     for k, param in enumerate(own):
         found += [(f"{name} of {k}", x) for name, x in (opt.state.get(param) or {}).items()]
-    return [*found, ("what the step says", opt.last_step)]
+    return [*found, ("what the step says", repr(opt.last_step))]
 
 
 def differences(seed: int, steps: int = 30) -> str:

@@ -222,12 +222,6 @@ class GradientStats:
         self._stays = not (numbers or (how.decide and not how.decides_there))
         self._sums: dict[Formula, Any] = {}
 
-    def forget(self) -> None:
-        """Forget what was measured: other gradients follow, like those before."""
-        self._sums = {}
-        for name in _MEASURED & vars(self).keys():
-            del vars(self)[name]
-
     @lazy
     def _narrow(self) -> Array:
         """Of which variables gradients are computed in float32; bool of shape (n,)."""
@@ -518,11 +512,6 @@ class GradientStats:
             for part in self.clip_parts:
                 max_abs = max_abs * each(vectors.for_each(found, part))
         return max_abs if how.trust is None else max_abs * each(self.trust)
-
-
-_OF_VARIABLES = {"_narrow", "_dtype"}
-_MEASURED = {name for name, each in vars(GradientStats).items() if isinstance(each, lazy)}
-_MEASURED -= _OF_VARIABLES
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:

@@ -47,21 +47,26 @@ class Launch:
     def __init__(self, own: engine.Group, places: Sequence[int]) -> None:
         self.group = own
         self._table = table = own.table  # whose chunks and bounds the block below names
-        self.kernel, self._names = own.kernel, own.kernel.scalars
+        self.kernel, self.names = own.kernel, own.kernel.scalars
         self.dtype = own.dtype
         # A tuple, of one name, too.
-        self._chosen: Any = itemgetter(*self._names, *self._names[:1])
+        self._chosen: Any = itemgetter(*self.names, *self.names[:1])
         self.places = list(dict.fromkeys(places[member] for member in own.members))
         rows = [self.places.index(places[member]) for member in own.members]
-        self._scalar_row, self.base = np.array(rows, np.int64), table.base.copy()
-        layout = Struct(f"={len(self._names)}{'f' if own.dtype is np.float32 else 'd'}")
+        self.base = table.base.copy()
+        layout = Struct(f"={len(self.names)}{'f' if own.dtype is np.float32 else 'd'}")
         self._pack, self._size = layout.pack_into, layout.size
-        self._rows = bytearray(layout.size * len(self.places))
         self._argument = table.copy_of_argument(own.flush)
         self._argument[5] = self.base.ctypes.data
-        self._argument[6] = self._scalar_row.ctypes.data
-        self._argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self._rows))
         self.elements, self._slices = table.elements, len(table.bounds) - 1
+        self.place_rows(rows, len(self.places))
+
+    def place_rows(self, rows: Sequence[int], count: int) -> None:
+        """Have each member read one of so many rows of scalars."""
+        self._scalar_row = np.array(rows, np.int64)
+        self.rows = bytearray(self._size * count)
+        self._argument[6] = self._scalar_row.ctypes.data
+        self._argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self.rows))
 
     def cells(self) -> list[int]:
         """Where the addresses of gradients go, for each member."""
@@ -81,7 +86,7 @@ class Launch:
         """Set the scalars of each place."""
         at = 0
         for place in self.places:
-            self._pack(self._rows, at, *self._chosen(made[place])[:-1])
+            self._pack(self.rows, at, *self._chosen(made[place])[:-1])
             at += self._size
 
 

@@ -14,7 +14,6 @@ So a tensor that is cut where a leaf ends has the leaves of its parts, wherever 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import add
 from typing import Any, TypeVar
 
 import numpy as np
@@ -112,11 +111,12 @@ class Tree:
         return result
 
 
-def combined_few(values: Sequence[float]) -> float:
+def combined_few(values: list[float]) -> float:
     """As `Tree.combined` of one tensor, faster while it has few leaves."""
     while len(values) > 1:
         odd = values[-1:] if len(values) % 2 else []
-        values = [*map(add, values[::2], values[1::2]), *odd]
+        values = [left + right for left, right in zip(values[::2], values[1::2], strict=False)]
+        values += odd
     return values[0] if values else 0.0
 
 

@@ -343,7 +343,8 @@ class FusedOptimizer(Scaled):
             if own.taken is None and self._skip_overflowed_step():
                 return loss
             if self._accumulate_gradients():
-                if not (self._try_quick_sums() or self._try_steady_step()):
+                is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
+                if not (is_quick or self._try_steady_step()):
                     self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
@@ -392,10 +393,6 @@ class FusedOptimizer(Scaled):
                 from thalweg.optim.steady import SteadyStep
             own.quick = SteadyStep.of(self, *due)
         return own.quick is not None and own.quick.take(self, has_sums)
-
-    def _try_quick_sums(self) -> bool:
-        """The same of a step with sums of gradients, which have just been completed."""
-        return self._own.sums is not None and self._try_quick_step(has_sums=True)
 
     def _try_steady_step(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""

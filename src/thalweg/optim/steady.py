@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,15 +24,17 @@ from thalweg.core.steady import (
     snapshot,
     stands,
 )
-from thalweg.core.steady_gradients import Scalars, SteadyGradients
 from thalweg.engines import current
-from thalweg.ground.running import replicas
+from thalweg.ground.locks import importing
+from thalweg.ground.running import is_ours, replicas
 from thalweg.optim.columns import Column
 from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.steady_scalars import TorchScalars, hold
 from thalweg.optim.step_options import GradientReport, gradient_transforms
-from thalweg.optim.tensorflow_hooks import TensorFlowHooks
+
+if TYPE_CHECKING:
+    from thalweg.core.steady_gradients import Scalars, SteadyGradients
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _params_of = itemgetter("params")
@@ -70,7 +72,7 @@ class SteadyStep:
     def _plan(self, optimizer: Any, places: Sequence[int]) -> bool:
         planned = self.part.kept.last
         how = self._transforms(optimizer)
-        if how is None or not SteadyGradients.are_plain(how):
+        if how is None:
             return False
         if not (is_repeatable(planned, self.hooks, how.stages) and self._is_plain(optimizer)):
             return False
@@ -91,6 +93,8 @@ class SteadyStep:
         self._ids = set(map(id, owners))
         self.launches = launches = Launches(planned, places)
         if how.stages:
+            with importing:
+                from thalweg.core.steady_gradients import SteadyGradients
             self._gradients = SteadyGradients(planned, launches, how)
         found.finish(
             [
@@ -157,7 +161,7 @@ class SteadyStep:
         around, params = optimizer._around, self.part._params
         own = {id(param) for param in params}
         return (
-            type(self.hooks) in (TorchHooks, TensorFlowHooks)
+            is_ours(type(self.hooks))
             and all(id(owner) in own for owner in _owners_of(self.part.kept.last))
             and all(map(_is_common, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
@@ -258,10 +262,10 @@ class SteadyStep:
             if how is None or (self._gradients is None and how.stages):
                 return None
             if self._gradients is not None:
-                seen = GradientReport()
-                of_gradients = self._gradients.find_scalars(how, self.snapshot, begun, seen, pairs)
-                if of_gradients is None:
+                if self._gradients.measure(how, self.snapshot, begun, pairs):
                     return None
+                seen = GradientReport()
+                of_gradients, _ = self._gradients.scalars(seen)
                 before = [each for each in self._reports if each[0] == begun]
                 self._reports = [*before, (begun + 1, seen)]
         for launch in self.launches.all:

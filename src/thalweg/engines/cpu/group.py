@@ -57,7 +57,7 @@ class Group:
     @lazy
     def _leaves(self) -> Leaves:
         with importing:
-            from thalweg.engines.cpu.measure import Leaves, Sweep
+            from thalweg.engines.cpu.measure import Leaves
         return Leaves(self._sizes)
 
     @lazy

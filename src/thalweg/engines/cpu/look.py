@@ -14,7 +14,7 @@ ask for such addresses, and no more.
 
 # Code for `compiler`, which finds its types itself.
 # pyright: basic, reportUndefinedVariable=false
-# ruff: noqa: F821
+# ruff: noqa: F821, SIM102
 from __future__ import annotations
 
 # What a block has at which word. Records are arrays: their number, and where the first one lies.
