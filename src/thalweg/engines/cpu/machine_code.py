@@ -106,7 +106,7 @@ def _has_halves() -> bool:
     return "extendhfsf" not in made and "gnu_h2f" not in made
 
 
-def _optimized(name: str, source: str) -> Any:
+def _optimized(name: str, source: str, briefly: bool) -> Any:
     from llvmlite import binding
 
     from thalweg.engines.cpu.compiler import intermediate
@@ -114,26 +114,31 @@ def _optimized(name: str, source: str) -> Any:
     machine, written = _machine(), intermediate(name, source, "half" not in source or _has_halves())
     written.triple, written.data_layout = machine.triple, str(machine.target_data)
     module = binding.parse_assembly(str(written))
-    options = binding.create_pipeline_tuning_options(_speed())
-    options.loop_vectorization = True
+    options = binding.create_pipeline_tuning_options(1 if briefly else _speed())
     builder = binding.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    if briefly:
+        builder.getFunctionPassManager().run(module.get_function(name), builder)
+    else:
+        options.loop_vectorization = True
+        builder.getModulePassManager().run(module, builder)
     return module
 
 
-def compiled(name: str, source: str) -> bytes:
+def compiled(name: str, source: str, briefly: bool = False) -> bytes:
     """Object code of a kernel.
 
     Args:
         name: Of its function, under which the code is found.
         source: Its text, in the language of `compiler`.
+        briefly: Whether it is one whose loops have nothing to gain from vectors, such as a look at
+            objects here and there: LLVM takes a third of the time, and the code is as fast.
     """
-    return _machine().emit_object(_optimized(name, source))
+    return _machine().emit_object(_optimized(name, source, briefly))
 
 
 def assembly(name: str, source: str) -> str:
     """The same for people to read."""
-    return _machine().emit_assembly(_optimized(name, source))
+    return _machine().emit_assembly(_optimized(name, source, briefly=False))
 
 
 def link(name: str, code: bytes) -> int:
@@ -161,19 +166,19 @@ def link(name: str, code: bytes) -> int:
     return library[name]
 
 
-def loaded(name: str, source: str) -> int:
+def loaded(name: str, source: str, briefly: bool = False) -> int:
     """The address of a kernel that is compiled for this process alone, where `link` cannot.
 
-    Args:
-        name: Of its function.
-        source: Its text, in the language of `compiler`.
+    Arguments as those of `compiled`.
     """
     from llvmlite import binding
 
     for symbol, function in libm.SYMBOLS.items():
         binding.add_symbol(symbol, libm.address(function))
     # LLVM's older loader, which knows more platforms; it takes the machine with it.
-    engine = binding.create_mcjit_compiler(_optimized(name, source), _machine.__wrapped__())
+    engine = binding.create_mcjit_compiler(
+        _optimized(name, source, briefly), _machine.__wrapped__()
+    )
     engine.finalize_object()
     _libraries.append(engine)
     return engine.get_function_address(name)
