@@ -26,7 +26,7 @@ from thalweg.engines.cpu.launch import threads_for
 from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
-from thalweg.engines.cpu.work import SERIAL
+from thalweg.engines.cpu.tuning import SERIAL
 from thalweg.engines.plan import DensePlan
 
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError)  # of the numbers of a step

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.engines import libm
+from thalweg.engines.cpu.tuning import VARIABLE, Tuning, tuning_of
 
 # What decides, besides the processor, on the code that is made: as it does for Numba.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
@@ -30,7 +31,20 @@ def _target() -> tuple[str, str, str]:
     name, features, avx, _ = map(os.environ.get, SETTINGS)
     if features is None:
         features = "" if name == "generic" else _features(avx != "0")
-    return binding.get_process_triple(), name or binding.get_host_cpu_name(), features
+    return binding.get_process_triple(), processor(), features
+
+
+def processor() -> str:
+    """What LLVM calls the processor that code is made for."""
+    from llvmlite import binding
+
+    return os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+
+
+@cache
+def tuning() -> Tuning:
+    """What suits it."""
+    return tuning_of(processor(), os.environ.get(VARIABLE, ""))
 
 
 def _features(avx: bool) -> str:
@@ -43,7 +57,8 @@ def _features(avx: bool) -> str:
     for feature in found:
         found[feature] &= avx or not feature.startswith("avx")
     # LLVM avoids vectors of 512 bits where they slow a processor down; what waits for memory gains.
-    own = ",-prefer-256-bit" if found.get("avx512f") else ""
+    sign = "-" if tuning().vectors == 512 else "+"
+    own = f",{sign}prefer-256-bit" if found.get("avx512f") else ""
     return found.flatten() + own
 
 
