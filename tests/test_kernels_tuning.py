@@ -37,7 +37,7 @@ def test_what_is_wanted_comes_first(wanted):
 
 @many("wanted", ["prefetch", "prefetch=-1", "vectors=128", "distance=1", "serial=1,", "serial=²"])
 def test_nothing_else_can_be_wanted(wanted):
-    with pytest.raises(InvalidArgumentError, match="THALWEG_TUNING has .* prefetch=BYTES"):
+    with pytest.raises(InvalidArgumentError, match=r"THALWEG_TUNING has .* prefetch=BYTES"):
         tuning_of("icelake-server", wanted)
 
 
