@@ -15,6 +15,7 @@ from typing import Any
 
 from thalweg.engines import libm
 from thalweg.engines.cpu.tuning import VARIABLE, Tuning, tuning_of
+from thalweg.ground.locks import importing
 
 # What decides, besides the processor, on the code that is made: as it does for Numba.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
@@ -44,7 +45,8 @@ def processor() -> str:
 @cache
 def tuning() -> Tuning:
     """What suits it."""
-    return tuning_of(processor(), os.environ.get(VARIABLE, ""))
+    with importing:  # LLVM, which a fork waits for
+        return tuning_of(processor(), os.environ.get(VARIABLE, ""))
 
 
 def _features(avx: bool) -> str:
