@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from thalweg.engines.cpu.work import SERIAL
 from thalweg.errors import InvalidArgumentError
 
 VARIABLE = "THALWEG_TUNING"
-SERIAL = 50_000
 _WIDTHS = (256, 512)
 
 

@@ -17,6 +17,7 @@ from thalweg.engines.arrays import Int64, numbered
 CHUNK = 1 << 16  # elements of a dense chunk
 STEP = 256  # elements; every chunk but a tensor's last is a multiple of it
 ENTRIES = 2**31 - 1  # of a sparse gradient; more do not fit the 32-bit numbers of its plan
+SERIAL = 50_000  # elements below which a second thread costs more than it brings
 
 
 @dataclass(eq=False)
