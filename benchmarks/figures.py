@@ -26,6 +26,7 @@ import saving
 import sparse
 import startup
 import steady
+import steady_options
 import sweeps
 import tables
 import tensorflow1
@@ -50,6 +51,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "sparse-rows": sparse.rows,
     "sparse-torch": sparse.against_torch,
     "steady": steady.figures,
+    "steady-options": steady_options.figures,
     "host": host.host,
     "allocation": host.allocation,
     "recompiling": host.recompiling,
