@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
+from thalweg.core.hooks import Dtype
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.outcome import TAKEN, say
 from thalweg.core.steady import (
@@ -30,7 +31,7 @@ from thalweg.ground.running import is_ours, replicas
 from thalweg.optim.columns import Column
 from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import TorchHooks
-from thalweg.optim.steady_scalars import TorchScalars, hold
+from thalweg.optim.steady_scalars import TensorFlowScalars, TorchScalars, hold
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ class SteadyStep:
         written = [*planned.ready.written, *(column._views[0] for column in self.columns)]
         if not hold_tensors(found, written):
             return False
-        if self._is_torchs:
-            self._scalars = [TorchScalars(self.hooks, place) for place in dict.fromkeys(places)]
         self._places = list(dict.fromkeys(places))
+        kind: Any = TorchScalars if self._is_torchs else TensorFlowScalars
+        self._scalars = [kind(self.hooks, place) for place in self._places]
         self._ids = set(map(id, owners))
         self.launches = launches = Launches(planned, places)
         if how.stages:
@@ -240,20 +241,12 @@ class SteadyStep:
         self, optimizer: Any, own: dict[str, Any], begun: int, pairs: list[Any] | None
     ) -> list[Any] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
-        hooks, groups, part = self.hooks, self.groups, self.part
+        hooks, groups = self.hooks, self.groups
         for place, known in self._beside:
             if not hold(known, groups[place]):
                 return None
-        if self._is_torchs:
-            made = hooks._made = {}
-            for each in self._scalars:
-                if not each.hold(groups[each.place]):
-                    return None
-                made[each.place] = each.made(self.columns)
-        else:
-            if not all(hold(part._options.get(place), groups[place]) for place in self._places):
-                return None
-            made, hooks._made = None, {}
+        if not all(each.hold(groups[each.place]) for each in self._scalars):
+            return None
         of_gradients: Scalars | None = None
         if self._gradients is not None or "found_inf" in own or "grad_scale" in own:
             how = self._transforms(optimizer)
@@ -266,14 +259,26 @@ class SteadyStep:
                 of_gradients, _ = self._gradients.scalars(seen)
                 before = [each for each in self._reports if each[0] == begun]
                 self._reports = [*before, (begun + 1, seen)]
+        hooks._made = {}
         for launch in self.launches.all:
-            places = launch.places
-            found = made or {place: hooks.scalars(launch.dtype, place) for place in places}
+            found = self._scalars_of(launch.dtype)
             if of_gradients is not None:
                 beside = of_gradients[launch.dtype]
-                found = {place: {**found[place], **beside} for place in places}
+                found = {place: {**own, **beside} for place, own in found.items()}
             launch.set_scalars(found)
         return [hooks._next(column, self._places[0]) for column in self.columns]
+
+    def _scalars_of(self, dtype: Dtype) -> dict[int, Any]:
+        """The scalars of each place; the hooks have them, too, for the numbers that follow."""
+        made = self.hooks._made
+        if not self._is_torchs:
+            own = {each.place: each.made(self.columns, dtype) for each in self._scalars}
+            made.update({(dtype, place): found for place, found in own.items()})
+            return own
+        if not made:
+            for each in self._scalars:
+                made[each.place] = each.made(self.columns)
+        return made
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """What happens to gradients; None if a scaler has the step left out."""

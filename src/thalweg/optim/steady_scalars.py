@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from thalweg.core.columns import derived
 from thalweg.core.groups import Group
+from thalweg.core.hooks import Dtype
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
 from thalweg.optim.hooks import TorchHooks
@@ -56,6 +58,43 @@ class TorchScalars:
                 given[name] = value
         known.update(self._rule.prepare(**given))
         return known
+
+
+class TensorFlowScalars:
+    """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars` makes them."""
+
+    def __init__(self, hooks: Any, place: int) -> None:
+        self.place = place
+        self._hooks = hooks
+        self._rule = hooks.rule()
+        self._read()
+        self._is_made_anew = bool(hooks._optimizer._around.wrapping) or self._options.moves
+
+    def _read(self) -> None:
+        self._options = self._hooks._part.options(self.place, self._hooks._optimizer)
+        self._hypers: dict[Dtype, dict[str, Any]] = {}
+
+    def hold(self, group: Group) -> bool:
+        """Whether a group has the options that it had, or another rate, which is read."""
+        if not hold(self._options, group):
+            return False
+        if not self._options.hold(group):
+            self._read()
+        return True
+
+    def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
+        """The scalars of the step that follows, of a compute dtype."""
+        if self._is_made_anew:
+            return self._hooks.scalars(dtype, self.place)
+        if dtype not in self._hypers:
+            self._hypers[dtype] = self._hooks.hypers(dtype, self.place)
+        values, step = {**self._hypers[dtype], "is_first": dtype(0)}, 0
+        for column in columns:
+            if column.name == STEP:
+                step = column.common
+            else:
+                values[column.name] = dtype(column.common)
+        return derived(self._rule, values, dtype, step + 1)
 
 
 def hold(known: Options | None, group: Group) -> bool:

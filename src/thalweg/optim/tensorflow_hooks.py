@@ -78,9 +78,22 @@ class TensorFlowHooks(GroupHooks):
     def _prepared(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
         rule = self._part.rule
         place, numbers = self._apart(key)
-        given = self._given(place)
+        values = self.hypers(dtype, place)
+        step = numbers.pop(STEP)
+        for name, each in numbers.items():
+            values[name] = each.to(TORCH[dtype]) if isinstance(each, Tensor) else dtype(each)
+        if self.there is not None:
+            return derived_there(rule, values, dtype, step + 1, self.there)
+        return derived(rule, values, dtype, step + 1)
+
+    def hypers(self, dtype: Dtype, place: int) -> dict[str, Any]:
+        """Hyperparameters of a group, as scalars of a compute dtype.
+
+        Raises:
+            InvalidArgumentError: One is NaN; names it.
+        """
         values: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in self._given(place).items():
             if self._stays(value):
                 values[name] = value.detach().to(TORCH[dtype])
                 continue
@@ -89,12 +102,7 @@ class TensorFlowHooks(GroupHooks):
             exact = name in self._optimizer._exact
             cast = dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
             values[name] = cast
-        step = numbers.pop(STEP)
-        for name, each in numbers.items():
-            values[name] = each.to(TORCH[dtype]) if isinstance(each, Tensor) else dtype(each)
-        if self.there is not None:
-            return derived_there(rule, values, dtype, step + 1, self.there)
-        return derived(rule, values, dtype, step + 1)
+        return values
 
     def _given(self, place: int) -> dict[str, Any]:
         return self._part.options(place, self._optimizer).given()
