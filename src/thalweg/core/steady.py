@@ -22,12 +22,11 @@ from thalweg.core.plan_cache import Planned
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import group as engine
 from thalweg.engines.cpu import look as look
-from thalweg.engines.cpu.launch import threads_for
+from thalweg.engines.cpu.launch import is_serial, threads_for
 from thalweg.engines.cpu.snapshot import KINDS as KINDS
 from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
-from thalweg.engines.cpu.work import SERIAL
 from thalweg.engines.engine import Stages
 from thalweg.engines.plan import DensePlan
 
@@ -101,7 +100,7 @@ class Launches:
     def __init__(self, planned: Planned, places: Sequence[int]) -> None:
         ready = plan_of(planned)
         self.all = [Launch(cast("engine.Group", each), places) for each in ready.groups]
-        self._large = [k for k, each in enumerate(self.all) if each.elements >= SERIAL]
+        self._large = [k for k, each in enumerate(self.all) if not is_serial(each.elements)]
         self._spare = np.zeros(1, np.int64)  # for gradients without elements
         self.cells = [self._spare.ctypes.data] * len(places)
         for own, launch in zip(ready.groups, self.all, strict=True):

@@ -9,6 +9,7 @@ takes longer than all else; the marks here are those that it leaves.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -36,6 +37,22 @@ def untraced(function: _F, reason: str = _REASON) -> _F:
     made._torchdynamo_disable = True  # seen by the tracer of the function that calls it
     made._torchdynamo_disable_msg = reason
     return cast("_F", made)
+
+
+def without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch has marked so, as it is below the mark, where nobody compiles.
+
+    The mark imports Dynamo when it is first called, which takes more than a second: longer than all
+    that an optimizer does in a short training.
+
+    Args:
+        method: A function of torch's, or a bound method.
+    """
+    inner = getattr(method, "__wrapped__", None)
+    if inner is None or "torch._dynamo" in sys.modules:
+        return method
+    own = getattr(method, "__self__", None)
+    return inner if own is None else functools.partial(inner, own)
 
 
 def _outside(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import Guard, importing
 from thalweg.ground.running import replicas
 from thalweg.ground.switches import enable_grad, no_grad
-from thalweg.ground.tracing import untraced
+from thalweg.ground.tracing import untraced, without_dynamo
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.hooks import GroupHooks
@@ -189,7 +189,7 @@ class FusedOptimizer(Scaled):
         if isinstance(given, dict):  # else torch refuses it
             self._check_options(param_group, len(self.param_groups), complete=False)
         with self._added_whole():
-            super().add_param_group(param_group)  # pyright: ignore
+            without_dynamo(super().add_param_group)(param_group)  # pyright: ignore
             for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
             self._complete()
@@ -287,6 +287,10 @@ class FusedOptimizer(Scaled):
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
         return {**super().__getstate__(), **own}  # pyright: ignore
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's."""
+        return without_dynamo(super().state_dict)()  # pyright: ignore
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step with the gradients in `grad` of the parameters.
 
@@ -362,7 +366,7 @@ class FusedOptimizer(Scaled):
             for param in () if set_to_none else self._params():
                 if param.grad is not None:
                     check_held(param.grad, f"The gradient of '{name_of(param)}'")
-            super().zero_grad(set_to_none)  # pyright: ignore
+            without_dynamo(super().zero_grad)(set_to_none)  # pyright: ignore
         else:
             self._clear(flat)
 

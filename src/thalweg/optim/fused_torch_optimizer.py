@@ -24,6 +24,7 @@ from thalweg.errors import LayoutError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
+from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
@@ -322,7 +323,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         """
         with self._own._lock:
             theirs: Any = super(FusedTorchOptimizer, type(self))
-            load(self, state_dict, partial(as_torch, load=theirs.load_state_dict))
+            own = without_dynamo(theirs.load_state_dict)
+            load(self, state_dict, partial(as_torch, load=own))
 
     def _wanted_options(self) -> Sequence[str]:
         return self._wanted

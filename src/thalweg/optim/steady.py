@@ -260,6 +260,8 @@ class SteadyStep:
                 before = [each for each in self._reports if each[0] == begun]
                 self._reports = [*before, (begun + 1, seen)]
         hooks._made = {}
+        if self._is_torchs:
+            hooks._made = {each.place: each.made(self.columns) for each in self._scalars}
         for launch in self.launches.all:
             found = self._scalars_of(launch.dtype)
             if of_gradients is not None:
@@ -271,14 +273,11 @@ class SteadyStep:
     def _scalars_of(self, dtype: Dtype) -> dict[int, Any]:
         """The scalars of each place; the hooks have them, too, for the numbers that follow."""
         made = self.hooks._made
-        if not self._is_torchs:
-            own = {each.place: each.made(self.columns, dtype) for each in self._scalars}
-            made.update({(dtype, place): found for place, found in own.items()})
-            return own
-        if not made:
-            for each in self._scalars:
-                made[each.place] = each.made(self.columns)
-        return made
+        if self._is_torchs:
+            return made
+        own = {each.place: each.made(self.columns, dtype) for each in self._scalars}
+        made.update({(dtype, place): found for place, found in own.items()})
+        return own
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """What happens to gradients; None if a scaler has the step left out."""

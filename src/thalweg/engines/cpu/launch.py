@@ -58,7 +58,12 @@ class Compiled:
 
 def threads_for(slices: int, elements: int) -> int:
     """How many threads the work deserves."""
-    return 1 if elements < tuning().serial else min(team.size(), slices)
+    return 1 if is_serial(elements) else min(team.size(), slices)
+
+
+def is_serial(elements: int) -> bool:
+    """Whether work over so many elements is done by one thread."""
+    return elements < tuning().serial
 
 
 @cache

@@ -1,0 +1,29 @@
+"""Nothing that a training without a compiler does imports torch's compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+TRAINING = """
+import copy, sys, torch
+from thalweg import optim
+from thalweg.optim import tensorflow
+for kind in (optim.AdamW, tensorflow.Adam):
+    param = torch.nn.Parameter(torch.ones(3))
+    opt = kind([param])
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 1)
+    for _ in range(4):
+        param.square().sum().backward()
+        opt.step()
+        schedule.step()
+        opt.zero_grad()
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    copy.deepcopy(opt)
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_a_training_does_not_import_dynamo() -> None:
+    subprocess.run([sys.executable, "-c", TRAINING], check=True)
