@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 import kernel_cache
+from logged import Logged
 
 kernel_cache.keep_apart()
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -85,6 +87,15 @@ def graph() -> Iterator[Any]:
 
     with Graph().as_default() as made:
         yield made
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """What is logged in the test."""
+    found, root = Logged(), logging.getLogger()
+    root.addHandler(found)
+    yield found
+    root.removeHandler(found)
 
 
 @pytest.fixture
