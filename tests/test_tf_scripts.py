@@ -13,11 +13,11 @@ import pytest
 import fresh
 import thalweg.tf as tf
 import thalweg.tf.compat.v1 as v1
+from logged import Logged
 from thalweg.errors import NotFoundError
 
 SCRIPT = """
 import thalweg.tf.compat.v1 as tf
-from logged import Logged
 
 flags = tf.app.flags
 flags.DEFINE_string("name", "none", "A name.")
