@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 import kernel_cache
+from logged import Logged
 
 kernel_cache.keep_apart()
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -21,6 +24,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is collected stays to the end: it is not searched for garbage again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,6 +87,15 @@ def graph() -> Iterator[Any]:
 
     with Graph().as_default() as made:
         yield made
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """What is logged in the test."""
+    found, root = Logged(), logging.getLogger()
+    root.addHandler(found)
+    yield found
+    root.removeHandler(found)
 
 
 @pytest.fixture

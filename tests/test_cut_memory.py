@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,11 +33,16 @@ def is_good(name: str, said: str) -> bool:
     )
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("cut_memory") as made:
+        yield made
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kept", [0.0, 0.5])
-def test_what_was_cut_is_refused(kept: float) -> None:
-    with Server("cut_memory") as server:
-        found = dict(zip(CASES, server.run([(name, kept) for name in CASES]), strict=True))
+def test_what_was_cut_is_refused(server: Server, kept: float) -> None:
+    found = dict(zip(CASES, server.run([(name, kept) for name in CASES]), strict=True))
     assert {name: said for name, said in found.items() if not is_good(name, said)} == {}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -40,6 +41,14 @@ LAYERS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 MODULES = sorted(SOURCE.rglob("*.py"))
+_parsed = cache(ast.parse)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten() -> Iterator[None]:
+    """Trees are of use here alone, and large."""
+    yield
+    _parsed.cache_clear()
 
 
 def _room(path: Path) -> str:
@@ -74,7 +83,7 @@ def _asked(tree: ast.AST) -> set[str]:
 
 
 def _imports(path: Path) -> set[str]:
-    parts = [name.split(".") for name in _asked(ast.parse(path.read_text()))]
+    parts = [name.split(".") for name in _asked(_parsed(path.read_text()))]
     return {_room_of(part[1:]) for part in parts if part[0] == "thalweg" and len(part) > 1}
 
 
@@ -104,7 +113,7 @@ NUMBERS = [path for path in MODULES if LEVEL.get(_room(path), 99) <= LEVEL["kera
 def test_nothing_of_the_numbers_knows_a_graph(path: Path) -> None:
     strings = {
         node.value.split(".")[1]
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_parsed(path.read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"thalweg(\.\w+)+", node.value)
@@ -148,7 +157,7 @@ def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
 def _circles(sources: dict[str, str]) -> list[set[str]]:
     """The sets of modules that import each other, however many others lie between."""
     imports = {
-        title: _needed(title, ast.parse(source), set(sources)) for title, source in sources.items()
+        title: _needed(title, _parsed(source), set(sources)) for title, source in sources.items()
     }
     reached = {title: _reached(title, imports) for title in imports}
     circles: list[set[str]] = []
@@ -225,7 +234,7 @@ RATES = [
 
 @many("path", RATES)
 def test_schedules_decays_and_policies_are_names_over_the_formulas(path: Path) -> None:
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = list(ast.walk(_parsed(path.read_text())))
     assert not [node for node in nodes if isinstance(node, ast.Div | ast.Pow)]
     called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     assert not called & {"exp", "log", "cos", "sqrt", "floor", "ceil"}
@@ -277,7 +286,7 @@ def _waited_for(tree: ast.AST) -> set[str]:
 def test_what_is_imported_late_asks_for_nothing_late() -> None:
     # Else two threads could wait for each other: one for `importing`, one for a module.
     homes = {f"thalweg.{each}": import_module(f"thalweg.{each}")._HOMES for each in LATE}
-    trees = {_title(path): ast.parse(path.read_text()) for path in MODULES}
+    trees = {_title(path): _parsed(path.read_text()) for path in MODULES}
     imports = {title: _needed(title, tree, set(trees)) for title, tree in trees.items()}
     late = {
         f"thalweg.{package}.{each.partition(':')[0]}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import fresh
 import thalweg
 import thalweg.v1 as v1
 from lending_cases import STEPS, attributes, changed
@@ -42,9 +41,7 @@ def has_names() -> bool:
 
 
 def test_faces_leave_torchs_classes_alone() -> None:
-    told = subprocess.run(
-        [sys.executable, str(CASES), *STEPS], capture_output=True, text=True, check=False
-    )
+    told = fresh.run(CASES, *STEPS)
     assert (told.returncode, told.stdout.strip()) == (0, ""), told.stderr
 
 
@@ -61,7 +58,8 @@ def test_faces_leave_torchs_classes_alone() -> None:
 )
 def test_who_asks_has_them(begins: str) -> None:
     code = f"{begins}\nimport torch; raise SystemExit(not hasattr(torch.float32, 'base_dtype'))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    told = fresh.run(code)
+    assert told.returncode == 0, told.stderr
 
 
 def test_names_are_there_for_a_block(as_torch_has_them: Any) -> None:

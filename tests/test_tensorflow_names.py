@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import fresh
 import thalweg
 import thalweg.tf as tf
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -245,7 +244,8 @@ def test_values_go_to_numpy() -> None:
 
 def test_optimizers_of_torchs_kind_bring_no_names() -> None:
     code = "import torch, thalweg.optim; raise SystemExit(hasattr(torch.float32, 'base_dtype'))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    told = fresh.run(code)
+    assert told.returncode == 0, told.stderr
 
 
 def test_a_restored_slot_has_the_shape_that_it_was_saved_with(tmp_path: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 import fresh
 import thalweg.tf as tf
 import thalweg.tf.compat.v1 as v1
+from logged import Logged
 from thalweg.errors import NotFoundError
 
 SCRIPT = """
@@ -85,7 +86,7 @@ def verbosity() -> Iterator[None]:
         each.setLevel(level)
 
 
-def test_messages_have_levels(verbosity: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_have_levels(verbosity: None, logged: Logged) -> None:
     v1.logging.set_verbosity(v1.logging.INFO)
     assert v1.logging.get_verbosity() == v1.logging.INFO == 20
     v1.logging.debug("left out")
@@ -93,7 +94,7 @@ def test_messages_have_levels(verbosity: None, caplog: pytest.LogCaptureFixture)
     v1.logging.warn("slow")
     v1.logging.log_if(v1.logging.ERROR, "not so", False)
     logging.getLogger("thalweg").info("of a hook")
-    assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
+    assert [(each.name, each.levelname, each.getMessage()) for each in logged.records] == [
         ("tensorflow", "INFO", "step 3"),
         ("tensorflow", "WARNING", "slow"),
         ("thalweg", "INFO", "of a hook"),
@@ -101,20 +102,16 @@ def test_messages_have_levels(verbosity: None, caplog: pytest.LogCaptureFixture)
     assert tf.get_logger() is logging.getLogger("tensorflow")
 
 
-def test_messages_of_one_line_are_counted(
-    verbosity: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_messages_of_one_line_are_counted(verbosity: None, logged: Logged) -> None:
     v1.logging.set_verbosity(v1.logging.INFO)
     for step in range(5):
         v1.logging.log_every_n(v1.logging.INFO, "every %d", 2, step)
         v1.logging.log_first_n(v1.logging.INFO, "first %d", 2, step)
     expected = ["every 0", "first 0", "first 1", "every 2", "every 4"]
-    assert [each.getMessage() for each in caplog.records] == expected
+    assert [each.getMessage() for each in logged.records] == expected
 
 
-def test_messages_are_of_the_line_that_writes_them(
-    verbosity: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_messages_are_of_the_line_that_writes_them(verbosity: None, logged: Logged) -> None:
     log = v1.logging
     log.set_verbosity(log.DEBUG)
     for write in (log.debug, log.info, log.warning, log.warn, log.error, log.fatal):
@@ -124,8 +121,8 @@ def test_messages_are_of_the_line_that_writes_them(
     log.log_if(log.INFO, "%d", True, 1)
     log.log_every_n(log.INFO, "%d", 1, 1)
     log.log_first_n(log.INFO, "%d", 1, 1)
-    assert len(caplog.records) == 11
-    assert {each.pathname for each in caplog.records} == {__file__}
+    assert len(logged.records) == 11
+    assert {each.pathname for each in logged.records} == {__file__}
 
 
 def test_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import thalweg.v1 as tf
 from graph_training import bits
+from logged import Logged
 from sessions import initialized
 from thalweg.errors import DataLossError, NotFoundError, UnsafeCheckpointError
 from thalweg.storage import container
@@ -47,10 +48,10 @@ def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
     assert train.latest_checkpoint(ADAM) == str(ADAM / "model.ckpt-5")
 
 
-def test_what_is_listed_and_gone_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_listed_and_gone_is_none(tmp_path: Path, logged: Logged) -> None:
     train.update_checkpoint_state(tmp_path, str(tmp_path / "gone"))
     assert train.latest_checkpoint(tmp_path) is None
-    assert caplog.messages == [f"Couldn't match files for checkpoint {tmp_path / 'gone'}"]
+    assert logged.messages == [f"Couldn't match files for checkpoint {tmp_path / 'gone'}"]
 
 
 FOLDERS: dict[str, tuple[str, str, list[str], tuple[str, list[str]]]] = {

@@ -14,6 +14,7 @@ import torch
 
 import thalweg.v1 as tf
 from graph_training import Training, bits
+from logged import Logged
 from thalweg.errors import NotFoundError
 from thalweg.v1 import train
 from thalweg.v1.train.queues import FIFOQueue
@@ -637,7 +638,7 @@ def test_runs_that_take_no_step_do_not_stop(graph: tf.Graph) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nan_ends_a_training(graph: tf.Graph, dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_ends_a_training(graph: tf.Graph, dtype: str, logged: Logged) -> None:
     x = tf.placeholder(dtype, [])
     loss = x * 2
     session = train.MonitoredSession(hooks=[train.NanTensorHook(loss)])
@@ -648,19 +649,22 @@ def test_nan_ends_a_training(graph: tf.Graph, dtype: str, caplog: pytest.LogCapt
     with train.MonitoredSession(hooks=[train.NanTensorHook(loss, False)]) as session:
         session.run([], {x: float("nan")})
         assert session.should_stop()
-    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
-    assert set(caplog.messages) == {"Model diverged with loss = NaN."}
+    assert [record.levelno for record in logged.records] == [logging.ERROR, logging.WARNING]
+    assert set(logged.messages) == {"Model diverged with loss = NaN."}
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def told(logged: Logged) -> Iterator[Logged]:
     """The log, all of it."""
-    with caplog.at_level(logging.INFO, "thalweg"):
-        yield caplog
+    logger = logging.getLogger("thalweg")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield logged
+    logger.setLevel(before)
 
 
 def test_values_are_logged_from_time_to_time(
-    graph: tf.Graph, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    graph: tf.Graph, told: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
@@ -677,7 +681,7 @@ def test_values_are_logged_from_time_to_time(
 
 
 def test_values_are_logged_every_so_many_seconds(
-    graph: tf.Graph, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    graph: tf.Graph, told: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
@@ -710,9 +714,7 @@ class Writer:
         self.lines.append((tag, value, step))
 
 
-def test_steps_are_counted(
-    graph: tf.Graph, told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_counted(graph: tf.Graph, told: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: now[0])
     w, _, train_op = counted()
@@ -730,7 +732,7 @@ def test_steps_are_counted(
             train.StepCounterHook(**wrong)
 
 
-def test_a_step_that_stands_still_is_told(graph: tf.Graph, told: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_stands_still_is_told(graph: tf.Graph, told: Logged) -> None:
     w, _, _ = counted()
     with train.MonitoredSession(hooks=[train.StepCounterHook()]) as session:
         for _ in range(45):

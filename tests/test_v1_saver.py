@@ -16,6 +16,7 @@ import torch
 import thalweg
 import thalweg.v1 as tf
 from graph_training import EVERY, Training, bits
+from logged import Logged
 from sessions import initialized
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -749,15 +750,13 @@ def test_old_files_of_tensorflow_are_deleted_too(graph: tf.Graph, tmp_path: Path
     ]
 
 
-def test_what_cannot_be_deleted_is_logged(
-    graph: tf.Graph, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_deleted_is_logged(graph: tf.Graph, tmp_path: Path, logged: Logged) -> None:
     tf.Variable(1.0, name="w")
     saver, session = train.Saver(max_to_keep=1), initialized()
     (tmp_path / "m-1.index").mkdir()
     saver.set_last_checkpoints_with_time([(str(tmp_path / "m-1"), 1.0)])
     assert saver.save(session, tmp_path / "m", 2) == str(tmp_path / "m-2")
-    assert [record.getMessage()[:9] for record in caplog.records] == ["Ignoring:"]
+    assert [record.getMessage()[:9] for record in logged.records] == ["Ignoring:"]
 
 
 # --- Threads --------------------------------------------------------------------------------------

@@ -159,7 +159,10 @@ def check_held(tensor: torch.Tensor, what: str = "") -> None:
     if torch.compiler.is_dynamo_compiling() or tensor.is_meta or tensor.layout != torch.strided:
         return
     try:
-        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.is_contiguous():
+            last = tensor.numel() - 1
+        else:
+            last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
         needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
         is_held = not tensor.numel() or tensor.untyped_storage().nbytes() >= needed
     except (RuntimeError, NotImplementedError):  # one of functorch's

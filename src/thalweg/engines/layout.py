@@ -199,6 +199,9 @@ def span(tensor: Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that a tensor reaches."""
     if tensor.numel() == 0:
         return 0, 0
+    if tensor.is_contiguous():
+        start = tensor.data_ptr()
+        return start, start + tensor.nbytes
     last = sum(
         stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )

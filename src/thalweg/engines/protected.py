@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import repeat
 from pathlib import Path
 
 from torch import Tensor
@@ -14,21 +12,34 @@ from thalweg.engines.layout import span
 from thalweg.errors import LayoutError
 
 _MAPS = "/proc/self/maps"
-_PROTECTED = re.compile(rb"\n([0-9a-f]+)-([0-9a-f]+) .-")  # a newline is found at once, `^` is not
+_RUN = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) .(.)[^\n]*\n")
 
 
-def _protected() -> tuple[list[int], list[int]]:
-    """Where runs of addresses of this process that may not be written begin, and where they end.
-
-    They are in order; there are none where nobody tells.
-    """
+def _maps() -> bytes:
+    """The runs of addresses of this process, in order, a line each; none where nobody tells."""
     try:
-        found = _PROTECTED.findall(b"\n" + Path(_MAPS).read_bytes())
+        return Path(_MAPS).read_bytes()
     except OSError:
-        return [], []
-    # A process that has compiled much has thousands: no line of Python for each.
-    starts, ends = zip(*found, strict=True) if found else ((), ())
-    return list(map(int, starts, repeat(16))), list(map(int, ends, repeat(16)))
+        return b""
+
+
+def _is_protected(maps: bytes, first: int, end: int) -> bool:
+    """Whether some of these addresses lie in a run that may not be written."""
+    # A process that has compiled much has thousands of runs: only those on the way are parsed.
+    low, high = 0, len(maps)
+    while low < high:
+        run = _RUN.match(maps, maps.rfind(b"\n", 0, (low + high) // 2) + 1)
+        if run is None:
+            return False
+        if int(run[2], 16) > first:
+            high = run.start()
+        else:
+            low = run.end()
+    while (run := _RUN.match(maps, low)) and int(run[1], 16) < end:
+        if run[3] == b"-":
+            return True
+        low = run.end()
+    return False
 
 
 def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
@@ -48,11 +59,9 @@ def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
     ]
     if not foreign:
         return
-    starts, ends = _protected()
+    maps = _maps()
     for tensor, name in foreign:
-        first, end = span(tensor)
-        next_one = bisect_right(ends, first)
-        if next_one < len(starts) and starts[next_one] < end:
+        if _is_protected(maps, *span(tensor)):
             raise LayoutError(
                 f"cannot update '{name}' in place: its memory may only be read. Give the optimizer"
                 " a .clone() of it, or map the file for writing."
