@@ -180,5 +180,5 @@ def recompiling() -> list[Figure]:
 
 
 def _kernels() -> int:
-    files = len(list(store.folder().glob("*.o"))) if store.folder().is_dir() else 0
-    return files + launch.compiled.cache_info().currsize
+    files = len(list(store.kernels_folder().glob("*.o"))) if store.kernels_folder().is_dir() else 0
+    return files + launch.update_kernel.cache_info().currsize

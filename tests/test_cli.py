@@ -282,7 +282,7 @@ def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
     for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES):
         (contestant,) = line_up([rule.name], {}, "digits")
         made: Any = contestant.make(None)
-        assert made._rule() is rule
+        assert made._choose_rule() is rule
         assert isinstance(made, by_rule()[rule.name].cls)
 
 

@@ -121,10 +121,10 @@ def test_columns_of_groups() -> None:
 class Measured:
     """The measures of a step whose sums stay on the device."""
 
-    def sums(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
+    def compute_sums(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
         raise AssertionError("the device is asked")
 
-    def there(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
+    def sums_on_device(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
         return [vector() for _ in formulas]
 
     def max_abs(self) -> Any:

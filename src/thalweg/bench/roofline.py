@@ -95,6 +95,6 @@ def roofline(
 
     # The table points at the gradients, so the step keeps them.
     def step(kept: Sequence[Tensor] = tuple(gradients)) -> None:
-        run(plan.calls(columns))
+        run(plan.make_calls(columns))
 
     return step

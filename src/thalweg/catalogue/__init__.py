@@ -98,7 +98,7 @@ class Named:
     @property
     def rule(self) -> Rule:
         """The rule that it runs."""
-        return self.make(0.1)._rule()
+        return self.make(0.1)._choose_rule()
 
 
 @cache

@@ -184,7 +184,7 @@ class OfTorch:
             for key, value in given.items()
         }
         if self._is_ours:
-            kinds.widen(made, self.optimizer._rule(group).slots, param)
+            kinds.widen(made, self.optimizer._choose_rule(group).slots, param)
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:

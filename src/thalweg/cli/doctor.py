@@ -53,13 +53,13 @@ def _examined() -> dict[str, Any]:
     import torch
 
     from thalweg.engines.cpu import snapshot
-    from thalweg.engines.cuda.available import trouble
+    from thalweg.engines.cuda.available import why_unavailable
     from thalweg.version import __version__
 
     own = {"thalweg": __version__, "python": platform.python_version()}
     return {
         "versions": {**own, **{name: _version(name) for name in _PACKAGES}},
-        "engines": {"reference": "", "cpu": "", "cuda": trouble()},
+        "engines": {"reference": "", "cpu": "", "cuda": why_unavailable()},
         "native_look": snapshot.trouble(),
         "threads": torch.get_num_threads(),
         "kernels": _kernels(),
@@ -85,16 +85,16 @@ def _kernels() -> dict[str, str]:
     """The folder of compiled kernels, and why none can be kept there; empty if they can."""
     from thalweg.engines.cpu import private, store
 
-    folder, trouble = str(store.folder()), ""
+    folder, trouble = str(store.kernels_folder()), ""
     if not private.AVAILABLE:
         trouble = "who may write to a folder cannot be seen on this system"
     else:
         with warnings.catch_warnings(record=True) as said, ExitStack() as stack:
             warnings.simplefilter("always")
             try:
-                kept = private.opened(stack, folder)
+                kept = private.open_folder(stack, folder)
                 name = f"doctor.{os.urandom(8).hex()}"
-                private.write(kept, name, b"")
+                private.write_file(kept, name, b"")
                 os.unlink(name, dir_fd=kept)
             except OSError as error:
                 trouble = str(error)

@@ -161,8 +161,8 @@ def per_variable(
         dtype = dtypes[members[0]]
         given: dict[str, Any] = {**columns.shared[dtype]}
         for name, each in columns.separate.items():
-            given[name] = vectors.rounded(vectors.some(each, members), dtype, there)
-        given |= {name: vectors.some(each, members) for name, each in measures.items()}
+            given[name] = vectors.rounded(vectors.pick_members(each, members), dtype, there)
+        given |= {name: vectors.pick_members(each, members) for name, each in measures.items()}
         for place, name in enumerate(names):
             own = [now[id(scalar_slots[i][place])] for i in members]
             given[name] = vectors.rounded(vectors.joined(own, there), dtype, there)

@@ -55,11 +55,11 @@ _SAFE = 1e38  # norms below it leave every element finite in float32, rounding i
 class Measures(Protocol):
     """What can be known of a step's tensors before it; see `Ready`."""
 
-    def sums(
+    def compute_sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...
 
-    def there(
+    def sums_on_device(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None: ...
 
@@ -281,10 +281,12 @@ class GradientStats:
             # A device does not tell whether squares have left float64.
             further = FURTHER if self._may_leave else ()
             asked = how.first, Columns(shared, separate)
-            found = self._measures.there((*wanted, *further), *asked) if self._stays else None
+            found = (
+                self._measures.sums_on_device((*wanted, *further), *asked) if self._stays else None
+            )
             if found is None:
                 here = {name: vectors.alike(each, None) for name, each in separate.items()}
-                found = self._measures.sums(wanted, how.first, Columns(shared, here))
+                found = self._measures.compute_sums(wanted, how.first, Columns(shared, here))
                 further = ()
             self._sums |= zip((*wanted, *further), found, strict=True)
         return self._sums[formula]
@@ -446,8 +448,8 @@ class GradientStats:
                 found = found if self._how.trust is None else found * self.trust
                 return vectors.functions_of(found).square(found)
         asked = (formula,), self._how.stages, columns
-        found = self._measures.there(*asked) if self._stays else None
-        return (self._measures.sums(*asked) if found is None else found)[0]
+        found = self._measures.sums_on_device(*asked) if self._stays else None
+        return (self._measures.compute_sums(*asked) if found is None else found)[0]
 
     def decision(self) -> Decision:
         """Whether the step is taken."""
@@ -497,7 +499,7 @@ class GradientStats:
         how, there = self._how, vectors.place_of(found)
 
         def each(vector: Any) -> Any:
-            return vectors.rounded(vectors.some(vector, own), dtype, there)
+            return vectors.rounded(vectors.pick_members(vector, own), dtype, there)
 
         # Rounding keeps the order of numbers, so the largest one stays the largest.
         max_abs = each(found)
@@ -548,7 +550,7 @@ def materialised(
     columns = Columns(shared, known.separate)
     found: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
-        own = columns.of(index, compute_dtype(var.dtype))
+        own = columns.scalars_of(index, compute_dtype(var.dtype))
         changed = transform(how.stages, values[index], own, flush, var.dtype)
         found.append((with_values(grad, changed), var))
     return found, known.decision()

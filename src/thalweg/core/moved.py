@@ -33,7 +33,7 @@ class Memory:
     def _now(self) -> list[tuple[int, int]]:
         return [(each.data_ptr(), each.untyped_storage().nbytes()) for each, _ in self._named]
 
-    def check(self) -> None:
+    def check_in_place(self) -> None:
         """Refuse to go on if one of them lies elsewhere now.
 
         Raises:

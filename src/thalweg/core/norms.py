@@ -13,7 +13,7 @@ import numpy as np
 
 from thalweg.core.vectors import Device, functions_of, place_of
 from thalweg.engines import cuda, current
-from thalweg.engines.cuda.available import computes
+from thalweg.engines.cuda.available import takes_device
 from thalweg.engines.measuring import Tree
 
 _HIGHEST = float(np.finfo(np.float32).max)
@@ -41,8 +41,8 @@ def global_norm(squares: Any, overflow: bool) -> Any:
 def total(squares: Any) -> Any:
     """The sum of some numbers, in the order in which the leaves of a tensor are added."""
     there = place_of(squares)
-    is_launched = there is not None and computes(there, current().name)
-    return _tree(len(squares), there, is_launched).combined(squares)[0]
+    is_launched = there is not None and takes_device(there, current().name)
+    return _tree(len(squares), there, is_launched).combine_leaves(squares)[0]
 
 
 @cache

@@ -23,7 +23,7 @@ from torch._C import (
     _DisableTorchDispatch,  # pyright: ignore[reportPrivateUsage]
 )
 
-from thalweg.engines.layout import span
+from thalweg.engines.layout import byte_span
 from thalweg.ground.switches import Call
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
@@ -61,7 +61,7 @@ def unless_resized(call: Call) -> Call:
 
 def _end(tensor: torch.Tensor) -> int:
     """How many bytes of its storage a tensor needs."""
-    first, end = span(tensor)
+    first, end = byte_span(tensor)
     return int(tensor.storage_offset()) * tensor.element_size() + end - first if end else 0
 
 

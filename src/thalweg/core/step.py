@@ -67,10 +67,10 @@ def take(
     Args:
         hooks: The face.
         kept: From the steps before.
-        given: Gradients and variables, as `hooks.convert` takes them.
+        given: Gradients and variables, as `hooks.convert_pairs` takes them.
         how: What happens to the gradients before the rule.
         copies: For each variable a tensor of a 16-bit type that is set to it, or None.
-        is_last: Whether the step ends here, with `finish` and counters.
+        is_last: Whether the step ends here, with `finishing_calls` and counters.
         tries: Whether to try `repeat` first.
 
     Returns:
@@ -122,7 +122,7 @@ def finish(hooks: Hooks) -> list[BaseException]:
     Returns:
         What was raised.
     """
-    return written([], hooks.finish(), [*hooks.counts({}), *hooks.ending])
+    return written([], hooks.finishing_calls(), [*hooks.counting_calls({}), *hooks.ending])
 
 
 def _again(
@@ -133,7 +133,7 @@ def _again(
     copies: Copies,
 ) -> Planned | None:
     """The step, if it is the one before with other gradients."""
-    rule = hooks.rule()
+    rule = hooks.step_rule()
     if kept.last is None or rule is None or not hooks.repeats:
         return None
     last, ready, scalar_slots, narrow = kept.last
@@ -143,21 +143,21 @@ def _again(
         return None
     beside = last.slots, last.titles, hooks.selection, copies, hooks.from_copies
     asked = Request(rule, how.stages, variables, gradients, *beside)
-    if how.narrow != narrow or not ready.again(_own(hooks, asked)):
+    if how.narrow != narrow or not ready.try_rebind(_own(hooks, asked)):
         return None
     try:
         _prepare(hooks, variables)
     except BaseException:
         ready.release_gradients()
         raise
-    if hooks.calls and not ready.again(_own(hooks, asked)):
+    if hooks.calls and not ready.try_rebind(_own(hooks, asked)):
         ready.release_gradients()
         return None
     return Planned(asked, ready, scalar_slots, narrow)
 
 
 def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None:
-    hooks.check(pairs if hooks.sharing is None else hooks.sharing.checked(pairs), how.narrow)
+    hooks.check_pairs(pairs if hooks.sharing is None else hooks.sharing.checked(pairs), how.narrow)
 
 
 def _own(hooks: Hooks, asked: Request) -> Request:
@@ -167,7 +167,7 @@ def _own(hooks: Hooks, asked: Request) -> Request:
 
 def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
     if not hooks.is_prepared:
-        hooks.prepare(variables)
+        hooks.read_hypers(variables)
         hooks.is_prepared = True
 
 
@@ -181,12 +181,12 @@ def _plan_step(
 ) -> Outcome:
     """The careful way: everything is looked at, and planned anew where that is needed."""
     kept.last = None
-    pairs = hooks.convert(given)
+    pairs = hooks.convert_pairs(given)
     _check(hooks, pairs, how)
-    hooks.create(distinct([var for _, var in pairs]))
+    hooks.create_state(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
-    pairs = hooks.transform(pairs)
-    rule, is_checked = hooks.rule(), _is_checked(hooks, how)
+    pairs = hooks.transform_pairs(pairs)
+    rule, is_checked = hooks.step_rule(), _is_checked(hooks, how)
     if rule is None or hooks.one_by_one(pairs):
         if is_checked:
             _check_numerics(hooks, pairs)
@@ -205,14 +205,14 @@ def _plan_step(
     if rule.is_whole or how.trust is not None:
         pairs = all_dense(pairs)
     variables = [var for _, var in pairs]
-    slots = [hooks.slots(var) for var in variables]
+    slots = [hooks.slots_of(var) for var in variables]
     own, scalar_slots = _divided(rule, slots)
-    beside = own, hooks.titles(variables), hooks.selection, copies, hooks.from_copies
+    beside = own, hooks.names_of(variables), hooks.selection, copies, hooks.from_copies
     gradients = [grad for grad, _ in pairs]
     asked = Request(rule, how.stages, variables, gradients, *beside)
     if hooks.calls:
         _check(hooks, pairs, how)
-    ready = kept.gate.ready(_own(hooks, asked))
+    ready = kept.gate.plan_step(_own(hooks, asked))
     planned = Planned(asked, ready, scalar_slots, how.narrow)
     outcome = _execute_step(hooks, planned, how, is_last, is_checked, is_new=True)
     if ready.is_single:
@@ -241,8 +241,8 @@ def _execute_step(
     try:
         if is_checked:
             check_numerics(measures.max_abs(), asked.titles)
-        groups = hooks.groups(asked.variables, asked.gradients)
-        each = groups, hooks.scalars, ready.dtypes, asked.variables
+        groups = hooks.group_variables(asked.variables, asked.gradients)
+        each = groups, hooks.scalars_of, ready.dtypes, asked.variables
         if hooks.there is None:
             columns = columns_of(*each)
         else:
@@ -272,12 +272,12 @@ def _execute_step(
         counts = [*moved, *decision.calls, *hooks.ending]
         then: list[After] = []
         if is_last:
-            counts += hooks.counts(columns.shared)
-            then += hooks.finish()
+            counts += hooks.counting_calls(columns.shared)
+            then += hooks.finishing_calls()
         if memory is not None:
-            memory.check()
+            memory.check_in_place()
         write = _at_once if ready.is_single else _in_rounds
-        errors = write(hooks, asked, ready.rounds(columns), then, counts)
+        errors = write(hooks, asked, ready.make_rounds(columns), then, counts)
         return Outcome(decision.taken, errors)
     finally:
         if hooks.gathered is None:
@@ -301,7 +301,7 @@ def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
     max_abs = engines.Tensors(values, variables).max_abs()
-    check_numerics(max_abs, hooks.titles(variables))
+    check_numerics(max_abs, hooks.names_of(variables))
 
 
 def _is_checked(hooks: Hooks, how: GradientTransforms) -> bool:
@@ -368,7 +368,7 @@ def _in_rounds(
     try:
         for own in rounds:
             if memory is not None:
-                memory.check()
+                memory.check_in_place()
             drain(calls(own.calls))
             for index in own.members if hooks.constrains else ():
                 errors += constrained(owners[index], asked.titles[index])
@@ -391,10 +391,10 @@ def _by_hooks(
     if not decision.taken:
         return _skipped(hooks, decision)
     variables = [var for _, var in pairs]
-    titles = hooks.titles(variables)
+    titles = hooks.names_of(variables)
     errors: list[BaseException] = []
     followers = [copy for copy in copies or () if copy is not None]
-    undone = [*hooks.written(distinct(variables)), *followers]
+    undone = [*hooks.written_tensors(distinct(variables)), *followers]
     check_memories(undone)
     undo = calls(putting_back(undone))
     try:
@@ -404,8 +404,8 @@ def _by_hooks(
                 errors += constrained(var, title)
         check_memories(undone)
         writes = following(copies, variables) if copies else []
-        counts = [*decision.calls, *hooks.ending, *(hooks.counts({}) if is_last else ())]
-        then = hooks.finish() if is_last else []
+        counts = [*decision.calls, *hooks.ending, *(hooks.counting_calls({}) if is_last else ())]
+        then = hooks.finishing_calls() if is_last else []
         counts = list(map(unless_resized, counts))
         return Outcome(True, errors + written(writes, then, counts, hooks.begun))
     except BaseException:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines.cuda.available import interprets
+from thalweg.engines.cuda.available import is_interpreted
 from thalweg.engines.engine import Dtype
-from thalweg.engines.engine import some as some
+from thalweg.engines.engine import pick_members as pick_members
 from thalweg.ground import scalars
 
 Device = torch.device | None
-_INTERPRETS = interprets()  # then tensors of the CPU are those of a GPU
+_INTERPRETS = is_interpreted()  # then tensors of the CPU are those of a GPU
 TORCH: dict[Any, torch.dtype] = {np.float32: torch.float32, np.float64: torch.float64}
 
 

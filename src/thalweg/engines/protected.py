@@ -10,14 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from thalweg.engines.layout import span
+from thalweg.engines.layout import byte_span
 from thalweg.errors import LayoutError
 
 _MAPS = "/proc/self/maps"
 _PROTECTED = re.compile(rb"\n([0-9a-f]+)-([0-9a-f]+) .-")  # a newline is found at once, `^` is not
 
 
-def _protected() -> tuple[list[int], list[int]]:
+def _protected_runs() -> tuple[list[int], list[int]]:
     """Where runs of addresses of this process that may not be written begin, and where they end.
 
     They are in order; there are none where nobody tells.
@@ -48,9 +48,9 @@ def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
     ]
     if not foreign:
         return
-    starts, ends = _protected()
+    starts, ends = _protected_runs()
     for tensor, name in foreign:
-        first, end = span(tensor)
+        first, end = byte_span(tensor)
         next_one = bisect_right(ends, first)
         if next_one < len(starts) and starts[next_one] < end:
             raise LayoutError(

@@ -98,7 +98,7 @@ def as_torch(
     if not optimizer._around.is_lossless:
         _give_back_dtypes(twin, given, kinds, optimizer._around.keeps_as_torch)
         for group in twin.param_groups:
-            slots = optimizer._rule(group).slots
+            slots = optimizer._choose_rule(group).slots
             for param in group["params"]:
                 kinds.widen(twin.state.get(param, {}), slots, param)
     for _, own in states_of(twin.state):
@@ -218,7 +218,7 @@ def _give_back_dtypes(
     keys = [key for group in given["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin._rule(group).scalar_slots}
+        numbers = {slot.name for slot in twin._choose_rule(group).scalar_slots}
         for name, value in given["state"].get(key, {}).items():
             own = twin.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)

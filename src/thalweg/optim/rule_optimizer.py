@@ -269,7 +269,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _end_step(self) -> None:
         part, params, places = self._whole()
         hooks = TensorFlowHooks(self, part, params, places, [])
-        hooks.prepare(params)
+        hooks.read_hypers(params)
         hooks.ending = self._ending(GradientReport())
         errors = finish(hooks)
         hooks.settle()

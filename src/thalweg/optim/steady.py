@@ -32,12 +32,12 @@ _params_of = itemgetter("params")
 
 
 class _Scalars:
-    """The scalars of a group from one step to the next, as `TorchHooks.scalars` makes them."""
+    """The scalars of a group from one step to the next, as `TorchHooks.scalars_of` makes them."""
 
     def __init__(self, hooks: TorchHooks, place: int) -> None:
         self.place = place
         self._hooks = hooks
-        self._rule = hooks.rule()
+        self._rule = hooks.step_rule()
         self._is_wrapped = bool(hooks._optimizer._around.wrapping)
         self._read()
 

@@ -20,7 +20,13 @@ from thalweg.core.options.option import Option
 from thalweg.core.rows import check_inside
 from thalweg.core.section import Call, run
 from thalweg.core.state import shown
-from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts, dense, overlapping
+from thalweg.engines.layout import (
+    all_have_memory,
+    check_disjoint,
+    check_parts,
+    is_dense,
+    may_overlap,
+)
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.variable import REDUCED, dtype_name
 
@@ -157,7 +163,7 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
     check_parts(kept, f"The sum of gradients of '{title}'")
-    if kept.layout == torch.strided and overlapping(kept):
+    if kept.layout == torch.strided and may_overlap(kept):
         raise LayoutError(
             f"cannot add to the sum of gradients of '{title}' in place: its elements share memory"
             f" (shape {tuple(kept.shape)}, strides {kept.stride()})."
@@ -221,7 +227,7 @@ def _is_alone(param: Tensor) -> bool:
     """Whether nobody else holds a gradient or its memory, as a bucket, a list or an array may."""
     grad = cast("Tensor", param.grad)
     # One whose elements share memory cannot be added to.
-    return not grad.is_sparse and dense(grad) and _holders(param) == _of_one()
+    return not grad.is_sparse and is_dense(grad) and _holders(param) == _of_one()
 
 
 def _holders(param: Tensor) -> tuple[int, ...]:

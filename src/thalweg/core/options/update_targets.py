@@ -138,9 +138,9 @@ class UpdateTargets:
                 self._versions.pop(id(param), None)
         both = zip(params, self._targets, strict=True)
         self._far = [(param, target) for param, target in both if kinds.is_away(param)]
-        return self.again()
+        return self.refresh_targets()
 
-    def stand(self) -> bool:
+    def are_in_place(self) -> bool:
         """Whether parameters lie where they lay, as what they were."""
         # `param.data = other` is no write that torch counts.
         return all(map(_lies_at, self._params, self._places))
@@ -150,7 +150,7 @@ class UpdateTargets:
         if known is not None and known[0] is param and _lies_at(param, known[1]):
             return known[2]
         # In the order of their elements, as the slots of a parameter with gaps.
-        order = torch.preserve_format if layout.dense(param) else torch.contiguous_format
+        order = torch.preserve_format if layout.is_dense(param) else torch.contiguous_format
         here = torch.empty_like(
             param, device=self._kinds.device, pin_memory=param.is_cuda, memory_format=order
         )
@@ -159,7 +159,7 @@ class UpdateTargets:
         self._versions[id(param)] = param._version
         return here
 
-    def again(self) -> list[Tensor]:
+    def refresh_targets(self) -> list[Tensor]:
         """The same. What others wrote to parameters elsewhere since the last step is taken over."""
         for param, target in self._far:
             version = param._version

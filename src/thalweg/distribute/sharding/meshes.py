@@ -175,11 +175,11 @@ class _Measured:
                 dims = [k for k, each in enumerate(mesh.placements) if not each.is_replicate()]
                 self._cut.setdefault((mesh.device_mesh, *dims), []).append(place)
 
-    def sums(
+    def compute_sums(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        found = np.stack(self._ready.sums(formulas, stages, columns), axis=-1)
+        found = np.stack(self._ready.compute_sums(formulas, stages, columns), axis=-1)
         for (mesh, *dims), places in self._cut.items():
             own = torch.from_numpy(found[places])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
@@ -188,7 +188,9 @@ class _Measured:
             found[places] = own.cpu().numpy()
         return list(found.T)
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+    def sums_on_device(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:

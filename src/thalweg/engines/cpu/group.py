@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
+from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
 from thalweg.engines.streams import streams_of
 from thalweg.formula import Formula
@@ -33,7 +33,7 @@ class Group:
     def __init__(self, asked: Request, members: list[int]) -> None:
         own = streams_of(asked, members)
         self.dtype = own.compute
-        self.kernel = launch.compiled(
+        self.kernel = launch.update_kernel(
             asked.rule.update,
             asked.stages,
             own.names,
@@ -43,25 +43,25 @@ class Group:
             from_copy=own.from_copy,
         )
         self.flush = asked.selection.denormals == "flush"
-        self._gradient, self._measurable = own.gradient, own.measured
+        self._gradient, self._measurable = own.gradient, own.measured_types
         self._from_copy = own.from_copy
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
         chunk = chunk_of(sum(own.sizes))
         chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)
-        self.table = table(own.base, chunks, slices(chunks, chunk), rows)
+        self.table = make_table(own.base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
         self._rows = np.arange(len(members), dtype=np.int64)
 
     @lazy
-    def _leaves(self) -> Leaves:
+    def _own_leaves(self) -> Leaves:
         with importing:
             from thalweg.engines.cpu.measure import Leaves
         return Leaves(self._sizes)
 
     @lazy
-    def _peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
+    def _measure_peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
         with importing:
             from thalweg.engines.cpu.measure import table_peaks
         return table_peaks
@@ -88,40 +88,50 @@ class Group:
             value = separate[name][self.members] if name in separate else shared[name]
             self.scalars[:, column] = value
 
-    def sums(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
+    def compute_sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
-        return self._leaves.combined(self._measured(formulas, stages, columns))
+        return self._own_leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
 
     def positions(self) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
         return torch.tensor(self.members)
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+    def sums_on_device(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""
 
-    def leaves(
+    def compute_leaves(
         self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
     ) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
-        return self._leaves.apart(self._measured(formulas, stages, columns))
+        return self._own_leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
 
-    def _measured(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
-        kernel = launch.measuring(formulas, stages, self._measurable, self.dtype, self._from_copy)
+    def _measure_leaves(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Float64:
+        kernel = launch.measure_kernel(
+            formulas, stages, self._measurable, self.dtype, self._from_copy
+        )
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         scalars = {
             name: separate[name][self.members] if name in separate else shared[name]
             for name in kernel.scalars
         }
-        return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
+        return self._own_leaves.measure_leaves(
+            kernel, self.table.base, scalars, self.flush and bool(stages)
+        )
 
     def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""
-        return self._peaks(self.table, self._gradient, 1)
+        return self._measure_peaks(self.table, self._gradient, 1)
 
     def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """What launches the kernel, as functions in C."""
         self._set_scalars(columns.shared[self.dtype], columns.separate)
-        return [self.kernel.call(self.table, self.scalars, self.flush)]
+        return [self.kernel.bind_table(self.table, self.scalars, self.flush)]

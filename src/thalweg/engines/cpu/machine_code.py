@@ -22,18 +22,18 @@ _libraries: list[Any] = []  # each owns its code, which must live as long as its
 
 
 @cache
-def _target() -> tuple[str, str, str]:
+def _make_target() -> tuple[str, str, str]:
     from llvmlite import binding
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     name, features, avx, _ = map(os.environ.get, SETTINGS)
     if features is None:
-        features = "" if name == "generic" else _features(avx != "0")
+        features = "" if name == "generic" else _cpu_features(avx != "0")
     return binding.get_process_triple(), name or binding.get_host_cpu_name(), features
 
 
-def _features(avx: bool) -> str:
+def _cpu_features(avx: bool) -> str:
     from llvmlite import binding
 
     try:
@@ -47,32 +47,32 @@ def _features(avx: bool) -> str:
     return found.flatten() + own
 
 
-def _speed() -> int:
+def _optimization_level() -> int:
     """How much time LLVM is to take for faster code, from 0 to 3."""
     level = os.environ.get("NUMBA_OPT", "3")
     return int(level) if level in ("0", "1", "2") else 3
 
 
 @cache
-def target() -> str:
+def target_digest() -> str:
     """What machine code is good for: this platform, processor and LLVM, made in this way."""
     from llvmlite import binding
 
     made = Path(__file__).read_text()
     settings = [os.environ.get(name) for name in SETTINGS]
-    return "\n".join([*_target(), repr(binding.llvm_version_info), repr(settings), made])
+    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), made])
 
 
 @cache
-def _machine() -> Any:
+def _target_machine() -> Any:
     from llvmlite import binding
 
-    triple, cpu, features = _target()
+    triple, cpu, features = _make_target()
     reloc = "static" if triple.startswith("x86") else "default"
     return binding.Target.from_triple(triple).create_target_machine(
         cpu=cpu,
         features=features,
-        opt=_speed(),
+        opt=_optimization_level(),
         reloc="pic" if triple.startswith("p") else reloc,
         codemodel="jitdefault",
         jit=True,
@@ -80,10 +80,10 @@ def _machine() -> Any:
 
 
 @cache
-def _linker() -> Any:
+def _jit_linker() -> Any:
     from llvmlite import binding
 
-    return binding.create_lljit_compiler(_machine(), suppress_errors=True)
+    return binding.create_lljit_compiler(_target_machine(), suppress_errors=True)
 
 
 _WIDENING = """
@@ -102,46 +102,47 @@ def _has_halves() -> bool:
     """
     from llvmlite import binding
 
-    made = _machine().emit_assembly(binding.parse_assembly(_WIDENING))
+    made = _target_machine().emit_assembly(binding.parse_assembly(_WIDENING))
     return "extendhfsf" not in made and "gnu_h2f" not in made
 
 
-def _optimized(name: str, source: str) -> Any:
+def _optimize_module(name: str, source: str) -> Any:
     from llvmlite import binding
 
-    from thalweg.engines.cpu.compiler import intermediate
+    from thalweg.engines.cpu.compiler import build_module
 
-    machine, written = _machine(), intermediate(name, source, "half" not in source or _has_halves())
+    machine = _target_machine()
+    written = build_module(name, source, "half" not in source or _has_halves())
     written.triple, written.data_layout = machine.triple, str(machine.target_data)
     module = binding.parse_assembly(str(written))
-    options = binding.create_pipeline_tuning_options(_speed())
+    options = binding.create_pipeline_tuning_options(_optimization_level())
     options.loop_vectorization = True
     builder = binding.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return module
 
 
-def compiled(name: str, source: str) -> bytes:
+def compile_kernel(name: str, source: str) -> bytes:
     """Object code of a kernel.
 
     Args:
         name: Of its function, under which the code is found.
         source: Its text, in the language of `compiler`.
     """
-    return _machine().emit_object(_optimized(name, source))
+    return _target_machine().emit_object(_optimize_module(name, source))
 
 
-def assembly(name: str, source: str) -> str:
+def compile_to_assembly(name: str, source: str) -> str:
     """The same for people to read."""
-    return _machine().emit_assembly(_optimized(name, source))
+    return _target_machine().emit_assembly(_optimize_module(name, source))
 
 
-def link(name: str, code: bytes) -> int:
+def link_kernel(name: str, code: bytes) -> int:
     """Load object code; not for two threads at once.
 
     Args:
         name: The symbol to look for.
-        code: What `compiled` returned for this `target`.
+        code: What `compile_kernel` returned for this `target_digest`.
 
     Returns:
         The address of the symbol, or 0 if there is none or LLVM cannot load the code here.
@@ -152,17 +153,17 @@ def link(name: str, code: bytes) -> int:
 
     builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
     for symbol, function in libm.SYMBOLS.items():
-        builder.import_symbol(symbol, libm.address(function))
+        builder.import_symbol(symbol, libm.address_of(function))
     try:
-        library = builder.export_symbol(name).link(_linker(), f"{name}_{len(_libraries)}")
+        library = builder.export_symbol(name).link(_jit_linker(), f"{name}_{len(_libraries)}")
     except RuntimeError:
         return 0
     _libraries.append(library)
     return library[name]
 
 
-def loaded(name: str, source: str) -> int:
-    """The address of a kernel that is compiled for this process alone, where `link` cannot.
+def compile_in_memory(name: str, source: str) -> int:
+    """The address of a kernel that is compiled for this process alone, where `link_kernel` cannot.
 
     Args:
         name: Of its function.
@@ -171,9 +172,11 @@ def loaded(name: str, source: str) -> int:
     from llvmlite import binding
 
     for symbol, function in libm.SYMBOLS.items():
-        binding.add_symbol(symbol, libm.address(function))
+        binding.add_symbol(symbol, libm.address_of(function))
     # LLVM's older loader, which knows more platforms; it takes the machine with it.
-    engine = binding.create_mcjit_compiler(_optimized(name, source), _machine.__wrapped__())
+    engine = binding.create_mcjit_compiler(
+        _optimize_module(name, source), _target_machine.__wrapped__()
+    )
     engine.finalize_object()
     _libraries.append(engine)
     return engine.get_function_address(name)

@@ -45,7 +45,7 @@ class BuiltIn(RuleOptimizer):
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for hyper in self._rule().hypers:
+        for hyper in self._choose_rule().hypers:
             name = hyper.name
             if name in self.EXACT:
                 values[name] = dtype(as_number(name, getattr(self, self.EXACT[name])))
