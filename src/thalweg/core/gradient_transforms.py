@@ -28,7 +28,7 @@ from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import compute_dtype, transform
 from thalweg.engines.arrays import Array, Float64
-from thalweg.engines.engine import Columns, Dtype, Stages
+from thalweg.engines.engine import Columns, Dtype, Formulas, Stages
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.ground.lazily import lazy
 from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
@@ -56,11 +56,11 @@ class Measures(Protocol):
     """What can be known of a step's tensors before it; see `Ready`."""
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...
 
     def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None: ...
 
     def max_abs(self) -> Float64: ...

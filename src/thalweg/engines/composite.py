@@ -10,8 +10,7 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.engine import Call, Columns, Dtype, Request, Round, Stages
-from thalweg.formula import Formula
+from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Request, Round, Stages
 
 
 class Part(Protocol):
@@ -29,11 +28,11 @@ class Part(Protocol):
         ...
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...
 
     def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> list[Float64]: ...
 
     def max_abs(self) -> Float64: ...
@@ -76,7 +75,7 @@ class CompositeStep:
         return False
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = [np.zeros(self._count, np.float64) for _ in formulas]
@@ -87,14 +86,10 @@ class CompositeStep:
                 total[own] = each
         return found
 
-    def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         found = [np.empty((0, len(formulas)))] * self._count
         for own, part in self._parts:

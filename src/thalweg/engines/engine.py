@@ -20,6 +20,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 Gradient = Tensor | IndexedSlices
 Dtype = type[np.floating[Any]]
+Formulas = tuple[Formula, ...]
 Stages = tuple[Formula, ...]
 Copies = Sequence[Tensor | None] | None
 Call = Callable[[], Any]
@@ -147,7 +148,7 @@ class Ready(Protocol):
         ...
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """For each formula its sum over the elements of each variable, in float64.
 
@@ -159,7 +160,7 @@ class Ready(Protocol):
         ...
 
     def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """As `compute_sums`, on the device of all variables; None on the host, or on several.
 
@@ -167,9 +168,7 @@ class Ready(Protocol):
         """
         ...
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """What `compute_sums` adds up, see `measuring`: each variable's (leaves, formulas) float64.
 
         A variable with a sparse gradient has none.

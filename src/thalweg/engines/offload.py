@@ -17,9 +17,8 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.composite import Part, share_of
-from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.reference import ReferencePart
-from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 RUN = 1 << 25  # bytes of the variables that are updated in one go
@@ -183,15 +182,13 @@ class FarPart:
             event.synchronize()
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         self._wait_for_rows()
         return self._inner.compute_sums(formulas, stages, columns)
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         self._wait_for_rows()
         return self._inner.compute_leaves(formulas, stages, columns)

@@ -14,10 +14,9 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.engine import Call, Columns, Request, Round, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Round, Stages
 from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.storage_guard import StorageGuard
-from thalweg.formula import Formula
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -58,21 +57,15 @@ class Group(Protocol):
         """Set the addresses of this step's gradients, one per member."""
         ...
 
-    def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Float64:
+    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
         ...
 
-    def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Tensor | None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor | None:
         """As `compute_sums`, on the device of the members; None if that is the host."""
         ...
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
         ...
 
@@ -300,7 +293,7 @@ class DensePlan:
         self._held, self.is_aimed = gradients, True
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.zeros((len(self.variables), len(formulas)), np.float64)
@@ -309,7 +302,7 @@ class DensePlan:
         return list(found.T)
 
     def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `Ready`."""
         found = self._there(lambda group: group.sums_on_device(formulas, stages, columns))
@@ -329,9 +322,7 @@ class DensePlan:
             found.index_copy_(0, group.positions(), part)
         return found
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         found = [np.empty((0, len(formulas)))] * len(self.variables)
         for group in self.groups:

@@ -23,6 +23,7 @@ from thalweg.engines.engine import (
     Call,
     Columns,
     Dtype,
+    Formulas,
     Gradient,
     Request,
     Scalars,
@@ -305,7 +306,7 @@ class ReferencePart:
         return False
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         if isinstance(self._staged_gradient, IndexedSlices):
@@ -316,9 +317,7 @@ class ReferencePart:
         (leaves,) = self.compute_leaves(formulas, stages, columns)
         return list(combine_leaves(leaves, np.array([len(leaves)])).T)
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64
 from thalweg.engines.cpu import measure
-from thalweg.engines.engine import Columns, Stages
+from thalweg.engines.engine import Columns, Formulas, Stages
 from thalweg.engines.layout import compute_dtype
-from thalweg.formula import Formula, variable_squares
+from thalweg.formula import variable_squares
 
 
 class Tensors:
@@ -31,7 +31,7 @@ class Tensors:
         self._variables = variables
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`; formulas read the gradient, but for `variable_squares`."""
         if not stages:
@@ -50,9 +50,7 @@ class Tensors:
             )
         return list(found)
 
-    def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:

@@ -9,10 +9,9 @@ import torch
 
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.engine import Columns, Ready, Request, Stages
+from thalweg.engines.engine import Columns, Formulas, Ready, Request, Stages
 from thalweg.engines.measuring import LEAF, combine_leaves, leaf_counts
 from thalweg.engines.tensors import Tensors
-from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 
 
@@ -35,7 +34,7 @@ class Measured:
         self._shards, self._ready, self._asked, self._meet = shards, ready, asked, meet
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         asked = self._asked
@@ -79,9 +78,7 @@ class Measured:
                 leaves[np.concatenate(each)] = part.cpu().numpy()
         return combine_leaves(leaves, counts)
 
-    def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:

@@ -22,10 +22,9 @@ from thalweg.core.slots import SlotStore
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.arrays import Float64
-from thalweg.engines.engine import Columns, Ready, Request, Stages
+from thalweg.engines.engine import Columns, Formulas, Ready, Request, Stages
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.formula import Formula
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of, variable_constraint
@@ -176,7 +175,7 @@ class _Measured:
                 self._cut.setdefault((mesh.device_mesh, *dims), []).append(place)
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.stack(self._ready.compute_sums(formulas, stages, columns), axis=-1)
@@ -188,9 +187,7 @@ class _Measured:
             found[places] = own.cpu().numpy()
         return list(found.T)
 
-    def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:

@@ -12,9 +12,8 @@ from torch import Tensor
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
-from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Scalars, Stages
 from thalweg.engines.streams import streams_of
-from thalweg.formula import Formula
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import importing
 
@@ -88,9 +87,7 @@ class Group:
             value = separate[name][self.members] if name in separate else shared[name]
             self.scalars[:, column] = value
 
-    def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Float64:
+    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
         return self._own_leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
 
@@ -98,20 +95,14 @@ class Group:
         """See `thalweg.engines.plan.Group`."""
         return torch.tensor(self.members)
 
-    def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
         return self._own_leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
 
-    def _measure_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Float64:
+    def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         kernel = launch.measure_kernel(
             formulas, stages, self._measurable, self.dtype, self._from_copy
         )

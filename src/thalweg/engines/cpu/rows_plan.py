@@ -16,9 +16,9 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu.measure import max_abs, sums_of_pair
-from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.reference import resumed
-from thalweg.formula import Formula, variable_squares
+from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
 _INDICES = (torch.int64, torch.int32)
@@ -174,7 +174,7 @@ class RowsPlan(ABC):
         return self._values
 
     def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         own, var = columns.scalars_of(0, self.compute), self.var
@@ -182,9 +182,7 @@ class RowsPlan(ABC):
             var = resumed(var, self._copy)
         return sums_of_pair(formulas, self.values, var, stages, own, self.compute, self._flush)
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         return [np.empty((0, len(formulas)))]
 

@@ -16,10 +16,9 @@ from thalweg.engines.cuda.codegen import CHUNK, WIDTH
 from thalweg.engines.cuda.mirror import Mirror, send_constant
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.cuda.tree import LaunchedTree
-from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
-from thalweg.formula import Formula
 from thalweg.ground.lazily import lazy
 
 
@@ -132,28 +131,20 @@ class Group:
             self._bound_to = arguments, aligned
         return self._bound.make_calls()
 
-    def sums_on_device(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Tensor:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
         return self._own_leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
 
-    def compute_sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Float64:
+    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """See `thalweg.engines.plan.Group`."""
         return self.sums_on_device(formulas, stages, columns).cpu().numpy()
 
-    def compute_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `thalweg.engines.plan.Group`."""
         found = self._measure_leaves(formulas, stages, columns).cpu().numpy()
         return np.split(found, np.cumsum(self._own_leaves.counts)[:-1])
 
-    def _measure_leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Tensor:
+    def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         flush = self._flush and bool(stages)
         kernel = launch.measure_kernel(
             formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
