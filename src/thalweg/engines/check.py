@@ -11,13 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from thalweg.engines.given import check_given
-from thalweg.engines.transcribe import (
-    LOCAL_PREFIX,
-    Transcript,
-    check_counts,
-    place_of,
-    transcribe,
-)
+from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, check_counts, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
 from thalweg.ground import scalars

@@ -5,13 +5,7 @@ from __future__ import annotations
 import ast
 
 from thalweg.engines.codegen import name_scalars
-from thalweg.engines.transcribe import (
-    LOCAL_PREFIX,
-    Transcript,
-    count_of,
-    place_of,
-    transcribe,
-)
+from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, count_of, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula
 

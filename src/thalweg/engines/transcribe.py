@@ -195,22 +195,22 @@ class _Writer(ast.NodeTransformer):
         closure = inspect.getclosurevars(function)
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
 
-    def refuse_node(self, node: ast.AST, why: str) -> RuleError:
+    def refuse(self, node: ast.AST, why: str) -> RuleError:
         return RuleError(f"{place_of(self.function, getattr(node, 'lineno', None))}: {why}")
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         what = ast.unparse(node).splitlines()[0]
-        raise self.refuse_node(node, f"a formula cannot contain `{what}`{_advice_for(node)}.")
+        raise self.refuse(node, f"a formula cannot contain `{what}`{_advice_for(node)}.")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self.locals or isinstance(node.ctx, ast.Store):
             return ast.copy_location(ast.Name(LOCAL_PREFIX + node.id, node.ctx), node)
         if node.id not in self.outer:
-            raise self.refuse_node(node, f"`{node.id}` is not defined.")
+            raise self.refuse(node, f"`{node.id}` is not defined.")
         value = self.outer[node.id]
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self.write_literal(node, float(value))
-        raise self.refuse_node(
+        raise self.refuse(
             node,
             f"a formula cannot use `{node.id}`, a {type(value).__name__};"
             " it may use its parameters, numbers, helper functions and thalweg's functions.",
@@ -220,7 +220,7 @@ class _Writer(ast.NodeTransformer):
         owner = node.value
         if isinstance(owner, ast.Name) and isinstance(self.outer.get(owner.id), types.ModuleType):
             text = ast.unparse(node)
-            raise self.refuse_node(
+            raise self.refuse(
                 node,
                 f"a formula cannot contain `{text}`; give the number a name outside the formula,"
                 f" `{node.attr} = {text}`.",
@@ -237,31 +237,29 @@ class _Writer(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
-            raise self.refuse_node(node, f"a formula cannot contain {node.value!r}.")
+            raise self.refuse(node, f"a formula cannot contain {node.value!r}.")
         return self.write_literal(node, float(node.value))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if not isinstance(node.op, ast.USub | ast.UAdd):
             return self.generic_visit(node)
-        return ast.copy_location(ast.UnaryOp(node.op, self.write_number(node.operand)), node)
+        return ast.copy_location(ast.UnaryOp(node.op, self.as_number(node.operand)), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not isinstance(node.op, _OPERATORS):
             return self.generic_visit(node)
-        operand = self.write_condition if isinstance(node.op, _LOGICAL) else self.write_number
+        operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
         left = operand(node.left)
         if isinstance(node.op, ast.Pow):
             if isinstance(node.right, ast.Constant) and node.right.value == 2:
                 return self.write_call(node, "square", [left])
-            return self.write_call(node, "power", [left, self.write_number(node.right)])
+            return self.write_call(node, "power", [left, self.as_number(node.right)])
         return ast.copy_location(ast.BinOp(left, node.op, operand(node.right)), node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) != 1 or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
-            raise self.refuse_node(
-                node, f"write `{ast.unparse(node)}` with single comparisons and `&`."
-            )
-        left, right = self.write_number(node.left), self.write_number(node.comparators[0])
+            raise self.refuse(node, f"write `{ast.unparse(node)}` with single comparisons and `&`.")
+        left, right = self.as_number(node.left), self.as_number(node.comparators[0])
         return ast.copy_location(ast.Compare(left, node.ops, [right]), node)
 
     def write_call(self, node: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
@@ -271,14 +269,14 @@ class _Writer(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
             text = ast.unparse(node)
-            raise self.refuse_node(node, f"a formula cannot call `{text}`{_ours_instead(node)}.")
+            raise self.refuse(node, f"a formula cannot call `{text}`{_ours_instead(node)}.")
         function = self.outer.get(node.func.id)
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
         if name is None:
             if not isinstance(function, types.FunctionType):
-                raise self.refuse_node(
+                raise self.refuse(
                     node, f"a formula cannot call `{node.func.id}`{_ours_instead(node)}."
                 )
             name = self.helpers.name_helper(function)
@@ -287,7 +285,7 @@ class _Writer(ast.NodeTransformer):
             accepted = [
                 self.visit(arg)
                 if kind is None
-                else (self.write_condition if kind else self.write_number)(arg)
+                else (self.as_condition if kind else self.as_number)(arg)
                 for arg, kind in zip(node.args, kinds, strict=True)
             ]
             return self.write_call(node, name, accepted)
@@ -295,14 +293,14 @@ class _Writer(ast.NodeTransformer):
         if name == "where":
             test, *values = node.args
             kinds = {self.is_condition(value) for value in values}
-            accept = self.write_condition if True in kinds else self.write_number
-            return self.write_call(node, name, [self.write_condition(test), *map(accept, values)])
-        return self.write_call(node, name, [self.write_number(arg) for arg in node.args])
+            accept = self.as_condition if True in kinds else self.as_number
+            return self.write_call(node, name, [self.as_condition(test), *map(accept, values)])
+        return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
     def check_count(self, node: ast.Call, wanted: int) -> None:
         if len(node.args) != wanted:
             needs = count_of(wanted, "argument")
-            raise self.refuse_node(node, f"`{ast.unparse(node)}` needs {needs}.")
+            raise self.refuse(node, f"`{ast.unparse(node)}` needs {needs}.")
 
     def is_condition(self, node: ast.expr) -> bool | None:
         """Whether an expression is a condition and not a number; None if nothing says so yet."""
@@ -320,19 +318,19 @@ class _Writer(ast.NodeTransformer):
                 return self.helpers.conditions[function]
         return False
 
-    def write_number(self, node: ast.expr) -> ast.expr:
+    def as_number(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
         if self.settle_kind(node, False):
             return written
-        raise self.refuse_node(
+        raise self.refuse(
             node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
         )
 
-    def write_condition(self, node: ast.expr) -> ast.expr:
+    def as_condition(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
         if self.settle_kind(node, True):
             return written
-        raise self.refuse_node(
+        raise self.refuse(
             node, f"`{ast.unparse(node)}` is no condition; write `{ast.unparse(node)} != 0`."
         )
 
@@ -346,15 +344,13 @@ class _Writer(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
-            raise self.refuse_node(node, "assign one name at a time.")
+            raise self.refuse(node, "assign one name at a time.")
         is_condition = self.is_condition(node.value)
-        value = (self.write_condition if is_condition else self.write_number)(node.value)
+        value = (self.as_condition if is_condition else self.as_number)(node.value)
         kind = self.is_condition(node.value)
         before = self.conditions.get(target.id)
         if target.id in self.locals and None not in (kind, before) and kind != before:
-            raise self.refuse_node(
-                node, f"`{target.id}` cannot be a number here and a condition there."
-            )
+            raise self.refuse(node, f"`{target.id}` cannot be a number here and a condition there.")
         self.locals.add(target.id)
         self.conditions.pop(target.id, None)
         if kind is not None:
@@ -363,7 +359,7 @@ class _Writer(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         if not isinstance(node.target, ast.Name):
-            raise self.refuse_node(node, "assign one name at a time.")
+            raise self.refuse(node, "assign one name at a time.")
         # Written out, because NumPy's `a += b` would change the caller's array.
         load = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
         value = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
@@ -372,16 +368,14 @@ class _Writer(ast.NodeTransformer):
     def write_statement(self, node: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
         arguments = node.args
         if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
-            raise self.refuse_node(
-                node, "a formula takes plain parameters without defaults or *args."
-            )
+            raise self.refuse(node, "a formula takes plain parameters without defaults or *args.")
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         self.locals = {parameter.arg for parameter in parameters}
         body = list(node.body)
         if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
             body = body[1:]
         if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
-            raise self.refuse_node(node, "a formula ends with a return of its results.")
+            raise self.refuse(node, "a formula ends with a return of its results.")
         for statement in body[:-1]:
             if not isinstance(statement, ast.Assign | ast.AugAssign):
                 self.generic_visit(statement)
@@ -413,11 +407,11 @@ class _Helpers:
         node = _parse_definition(function)
         writer = _Writer(function, self)
         assigned, result = writer.write_statement(node)
-        accept = writer.write_condition if writer.is_condition(result) else writer.write_number
+        accept = writer.as_condition if writer.is_condition(result) else writer.as_number
         returned = ast.copy_location(ast.Return(accept(result)), result)
         body: list[ast.stmt] = [*assigned, returned]
         if node.args.kwonlyargs:
-            raise writer.refuse_node(node, "a helper function takes its parameters by position.")
+            raise writer.refuse(node, "a helper function takes its parameters by position.")
         self.conditions[function] = writer.is_condition(result)
         every = [*node.args.posonlyargs, *node.args.args]
         self.parameters[function] = [writer.conditions.get(arg.arg) for arg in every]
@@ -443,7 +437,7 @@ def _transcribe_once(function: Any) -> Transcript:
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
         body=tuple(body),
-        results=tuple(writer.write_number(element) for element in elements),
+        results=tuple(writer.as_number(element) for element in elements),
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
     )

@@ -54,7 +54,7 @@ class Group:
         self._rows = np.arange(len(members), dtype=np.int64)
 
     @lazy
-    def _own_leaves(self) -> Leaves:
+    def _leaves(self) -> Leaves:
         with importing:
             from thalweg.engines.cpu.measure import Leaves
         return Leaves(self._sizes)
@@ -89,7 +89,7 @@ class Group:
 
     def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
-        return self._own_leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
+        return self._leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
 
     def positions(self) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
@@ -100,7 +100,7 @@ class Group:
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
-        return self._own_leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
+        return self._leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         kernel = launch.measure_kernel(
@@ -111,7 +111,7 @@ class Group:
             name: separate[name][self.members] if name in separate else shared[name]
             for name in kernel.scalars
         }
-        return self._own_leaves.measure_leaves(
+        return self._leaves.measure_leaves(
             kernel, self.table.base, scalars, self.flush and bool(stages)
         )
 

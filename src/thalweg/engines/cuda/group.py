@@ -62,7 +62,7 @@ class Group:
         self._bound_to: tuple[Sequence[Any], bool] = (), False
 
     @lazy
-    def _own_leaves(self) -> _Leaves:
+    def _leaves(self) -> _Leaves:
         return _Leaves(self._sizes, self._device)
 
     @lazy
@@ -115,25 +115,25 @@ class Group:
             return self._there
         return torch.mul(self._there, columns.taken, out=self._sizes_if_taken)
 
-    def _are_all_aligned(self) -> bool:
+    def _all_aligned(self) -> bool:
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `thalweg.engines.plan.Group`."""
         rows, scalars = self._send_scalars(self.kernel, columns)
-        aligned = self._are_all_aligned()
+        aligned = self._all_aligned()
         base, self._table = self._send_addresses(), None
         arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars)
         before, was_aligned = self._bound_to
         is_same = aligned == was_aligned and all(map(is_, arguments, before))
         if self._bound is None or not is_same:
-            self._bound = self.kernel.bind_arguments((len(self._chunks), 1), arguments, aligned)
+            self._bound = self.kernel.bind_to((len(self._chunks), 1), arguments, aligned)
             self._bound_to = arguments, aligned
         return self._bound.make_calls()
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
-        return self._own_leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
+        return self._leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
 
     def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """See `thalweg.engines.plan.Group`."""
@@ -142,7 +142,7 @@ class Group:
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `thalweg.engines.plan.Group`."""
         found = self._measure_leaves(formulas, stages, columns).cpu().numpy()
-        return np.split(found, np.cumsum(self._own_leaves.counts)[:-1])
+        return np.split(found, np.cumsum(self._leaves.counts)[:-1])
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         flush = self._flush and bool(stages)
@@ -151,20 +151,18 @@ class Group:
         )
         rows, there = self._send_scalars(kernel, columns)
         found = torch.empty(
-            (len(self._own_leaves.chunks), kernel.measures),
-            dtype=torch.float64,
-            device=self._device,
+            (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self._device
         )
         arguments = (
             self._send_addresses(),
-            self._own_leaves.chunks,
+            self._leaves.chunks,
             self._there,
             rows,
             there,
             found,
             LEAF,
         )
-        kernel.bind_arguments((len(found), 1), arguments, self._are_all_aligned()).run()
+        kernel.bind_to((len(found), 1), arguments, self._all_aligned()).run()
         return found
 
     def max_abs(self) -> Float64:
@@ -177,20 +175,11 @@ class Group:
 
     def _measure_peaks(self, sizes: Tensor) -> Tensor:
         kind = self._names[1]
-        found = torch.zeros(len(self._own_leaves.chunks), dtype=torch.int64, device=self._device)
+        found = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
         streams = len(self._names)
-        arguments = (
-            self._send_addresses(),
-            self._own_leaves.chunks,
-            sizes,
-            found,
-            found,
-            streams,
-        )
-        launch.peak_kernel(kind).bind_arguments(
-            (len(found), 1), arguments, self._are_all_aligned()
-        ).run()
-        return self._own_leaves.largest_of(found, kind)
+        arguments = (self._send_addresses(), self._leaves.chunks, sizes, found, found, streams)
+        launch.peak_kernel(kind).bind_to((len(found), 1), arguments, self._all_aligned()).run()
+        return self._leaves.largest_of(found, kind)
 
 
 class _Leaves:

@@ -42,9 +42,7 @@ class Compiled:
         self._kernel = kernel
         self._on: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
 
-    def bind_arguments(
-        self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool
-    ) -> Bound:
+    def bind_to(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
         """The kernel with its arguments, to be started any number of times.
 
         Args:

@@ -125,9 +125,7 @@ class RowsPart(RowsPlan):
         is_aligned = self._are_rows_aligned and not address % WIDTH
         sent = self._scalars.send_if_changed(scalars)
         arguments = (base.send_if_changed(), rows, order, len(rows), self._width, sent)
-        return self._touched.bind_arguments(
-            (len(rows), self._blocks), arguments, is_aligned
-        ).make_calls()
+        return self._touched.bind_to((len(rows), self._blocks), arguments, is_aligned).make_calls()
 
     def _calls_of_untouched(
         self, kernel: launch.Compiled, rows: Tensor, scalars: Scalars, taken: Tensor | None
@@ -138,7 +136,7 @@ class RowsPart(RowsPlan):
             named = torch.where(taken, named, 1)
         sent = self._scalars_of_all.send_if_changed(scalars)
         arguments = (self._base_of_all, named, elements, self._width, sent)
-        return kernel.bind_arguments(
+        return kernel.bind_to(
             (-(-elements // CHUNK), 1), arguments, self._are_shares_aligned
         ).make_calls()
 

@@ -50,6 +50,6 @@ class LaunchedTree:
         for first, sizes in self._levels:
             above = leaves.new_empty((len(sizes), *leaves.shape[1:]))
             given = (first, sizes, leaves.contiguous(), above, measures)
-            launch.combine_kernel().bind_arguments((len(sizes), measures), given, False).run()
+            launch.combine_kernel().bind_to((len(sizes), measures), given, False).run()
             leaves = above
         return leaves

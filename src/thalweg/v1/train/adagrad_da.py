@@ -92,8 +92,6 @@ class AdagradDAOptimizer(RuleOptimizer):
             ("gradient_squared_accumulator", squares, self._name),
         ]
 
-    def _make_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         step = int(number_of(resolve(self._global_step))) + 1
-        return {**super()._make_scalars(values, dtype, group), "t": dtype(step)}
+        return {**super()._scalars_of(values, dtype, group), "t": dtype(step)}

@@ -95,11 +95,9 @@ class AdamOptimizer(RuleOptimizer):
             self._get_non_slot_variable("beta2_power", graph=graph),
         )
 
-    def _make_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
-        return {**super()._make_scalars(values, dtype, group), **powers}
+        return {**super()._scalars_of(values, dtype, group), **powers}
 
     def _counting_moves(self, values: dict[str, Any]) -> list[Move]:
         powers = {name: self._get_non_slot_variable(name) for name in self.POWERS}

@@ -118,9 +118,7 @@ class FtrlOptimizer(RuleOptimizer):
             return None
         return [_ROWS if has_rows(grad) else None for grad in gradients]
 
-    def _make_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
@@ -129,5 +127,5 @@ class FtrlOptimizer(RuleOptimizer):
         narrow = getattr(values["learning_rate"], "dtype", None)
         if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
             parts = [torch.tensor(part, dtype=as_dtype(narrow)) for part in parts]
-        own = super()._make_scalars(values, dtype, group)
+        own = super()._scalars_of(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

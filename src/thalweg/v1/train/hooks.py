@@ -170,7 +170,7 @@ class RuleHooks(V1Hooks):
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         return derived(
-            self.step_rule(), self._optimizer._make_scalars(self.values, dtype, group), dtype, 1
+            self.step_rule(), self._optimizer._scalars_of(self.values, dtype, group), dtype, 1
         )
 
 

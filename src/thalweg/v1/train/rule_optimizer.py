@@ -116,12 +116,10 @@ class RuleOptimizer(Optimizer):
     def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
-        """For each variable what `_make_scalars` tells it by from others; None for nothing."""
+        """For each variable what `_scalars_of` tells it by from others; None for nothing."""
         return None
 
-    def _make_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """The hyperparameters as scalars of a compute dtype, given what a step has read."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 

@@ -70,7 +70,7 @@ class SteadyV1Apply(SteadyApply):
             known = list(map(number_of, counters))
             following = list(map(_following, moves, known))
             self._found.set(
-                lambda dtype: derived(rule, optimizer._make_scalars(values, dtype, None), dtype, 1),
+                lambda dtype: derived(rule, optimizer._scalars_of(values, dtype, None), dtype, 1),
                 known,
                 following,
             )
