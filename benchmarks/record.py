@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from figure import Figure
 
-from thalweg.bench.table import processor
+from thalweg.bench.table import processor_name
 
 FILE = Path(__file__).with_name("figures.json")
 
@@ -50,7 +50,7 @@ class Record:
 
 def machine() -> dict[str, Any]:
     """What figures depend on."""
-    return {"processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
+    return {"processor": processor_name(), "cores": os.cpu_count(), "torch": torch.__version__}
 
 
 def of_json(values: dict[str, Any]) -> Record:

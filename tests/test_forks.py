@@ -351,13 +351,13 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
 
 
 def test_a_measure_under_way_does_not_hold_up_the_child(monkeypatch):
-    stop, make = Stop(), norms.norms
+    stop, make = Stop(), norms.norms_of
 
     def slowly(*args: Any) -> Any:
         stop()
         return make(*args)
 
-    monkeypatch.setattr(norms, "norms", slowly)
+    monkeypatch.setattr(norms, "norms_of", slowly)
     first, second = _plain(keras.Adam(0.1, clipnorm=1.0)), _plain(keras.Adam(0.1, clipnorm=1.0))
     with stop.reached_by(first.step):
         assert told(lambda: second.step() is not None)

@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = tuple(
 )
 
 
-def streams(slots: int) -> int:
+def count_streams(slots: int) -> int:
     """Reads and writes of an update: variable and slots count twice, the gradient once."""
     return 2 * (1 + slots) + 1
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from thalweg.cli.escaped import escaped
+from thalweg.cli.escaped import escape_text
 
 _PACKAGES = ("torch", "llvmlite", "triton")
 
@@ -29,7 +29,7 @@ def doctor(as_json: bool) -> None:
       thalweg doctor
       thalweg doctor --json
     """
-    found = _examined()
+    found = _examine_machine()
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -46,10 +46,10 @@ def doctor(as_json: bool) -> None:
         lines[f"GPU {number}"] = f"{gpu['name']}, capability {gpu['capability']}"
     width = max(map(len, lines))
     for name, text in lines.items():
-        click.echo(f"{name:{width}}  {escaped(text)}")
+        click.echo(f"{name:{width}}  {escape_text(text)}")
 
 
-def _examined() -> dict[str, Any]:
+def _examine_machine() -> dict[str, Any]:
     import torch
 
     from thalweg.engines.cpu import snapshot
@@ -58,30 +58,30 @@ def _examined() -> dict[str, Any]:
 
     own = {"thalweg": __version__, "python": platform.python_version()}
     return {
-        "versions": {**own, **{name: _version(name) for name in _PACKAGES}},
+        "versions": {**own, **{name: _version_of(name) for name in _PACKAGES}},
         "engines": {"reference": "", "cpu": "", "cuda": why_unavailable()},
         "native_look": snapshot.trouble(),
         "threads": torch.get_num_threads(),
-        "kernels": _kernels(),
-        "gpus": [_gpu(number) for number in range(torch.cuda.device_count())],
+        "kernels": _kernels_folder(),
+        "gpus": [_describe_gpu(number) for number in range(torch.cuda.device_count())],
     }
 
 
-def _version(package: str) -> str | None:
+def _version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def _gpu(number: int) -> dict[str, str]:
+def _describe_gpu(number: int) -> dict[str, str]:
     import torch
 
     capability = ".".join(map(str, torch.cuda.get_device_capability(number)))
     return {"name": torch.cuda.get_device_name(number), "capability": capability}
 
 
-def _kernels() -> dict[str, str]:
+def _kernels_folder() -> dict[str, str]:
     """The folder of compiled kernels, and why none can be kept there; empty if they can."""
     from thalweg.engines.cpu import private, store
 

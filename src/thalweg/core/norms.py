@@ -19,7 +19,7 @@ from thalweg.engines.measuring import Tree
 _HIGHEST = float(np.finfo(np.float32).max)
 
 
-def norms(squares: Any, overflow: Any) -> Any:
+def norms_of(squares: Any, overflow: Any) -> Any:
     """The norm of each tensor.
 
     Args:
@@ -34,19 +34,19 @@ def norms(squares: Any, overflow: Any) -> Any:
 
 
 def global_norm(squares: Any, overflow: bool) -> Any:
-    """The common norm of tensors with these sums of squares, of shape (); see `norms`."""
-    return norms(total(squares), overflow)
+    """The common norm of tensors with these sums of squares, of shape (); see `norms_of`."""
+    return norms_of(sum_in_order(squares), overflow)
 
 
-def total(squares: Any) -> Any:
+def sum_in_order(squares: Any) -> Any:
     """The sum of some numbers, in the order in which the leaves of a tensor are added."""
     there = place_of(squares)
     is_launched = there is not None and takes_device(there, current().name)
-    return _tree(len(squares), there, is_launched).combine_leaves(squares)[0]
+    return _tree_of(len(squares), there, is_launched).combine_leaves(squares)[0]
 
 
 @cache
-def _tree(count: int, there: Device, is_launched: bool) -> Tree | cuda.LaunchedTree:
+def _tree_of(count: int, there: Device, is_launched: bool) -> Tree | cuda.LaunchedTree:
     counts = np.array([count])
     return cuda.LaunchedTree(counts, there) if there and is_launched else Tree(counts, there)
 

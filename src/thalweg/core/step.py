@@ -38,7 +38,7 @@ from thalweg.core.outcome import (
     not_taken,
     putting_back,
     say,
-    written,
+    write_step,
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.plan_cache import PlanCache, Planned
@@ -122,7 +122,7 @@ def finish(hooks: Hooks) -> list[BaseException]:
     Returns:
         What was raised.
     """
-    return written([], hooks.finishing_calls(), [*hooks.counting_calls({}), *hooks.ending])
+    return write_step([], hooks.finishing_calls(), [*hooks.counting_calls({}), *hooks.ending])
 
 
 def _again(
@@ -157,12 +157,14 @@ def _again(
 
 
 def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None:
-    hooks.check_pairs(pairs if hooks.sharing is None else hooks.sharing.checked(pairs), how.narrow)
+    hooks.check_pairs(
+        pairs if hooks.sharing is None else hooks.sharing.local_parts(pairs), how.narrow
+    )
 
 
 def _own(hooks: Hooks, asked: Request) -> Request:
     """What this process does of the step."""
-    return asked if hooks.sharing is None else hooks.sharing.share(asked)
+    return asked if hooks.sharing is None else hooks.sharing.share_out(asked)
 
 
 def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
@@ -237,7 +239,7 @@ def _execute_step(
     asked, ready, scalar_slots, _ = planned
     rule = asked.rule
     memory = Memory(_own(hooks, asked), scalar_slots) if rule.calls_users else None
-    measures = ready if hooks.sharing is None else hooks.sharing.measures(ready, asked)
+    measures = ready if hooks.sharing is None else hooks.sharing.measure_whole(ready, asked)
     try:
         if is_checked:
             check_numerics(measures.max_abs(), asked.titles)
@@ -262,7 +264,7 @@ def _execute_step(
                 columns = columns._replace(taken=decision.taken)
             elif not decision.taken:
                 return Outcome(
-                    False, written(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
+                    False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
                 )
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
@@ -319,17 +321,17 @@ def _at_once(
         places = _constrained(asked)
         owners = _owners(asked)
         then = [constraint_of(owners[k], asked.titles[k]) for k in places] + then
-    joining = None if hooks.sharing is None else hooks.sharing.joining(asked)
+    joining = None if hooks.sharing is None else hooks.sharing.joining_calls(asked)
     if joining is not None:
         then = [joining, *then]
     if hooks.sharing is not None:
-        hooks.sharing.begin()
+        hooks.sharing.begin_writing()
     if hooks.gathered is not None:
         hooks.gathered.add(own.calls, then, counts)
         return []
     if hooks.taken is not None:
-        return written(own.calls, then, counts, hooks.begun, LEFT)
-    return written(own.calls, then, counts, hooks.begun)
+        return write_step(own.calls, then, counts, hooks.begun, LEFT)
+    return write_step(own.calls, then, counts, hooks.begun)
 
 
 def _owners(asked: Request) -> Sequence[Tensor]:
@@ -372,7 +374,7 @@ def _in_rounds(
             drain(calls(own.calls))
             for index in own.members if hooks.constrains else ():
                 errors += constrained(owners[index], asked.titles[index])
-        return errors + written([], then, list(map(unless_resized, counts)), hooks.begun)
+        return errors + write_step([], then, list(map(unless_resized, counts)), hooks.begun)
     except BaseException:
         if not hooks.begun:
             drain(undo)
@@ -407,7 +409,7 @@ def _by_hooks(
         counts = [*decision.calls, *hooks.ending, *(hooks.counting_calls({}) if is_last else ())]
         then = hooks.finishing_calls() if is_last else []
         counts = list(map(unless_resized, counts))
-        return Outcome(True, errors + written(writes, then, counts, hooks.begun))
+        return Outcome(True, errors + write_step(writes, then, counts, hooks.begun))
     except BaseException:
         if not hooks.begun:
             drain(undo)
@@ -415,7 +417,7 @@ def _by_hooks(
 
 
 def _skipped(hooks: Hooks, decision: Decision) -> Outcome:
-    return Outcome(False, written(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
+    return Outcome(False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
 
 
 def _has_rows(pairs: Sequence[Pair]) -> bool:

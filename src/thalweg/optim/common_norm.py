@@ -58,7 +58,7 @@ class CommonNorm:
             measures, variables = self._measure_anew(shares, how)
         sharing = _sharing(shares)
         if sharing is not None:
-            measures = sharing.measures(measures, _asked(shares, (), variables))
+            measures = sharing.measure_whole(measures, _asked(shares, (), variables))
         try:
             known = how.known(measures, variables)
             seen(known)
@@ -76,7 +76,7 @@ class CommonNorm:
         for hooks, given in shares:
             pairs = hooks.convert_pairs(given)
             sharing = hooks.sharing
-            hooks.check_pairs(pairs if sharing is None else sharing.checked(pairs), how.narrow)
+            hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
             gradients += [grad for grad, _ in pairs]
             variables += [var for _, var in pairs]
         asked = _asked(shares, gradients, variables)
@@ -98,7 +98,7 @@ def _asked(shares: Sequence[Share], gradients: Sequence[Any], variables: Any) ->
 
 def _own(shares: Sequence[Share], asked: Request) -> Request:
     sharing = _sharing(shares)
-    return asked if sharing is None else sharing.share(asked)
+    return asked if sharing is None else sharing.share_out(asked)
 
 
 def _sharing(shares: Sequence[Share]) -> Any:

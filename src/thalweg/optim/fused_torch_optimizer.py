@@ -158,7 +158,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 errors += outcome.errors
             if gathered is not None:
                 with writable():
-                    errors += gathered.written()
+                    errors += gathered.write_all()
         finally:
             if gathered is not None:
                 gathered.release_gradients()

@@ -100,7 +100,7 @@ def as_torch(
         for group in twin.param_groups:
             slots = optimizer._choose_rule(group).slots
             for param in group["params"]:
-                kinds.widen(twin.state.get(param, {}), slots, param)
+                kinds.widen_slots(twin.state.get(param, {}), slots, param)
     for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
     twin._own.blocks.gather(twin.state, twin._single)
@@ -224,7 +224,7 @@ def _give_back_dtypes(
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
             if (keeps_as_torch and name != SUM) or not both:
                 continue
-            home = kinds.home(name, param)
+            home = kinds.home_of(name, param)
             is_moved = kinds.device is not None and own.device != home
             is_other = is_moved or own.shape != value.shape  # what torch was not given, say
             is_torchs = name in numbers and not kinds.has_master(param)

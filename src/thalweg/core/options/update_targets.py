@@ -45,7 +45,7 @@ class StateStorage(NamedTuple):
         """Whether a parameter has a master, which is state."""
         return self.masters and param.dtype in REDUCED
 
-    def updated(self, param: Tensor) -> torch.dtype:
+    def updated_dtype(self, param: Tensor) -> torch.dtype:
         """The dtype of what a step updates: a parameter, or its master."""
         return torch.float32 if self.has_master(param) else param.dtype
 
@@ -53,7 +53,7 @@ class StateStorage(NamedTuple):
         """Whether a parameter is on another device than its state."""
         return self.device is not None and layout.is_far(param, self.device)
 
-    def home(self, name: str, param: Tensor) -> torch.device:
+    def home_of(self, name: str, param: Tensor) -> torch.device:
         """The device of a tensor in a parameter's state; sums are where the gradients are."""
         return param.device if self.device is None or name == SUM else self.device
 
@@ -62,7 +62,7 @@ class StateStorage(NamedTuple):
         if not self.is_away(param):
             return {}
         found = {name: each for name, each in own.items() if isinstance(each, Tensor)}
-        homes = {name: self.home(name, param) for name in found}
+        homes = {name: self.home_of(name, param) for name in found}
         return {n: each.to(homes[n]) for n, each in found.items() if each.device != homes[n]}
 
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
@@ -76,7 +76,7 @@ class StateStorage(NamedTuple):
             return self.state
         return torch.float32 if self.masters and dtype in REDUCED else dtype
 
-    def widen(self, own: dict[str, Any], slots: Sequence[Slot], param: Tensor) -> None:
+    def widen_slots(self, own: dict[str, Any], slots: Sequence[Slot], param: Tensor) -> None:
         """Have slots of 16 bits beside a master be what the options say, which they were not once.
 
         Args:

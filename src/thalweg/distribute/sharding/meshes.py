@@ -120,7 +120,7 @@ class LocalStep:
     def __init__(self, parts: Locals) -> None:
         self._parts = parts
 
-    def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+    def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
         for grad, var in pairs:
             if is_on_mesh(var) and isinstance(grad, IndexedSlices):
@@ -134,7 +134,7 @@ class LocalStep:
                 )
         return [(self._local_gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
 
-    def share(self, asked: Request) -> Request:
+    def share_out(self, asked: Request) -> Request:
         """See `Sharing`."""
         variables = asked.variables
         copies = asked.copies and [
@@ -149,14 +149,14 @@ class LocalStep:
     def _local_gradient(self, grad: Any, var: Tensor) -> Any:
         return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
 
-    def measures(self, ready: Ready, asked: Request) -> Measures:
+    def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
         return _Measured(ready, asked.variables)
 
-    def begin(self) -> None:
+    def begin_writing(self) -> None:
         """See `Sharing`."""
 
-    def joining(self, asked: Request) -> After | None:
+    def joining_calls(self, asked: Request) -> After | None:
         """See `Sharing`."""
         return None
 

@@ -15,7 +15,7 @@ from thalweg.core.columns import defaults_of, derived
 from thalweg.core.complexes import real_pair, update_analytic
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import checked
+from thalweg.core.hyperparameters import check_value
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.engines import compute_dtype
@@ -77,7 +77,7 @@ class RuleOptimizer(Optimizer):
         super().__init__(name or rule.name, **kwargs)
         self.rule = rule
         if learning_rate is not None:
-            learning_rate = checked("learning_rate", learning_rate)
+            learning_rate = check_value("learning_rate", learning_rate)
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate

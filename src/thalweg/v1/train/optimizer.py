@@ -630,17 +630,19 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """Call the hook for one pair; what it returns."""
         if isinstance(grad, EitherSlices):
             return self._apply_slices(grad, var)
-        hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
+        hook = self._choose_hook(("_resource_apply_dense",), ("_apply_dense",))
         return getattr(self, hook)(grad, var)
 
     def _apply_slices(self, grad: Any, var: Any) -> Any:
         repeated = "_resource_apply_sparse_duplicate_indices", "_apply_sparse_duplicate_indices"
-        hook = self._chosen((repeated[0], "_resource_apply_sparse"), (repeated[1], "_apply_sparse"))
+        hook = self._choose_hook(
+            (repeated[0], "_resource_apply_sparse"), (repeated[1], "_apply_sparse")
+        )
         if hook == repeated[0]:
             return self._resource_apply_sparse_duplicate_indices(grad.values, var, grad.indices)
         return self._apply_sparse_duplicate_indices(grad, var)
 
-    def _chosen(self, resource: Sequence[str], plain: Sequence[str]) -> str:
+    def _choose_hook(self, resource: Sequence[str], plain: Sequence[str]) -> str:
         """Which of two kinds of hook the most derived class defines; resource hooks go first."""
         for cls in type(self).__mro__:
             if cls is Optimizer:
