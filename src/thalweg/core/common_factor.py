@@ -132,7 +132,7 @@ def factor_of(
 
 
 def _at_most_one(values: Any) -> Any:
-    return vectors.functions_of(values).clip(values, None, 1)
+    return values.clip(None, 1) if isinstance(values, Tensor) else np.minimum(values, 1)
 
 
 def _clip_factor(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> Factor:

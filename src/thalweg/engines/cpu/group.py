@@ -18,7 +18,7 @@ from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
-    from thalweg.engines.cpu.measure import Leaves
+    from thalweg.engines.cpu.measure import Leaves, Sweep
 
 
 class Group:
@@ -114,6 +114,21 @@ class Group:
         return self._leaves.measure_leaves(
             kernel, self.table.base, scalars, self.flush and bool(stages)
         )
+
+    def sweep(self, formulas: Formulas, stages: Stages, base: Int64) -> Sweep:
+        """What measures gradients at other addresses again and again, with scalars to be set.
+
+        Args:
+            formulas, stages: As in `compute_sums`.
+            base: (members, streams) contiguous addresses, as those of the table.
+        """
+        with importing:
+            from thalweg.engines.cpu.measure import Sweep
+        kernel = launch.measure_kernel(
+            formulas, stages, self._measurable, self.dtype, self._from_copy
+        )
+        rows = np.zeros((1, len(kernel.scalars)))
+        return Sweep(self._leaves, kernel, base, rows, self.flush and bool(stages))
 
     def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""

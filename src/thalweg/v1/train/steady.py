@@ -69,14 +69,15 @@ class SteadyV1Apply(SteadyApply):
                 return False
             known = list(map(number_of, counters))
             following = list(map(_following, moves, known))
-            self._found.set(
+            other = self._found.take(
+                pairs,
+                begun,
                 lambda dtype: derived(rule, optimizer._scalars_of(values, dtype, None), dtype, 1),
                 known,
                 following,
             )
         except ERRORS:  # the careful way says it
             return False
-        other = self._found.snapshot.take(pairs, begun)
         if other and other != look.WRITTEN_BY_OTHERS:
             kept.quick = None
         return not other
