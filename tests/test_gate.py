@@ -162,7 +162,7 @@ def test_a_run_that_ended_is_not_compared_with_later_ones() -> None:
 
 def test_runs_that_gradients_must_keep_out_of() -> None:
     start = BUFFER.data_ptr()
-    bounds = layout.disjoint_runs([BUFFER[8:12], BUFFER[4:8], BUFFER[20:24], BUFFER[:0]])
+    bounds = layout.runs_of([BUFFER[8:12], BUFFER[4:8], BUFFER[20:24], BUFFER[:0]])
     assert bounds.tolist() == [-1, 1, start + 16, start + 48, start + 80, start + 96]
     runs = {(0, 16): True, (0, 17): False, (47, 1): False, (48, 32): True, (48, 33): False,
             (20, 4): False, (0, 400): False, (96, 8): True, (95, 8): False}  # fmt: skip
@@ -177,11 +177,11 @@ def test_runs_that_gradients_must_keep_out_of() -> None:
 def test_a_gradient_in_memory_that_is_written_is_copied(first: int, copied: bool) -> None:
     buffer = torch.arange(32.0)
     var, slot, grad = buffer[8:12], buffer[12:16], buffer[first : first + 4]
-    (found,) = gate._copy_overlapping([var], [grad], [[slot]], [None])
+    (found,) = gate._set_apart([var], [grad], [[slot]], [None])
     assert (found is not grad) is copied
     assert torch.equal(found, grad)
     copy = buffer[8:16].view(HALF)[:4]
-    assert (gate._copy_overlapping([torch.ones(4)], [grad], [[]], [copy])[0] is not grad) is (
+    assert (gate._set_apart([torch.ones(4)], [grad], [[]], [copy])[0] is not grad) is (
         4 < first < 10
     )
 

@@ -53,11 +53,11 @@ def measured(formulas, tensors, stages=(), scalars=None, flush=False, leaves=Fal
     """What the kernel makes of tensors of several streams each, all of one signature."""
     first = tensors[0]
     storage = tuple(STORAGE_NAMES[each.dtype] for each in first)
-    kernel = launch.measure_kernel(formulas, stages, storage, compute_dtype(first[0].dtype))
+    kernel = launch.sum_kernel(formulas, stages, storage, compute_dtype(first[0].dtype))
     base = np.array([[each.data_ptr() for each in streams] for streams in tensors], np.int64)
     table = Leaves([streams[0].numel() for streams in tensors])
-    found = table.measure_leaves(kernel, base, scalars, flush)
-    return found if leaves else table.combine_leaves(found)
+    found = table.measure(kernel, base, scalars, flush)
+    return found if leaves else table.combine(found)
 
 
 def specified(formula, streams, stages=(), scalars=None):
@@ -316,7 +316,7 @@ def test_streams_of_several_types():
 
 def test_what_no_formula_reads_is_not_read():
     grad = numbers(3000)
-    kernel = launch.measure_kernel((gradient_squares,), (), ("float32", "float32"), np.float32)
+    kernel = launch.sum_kernel((gradient_squares,), (), ("float32", "float32"), np.float32)
     base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read
     assert_bits(Leaves([3000]).compute_sums(kernel, base), [sums_of(gradient_squares, [grad])])
 
@@ -338,14 +338,14 @@ def two_results(var, grad):
 @pytest.mark.parametrize("formula", [too_many, two_results])
 def test_a_formula_that_does_not_fit_is_refused(formula):
     with pytest.raises(RuleError, match=rf"{formula.__name__} .* a measure of 2 tensors takes up"):
-        launch.measure_kernel((formula,), (), ("float32", "float32"), np.float32)
+        launch.sum_kernel((formula,), (), ("float32", "float32"), np.float32)
 
 
 def test_a_tree_is_used_again():
     tree = Tree(np.array([3, 1]))
     for seed in range(3):
         leaves = wide(numbers(4, seed=seed))
-        assert_bits(tree.combine_leaves(leaves), [(leaves[0] + leaves[1]) + leaves[2], leaves[3]])
+        assert_bits(tree.combine(leaves), [(leaves[0] + leaves[1]) + leaves[2], leaves[3]])
 
 
 def test_norms_do_not_depend_on_strides() -> None:

@@ -93,7 +93,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "strides of gradients are not compared": _instead(layout, "same_strides", _yes),
     "elements may overlap": _instead(layout, "may_overlap", _no),
     "gradients may lie in what is written": _instead(
-        gate, "_copy_overlapping", lambda variables, gradients, slots, copies: list(gradients)
+        gate, "_set_apart", lambda variables, gradients, slots, copies: list(gradients)
     ),
     "copies are not looked at": _instead(layout, "check_copy", lambda *_: None),
     "what is written to copies is not seen": _instead(reference, "resumed", lambda var, copy: var),

@@ -223,7 +223,7 @@ class GradientStats:
         self._sums: dict[Formula, Any] = {}
 
     @lazy
-    def _float32_mask(self) -> Array:
+    def _narrow(self) -> Array:
         """Of which variables gradients are computed in float32; bool of shape (n,)."""
         dtypes = [var.dtype for var in self._variables]
         if len({*dtypes}) == 1:
@@ -233,7 +233,7 @@ class GradientStats:
     @lazy
     def _norm_dtype(self) -> Dtype:
         """What the common norm is computed in."""
-        return np.float32 if self._float32_mask.all() else np.float64
+        return np.float32 if self._narrow.all() else np.float64
 
     @property
     def _is_wide(self) -> bool:
@@ -257,9 +257,9 @@ class GradientStats:
 
     def _overflow_mask(self, vector: Any) -> Any:
         """Which sums of squares are infinite beyond float32: all, none, or some of a vector's."""
-        if not self._how.overflow or self._how.casts or self._float32_mask.all():
+        if not self._how.overflow or self._how.casts or self._narrow.all():
             return self._how.overflow
-        return vectors.place_like(self._float32_mask, vector) if self._float32_mask.any() else False
+        return vectors.place_like(self._narrow, vector) if self._narrow.any() else False
 
     @property
     def _does_overflow(self) -> bool:
@@ -416,11 +416,7 @@ class GradientStats:
     @lazy
     def clip_parts(self) -> tuple[Any, Any]:
         """Scale and unit of `clip_factor`, of shape () or for each variable."""
-        return (
-            self.clip_factor
-            if self._how.overflow
-            else parts_of(self.clip_factor, self._float32_mask)
-        )
+        return self.clip_factor if self._how.overflow else parts_of(self.clip_factor, self._narrow)
 
     @lazy
     def separate(self) -> dict[str, Any]:

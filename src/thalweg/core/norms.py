@@ -45,7 +45,7 @@ def sum_in_order(squares: Any) -> Any:
     if there is None and len(squares) <= _FEW:
         return np.float64(combine_few(squares.tolist()))
     is_launched = there is not None and takes_device(there, current().name)
-    return _tree_of(len(squares), there, is_launched).combine_leaves(squares)[0]
+    return _tree_of(len(squares), there, is_launched).combine(squares)[0]
 
 
 @cache

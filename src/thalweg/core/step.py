@@ -157,9 +157,8 @@ def _again(
 
 
 def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None:
-    hooks.check_pairs(
-        pairs if hooks.sharing is None else hooks.sharing.local_parts(pairs), how.narrow
-    )
+    sharing = hooks.sharing
+    hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
 
 
 def _own(hooks: Hooks, asked: Request) -> Request:

@@ -128,13 +128,13 @@ def _check_sides(
         if early:
             raise RuleError(
                 f"{place_of(formula)} takes {', '.join(early)} by position; scalars come after *:"
-                f" {_format_signature(formula, transcript, early, [])}."
+                f" {_signature_of(formula, transcript, early, [])}."
             )
     late = [name for name in transcript.scalars if name in slots and name not in known]
     if late:
         raise RuleError(
             f"{place_of(formula)} takes {', '.join(late)} after the *; slots come before it:"
-            f" {_format_signature(formula, transcript, [], late)}."
+            f" {_signature_of(formula, transcript, [], late)}."
         )
 
 
@@ -181,9 +181,7 @@ def _bare_name(result: ast.expr) -> str | None:
     return result.id.removeprefix(LOCAL_PREFIX) if isinstance(result, ast.Name) else None
 
 
-def _format_signature(
-    formula: Any, transcript: Transcript, early: list[str], late: list[str]
-) -> str:
+def _signature_of(formula: Any, transcript: Transcript, early: list[str], late: list[str]) -> str:
     before = [name for name in transcript.positional if name not in early] + late
     after = early + [name for name in transcript.scalars if name not in late]
     return f"`def {formula.__name__}({', '.join([*before, *(['*'] if after else []), *after])})`"

@@ -45,7 +45,7 @@ def digest(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
-def indent_lines(lines: list[str], depth: int) -> str:
+def indent_by(lines: list[str], depth: int) -> str:
     """Lines of a body so many levels deep."""
     return "\n".join("    " * depth + line for line in lines)
 
@@ -84,9 +84,7 @@ class FormulaWriter:
         every = (*formula.positional, *formula.scalars)
         parameters = ", ".join(LOCAL_PREFIX + each for each in every)
         body = [*self.assignments_of(formula), f"return {self.result_of(formula, 0)}"]
-        text = (
-            f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{indent_lines(body, 1)}"
-        )
+        text = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{indent_by(body, 1)}"
         found = {**self.helpers_of(formula), name: text}
         return {key.replace(own, theirs): each.replace(own, theirs) for key, each in found.items()}
 
@@ -144,7 +142,7 @@ class Update:
             found |= writer.define_function(name, each)
         return found
 
-    def local_name(self, stream: int) -> str:
+    def name_of(self, stream: int) -> str:
         """What a stream's number is called within the formula."""
         return LOCAL_PREFIX + self.formula.positional[stream]
 
@@ -163,7 +161,7 @@ class Update:
         """Apply the stages."""
         if not self.stages:
             return []
-        return [f"{self.local_name(1)} = {self.apply_stages(self.stages, self.local_name(1))}"]
+        return [f"{self.name_of(1)} = {self.apply_stages(self.stages, self.name_of(1))}"]
 
     def local_scalars(self) -> list[str]:
         """Give the formula its scalars, anew for each element: it may assign to them."""

@@ -61,9 +61,7 @@ class CompositeStep:
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in asked.variables)
         )
-        self._bounds = layout.disjoint_runs(
-            [each for _, part in self._parts for each in part.written]
-        )
+        self._bounds = layout.runs_of([each for _, part in self._parts for each in part.written])
 
     def try_rebind(self, asked: Request) -> bool:
         """See `Ready`."""
@@ -112,10 +110,10 @@ class CompositeStep:
         """See `Ready`."""
         for parts in self._rounds:
             members = [index for own, _ in parts for index in own]
-            yield Round(
-                members,
-                [call for own, part in parts for call in part.make_calls(columns.of_members(own))],
-            )
+            calls = [
+                call for own, part in parts for call in part.make_calls(columns.of_members(own))
+            ]
+            yield Round(members, calls)
 
     def release_gradients(self) -> None:
         """See `Ready`."""

@@ -101,9 +101,8 @@ class Dispatcher:
         crossing = self._plan_transfers(asked)
         asked = crossing.asked
         copies = copies if asked.copies is None else asked.copies
-        asked = asked._replace(
-            gradients=_copy_overlapping(variables, asked.gradients, asked.slots, copies)
-        )
+        gradients = _set_apart(variables, asked.gradients, asked.slots, copies)
+        asked = asked._replace(gradients=gradients)
         homes = self._engines_of(asked, len(rounds) > 1)
         made = [
             self._plan_round(asked, number, own, homes, crossing)
@@ -232,7 +231,7 @@ def _check_memory(
     check_writable((tensor, title) for tensor, title in named if id(tensor) not in looked_at)
 
 
-def _copy_overlapping(
+def _set_apart(
     variables: Sequence[Tensor],
     gradients: Sequence[Gradient],
     slots: Sequence[Sequence[Tensor]],

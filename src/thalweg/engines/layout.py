@@ -206,7 +206,7 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def disjoint_runs(tensors: Sequence[Tensor]) -> Int64:
+def runs_of(tensors: Sequence[Tensor]) -> Int64:
     """Where tensors lie: start, end, start, end ... of disjoint runs of addresses, ascending."""
     spans = np.array([byte_span(tensor) for tensor in tensors if tensor.numel()], np.int64)
     # Address 0 counts as theirs: a gradient there lies on the meta device.

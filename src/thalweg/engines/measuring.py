@@ -88,7 +88,7 @@ class Tree:
             self._levels.append((to_device(left), to_device(paired), to_device(left[paired] + 1)))
             counts = above
 
-    def combine_leaves(self, leaves: Array) -> Array:
+    def combine(self, leaves: Array) -> Array:
         """One number for each tensor.
 
         Args:
@@ -112,7 +112,7 @@ class Tree:
 
 
 def combine_few(values: list[float]) -> float:
-    """As `Tree.combine_leaves` of one tensor, faster while it has few leaves."""
+    """As `Tree.combine` of one tensor, faster while it has few leaves."""
     while len(values) > 1:
         odd = values[-1:] if len(values) % 2 else []
         values = [left + right for left, right in zip(values[::2], values[1::2], strict=False)]
@@ -121,7 +121,5 @@ def combine_few(values: list[float]) -> float:
 
 
 def combine_leaves(leaves: Array, counts: npt.NDArray[np.int64]) -> Array:
-    """One number for each tensor of so many leaves; see `Tree.combine_leaves`."""
-    return Tree(counts, None if isinstance(leaves, np.ndarray) else leaves.device).combine_leaves(
-        leaves
-    )
+    """One number for each tensor of so many leaves; see `Tree.combine`."""
+    return Tree(counts, None if isinstance(leaves, np.ndarray) else leaves.device).combine(leaves)

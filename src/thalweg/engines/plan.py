@@ -144,7 +144,7 @@ class DensePlan:
         self._strides = list(map(Tensor.stride, variables))
         self._dtypes = [each.dtype for each in variables]
         self._contiguous = all(map(Tensor.is_contiguous, variables))
-        self.bounds = layout.disjoint_runs([*variables, *apart, *copied])
+        self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]

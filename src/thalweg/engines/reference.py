@@ -361,14 +361,14 @@ class ReferencePart:
         var, *slots = self._tensors
         tensors = [_apply_before(self._rule, self._resume_at_copy, scalars, self._flush), *slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
-        changed = self._changed_positions(self._rule.update, 1)
+        changed = self._changed_by(self._rule.update, 1)
         values = {index: results[index].to(self._tensors[index].dtype) for index in changed}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(each.detach().copy_, value) for each, value in pairs]
 
-    def _changed_positions(self, formula: Formula, grad: int) -> list[int]:
+    def _changed_by(self, formula: Formula, grad: int) -> list[int]:
         """Positions of the tensors to which a formula gives new values.
 
         Others keep theirs to the last bit, which the type of the arithmetic may not hold.
@@ -397,9 +397,7 @@ class ReferencePart:
                 torch.from_numpy(value).to(each.dtype).to(each.device)
                 for each, value in zip(self._tensors, results, strict=True)
             ]
-            changed = self._changed_positions(
-                formula, int(formula is not self._rule.update_untouched)
-            )
+            changed = self._changed_by(formula, int(formula is not self._rule.update_untouched))
             pairs = [(self._tensors[each], values[each]) for each in changed]
             if self._copy is not None and (0 in changed or not self._from_copy):
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))

@@ -123,7 +123,7 @@ def _advice_for(node: ast.AST) -> str:
     return ""
 
 
-def _ours_instead(call: ast.Call) -> str:
+def _instead_of(call: ast.Call) -> str:
     """The function of `thalweg.formula` that one of another library stands for."""
     last = ast.unparse(call.func).rpartition(".")[2]
     name = _ALIASES.get(last, last)
@@ -269,7 +269,7 @@ class _Writer(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
             text = ast.unparse(node)
-            raise self.refuse(node, f"a formula cannot call `{text}`{_ours_instead(node)}.")
+            raise self.refuse(node, f"a formula cannot call `{text}`{_instead_of(node)}.")
         function = self.outer.get(node.func.id)
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
@@ -277,7 +277,7 @@ class _Writer(ast.NodeTransformer):
         if name is None:
             if not isinstance(function, types.FunctionType):
                 raise self.refuse(
-                    node, f"a formula cannot call `{node.func.id}`{_ours_instead(node)}."
+                    node, f"a formula cannot call `{node.func.id}`{_instead_of(node)}."
                 )
             name = self.helpers.name_helper(function)
             self.check_count(node, function.__code__.co_argcount)

@@ -285,9 +285,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             given = zip(self._gradients(params), params, strict=True)
             pairs = [(grad, param) for grad, param in given if grad is not None]
             if pairs:
-                share = found.setdefault(
-                    self._around.rule(self._choose_rule(group)), _Share([], [])
-                )
+                rule = self._around.rule(self._choose_rule(group))
+                share = found.setdefault(rule, _Share([], []))
                 share.pairs.extend(pairs)
                 share.places.extend([place] * len(pairs))
         return found

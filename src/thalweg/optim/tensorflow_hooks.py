@@ -64,10 +64,9 @@ class TensorFlowHooks(GroupHooks):
         made = self._of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
             return made
+        own = self._members
         return {
-            name: pick_members(each, self._members)
-            if isinstance(each, Tensor) and each.dim()
-            else each
+            name: pick_members(each, own) if isinstance(each, Tensor) and each.dim() else each
             for name, each in made.items()
         }
 

@@ -20,13 +20,8 @@ from thalweg.core.options.option import Option
 from thalweg.core.rows import check_inside
 from thalweg.core.section import Call, run
 from thalweg.core.state import shown
-from thalweg.engines.layout import (
-    all_have_memory,
-    check_disjoint,
-    check_parts,
-    is_dense,
-    may_overlap,
-)
+from thalweg.engines import layout
+from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.variable import REDUCED, dtype_name
 
@@ -163,7 +158,7 @@ def _check_sum(grad: Tensor | None, kept: Any, title: str) -> None:
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
     check_parts(kept, f"The sum of gradients of '{title}'")
-    if kept.layout == torch.strided and may_overlap(kept):
+    if kept.layout == torch.strided and layout.may_overlap(kept):
         raise LayoutError(
             f"cannot add to the sum of gradients of '{title}' in place: its elements share memory"
             f" (shape {tuple(kept.shape)}, strides {kept.stride()})."
@@ -227,7 +222,7 @@ def _is_alone(param: Tensor) -> bool:
     """Whether nobody else holds a gradient or its memory, as a bucket, a list or an array may."""
     grad = cast("Tensor", param.grad)
     # One whose elements share memory cannot be added to.
-    return not grad.is_sparse and is_dense(grad) and _count_holders(param) == _of_one()
+    return not grad.is_sparse and layout.is_dense(grad) and _count_holders(param) == _of_one()
 
 
 def _count_holders(param: Tensor) -> tuple[int, ...]:

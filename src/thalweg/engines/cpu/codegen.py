@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indent_lines
+from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indent_by
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
 
@@ -110,8 +110,7 @@ class Element:
         """Read what the formula takes, compute it, and write what changes."""
         update = self.update
         reads = [
-            f"{update.local_name(each)} = {self.first_value(each)}"
-            for each in update.read_streams()
+            f"{update.name_of(each)} = {self.begins_at(each)}" for each in update.read_streams()
         ]
         writes: list[str] = []
         for result, stream in update.written_results():
@@ -128,7 +127,7 @@ class Element:
             *(writes or ["pass"]),
         ]
 
-    def first_value(self, stream: int) -> str:
+    def begins_at(self, stream: int) -> str:
         """What the formula begins with: a number that was read; the variable after `before`."""
         if stream or not self.update.before:
             return self.load_value(stream)
@@ -169,9 +168,9 @@ def generate_update(update: Update, compute: str) -> Kernel:
         literal=LITERAL,
         compute=compute,
         n_scalars=count,
-        pointers=indent_lines(_point_at_chunk(update), 3),
-        scalars=indent_lines([f"s{k} = scalars[row + {k}]" for k in range(count)] or ["pass"], 3),
-        elements=indent_lines(_update_chunk(definitions, element), 3),
+        pointers=indent_by(_point_at_chunk(update), 3),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(count)] or ["pass"], 3),
+        elements=indent_by(_update_chunk(definitions, element), 3),
     )
     return name_kernel("k", definitions, text, update.scalars)
 
@@ -200,10 +199,8 @@ def _point_at_chunk(update: Update) -> list[str]:
 def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Update the elements of a chunk one after the other."""
     lines, storage = element.update_element(), element.update.storage
-    inner = indent_lines(lines, 1).splitlines()
-    if not (
-        element.update.copy or _is_worth_prefetching("\n".join([definitions, *lines]), len(storage))
-    ):
+    inner = indent_by(lines, 1).splitlines()
+    if not (element.update.copy or _prefetch_pays("\n".join([definitions, *lines]), len(storage))):
         return ["for i in range(length):", *inner]
     sizes = [STORAGE[kind].size for kind in storage]
     blocks = [f"for begin in range(0, length, {BLOCK}):"]
@@ -213,10 +210,10 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
         places = [index for index, each in enumerate(sizes) if each == size]
         blocks += [f"        prefetch(at{index} + line)" for index in places]
     blocks.append(f"    for i in range(begin, min(begin + {BLOCK}, length)):")
-    return blocks + indent_lines(inner, 1).splitlines()
+    return blocks + indent_by(inner, 1).splitlines()
 
 
-def _is_worth_prefetching(source: str, streams: int) -> bool:
+def _prefetch_pays(source: str, streams: int) -> bool:
     """Whether an update of so many streams is faster with prefetches."""
     nodes = list(ast.walk(ast.parse(source)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import cast
 
-from thalweg.engines.codegen import FormulaWriter, Kernel, indent_lines
+from thalweg.engines.codegen import FormulaWriter, Kernel, indent_by
 from thalweg.engines.codegen_measure import Sweep
 from thalweg.engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
 from thalweg.engines.measuring import LANES
@@ -179,17 +179,17 @@ def generate_measure(
     count = len(formulas)
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
-        element=indent_lines(sweep.measure_element(), 1),
-        lanes=indent_lines(sweep.per_measure("lanes{0} = lanes()"), 1),
-        pointers=indent_lines(sweep.point_at_leaf() or ["pass"], 3),
-        scalars=indent_lines([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
+        element=indent_by(sweep.measure_element(), 1),
+        lanes=indent_by(sweep.per_measure("lanes{0} = lanes()"), 1),
+        pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,
         rows=_ROWS,
-        zero=indent_lines(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
-        add_rows=indent_lines(sweep.add_rows(_ROWS), 5),
-        add_row=indent_lines(sweep.add_rows(1), 5),
-        fold=indent_lines(sweep.per_measure(*_FOLD), 4),
-        keep=indent_lines(sweep.per_measure(f"leaves[leaf * {count} + {{0}}] = lanes{{0}}[0]"), 3),
+        zero=indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
+        add_rows=indent_by(sweep.add_rows(_ROWS), 5),
+        add_row=indent_by(sweep.add_rows(1), 5),
+        fold=indent_by(sweep.per_measure(*_FOLD), 4),
+        keep=indent_by(sweep.per_measure(f"leaves[leaf * {count} + {{0}}] = lanes{{0}}[0]"), 3),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))
     return name_kernel("m", definitions, text, sweep.scalars, count)

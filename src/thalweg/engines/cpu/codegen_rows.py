@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from thalweg.engines.codegen import Kernel, Update, indent_lines
+from thalweg.engines.codegen import Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import LINE, STORAGE, Element, name_kernel
 from thalweg.engines.transcribe import LITERAL
 
@@ -138,7 +138,7 @@ class _Successive(_Row):
     def read_value(self, stream: int) -> str:
         return super().read_value(stream) if stream != 1 else self.entry_value("p1")
 
-    def first_value(self, stream: int) -> str:
+    def begins_at(self, stream: int) -> str:
         return self.load_value(stream)
 
     def _begin_row(self) -> list[str]:
@@ -164,9 +164,9 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
     text = _ROWS.format(
         literal=LITERAL,
         compute=compute,
-        scalars=indent_lines([f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))], 1),
-        prefetches=indent_lines(_prefetch_rows(update.storage), 3),
-        update=indent_lines(element.update_row(), 3),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))], 1),
+        prefetches=indent_by(_prefetch_rows(update.storage), 3),
+        update=indent_by(element.update_row(), 3),
     )
     return name_kernel("k", element.define_functions(), text, update.scalars)
 

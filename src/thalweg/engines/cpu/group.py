@@ -89,7 +89,7 @@ class Group:
 
     def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
-        return self._leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
+        return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
 
     def positions(self) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
@@ -103,17 +103,13 @@ class Group:
         return self._leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        kernel = launch.measure_kernel(
-            formulas, stages, self._measurable, self.dtype, self._from_copy
-        )
+        kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         scalars = {
             name: separate[name][self.members] if name in separate else shared[name]
             for name in kernel.scalars
         }
-        return self._leaves.measure_leaves(
-            kernel, self.table.base, scalars, self.flush and bool(stages)
-        )
+        return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64) -> Sweep:
         """What measures gradients at other addresses again and again, with scalars to be set.
@@ -124,9 +120,7 @@ class Group:
         """
         with importing:
             from thalweg.engines.cpu.measure import Sweep
-        kernel = launch.measure_kernel(
-            formulas, stages, self._measurable, self.dtype, self._from_copy
-        )
+        kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
         rows = np.zeros((1, len(kernel.scalars)))
         return Sweep(self._leaves, kernel, base, rows, self.flush and bool(stages))
 

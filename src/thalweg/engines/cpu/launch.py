@@ -84,7 +84,7 @@ def update_kernel(
 
 
 @cache
-def compile_loop(*functions: Callable[..., Any]) -> Loop:
+def jit_loop(*functions: Callable[..., Any]) -> Loop:
     """A plain function over arrays and integers, compiled; followed by the functions it calls."""
     with importing:
         from thalweg.engines.cpu.loops import Loop
@@ -92,7 +92,7 @@ def compile_loop(*functions: Callable[..., Any]) -> Loop:
 
 
 @cache
-def measure_kernel(
+def sum_kernel(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],

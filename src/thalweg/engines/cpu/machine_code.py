@@ -174,9 +174,8 @@ def compile_in_memory(name: str, source: str) -> int:
     for symbol, function in libm.SYMBOLS.items():
         binding.add_symbol(symbol, libm.address_of(function))
     # LLVM's older loader, which knows more platforms; it takes the machine with it.
-    engine = binding.create_mcjit_compiler(
-        _optimize_module(name, source), _target_machine.__wrapped__()
-    )
+    optimized = _optimize_module(name, source)
+    engine = binding.create_mcjit_compiler(optimized, _target_machine.__wrapped__())
     engine.finalize_object()
     _libraries.append(engine)
     return engine.get_function_address(name)

@@ -35,7 +35,7 @@ class Leaves:
         self.chunks = dense_chunks(sizes, LEAF)
         self.bounds = cut_slices(self.chunks, chunk_of(self.elements))
 
-    def measure_leaves(
+    def measure(
         self,
         kernel: Compiled,
         base: Int64,
@@ -45,7 +45,7 @@ class Leaves:
         """The sums of all leaves, tensor after tensor, in one sweep.
 
         Args:
-            kernel: From `launch.measure_kernel`.
+            kernel: From `launch.sum_kernel`.
             base: (tensors, streams) contiguous addresses; whoever calls keeps that memory alive.
             scalars: The kernel's by name: a number for all tensors, or an array of one for each.
             flush: Whether denormals count as zero, as in an update that flushes them.
@@ -58,19 +58,19 @@ class Leaves:
             kernel.run_on_threads(sweep.address, sweep.threads())
         return sweep.leaves
 
-    def combine_leaves(self, leaves: Float64) -> Float64:
+    def combine(self, leaves: Float64) -> Float64:
         """One number for each tensor.
 
         Args:
-            leaves: (leaves, ...), from `measure_leaves`.
+            leaves: (leaves, ...), from `measure`.
 
         Returns:
             (tensors, ...).
         """
-        return self._tree.combine_leaves(leaves)
+        return self._tree.combine(leaves)
 
     def split_by_tensor(self, leaves: Float64) -> list[Float64]:
-        """Those of each tensor; as `combine_leaves` otherwise."""
+        """Those of each tensor; as `combine` otherwise."""
         return np.split(leaves, np.cumsum(self._counts)[:-1])
 
     def compute_sums(
@@ -80,8 +80,8 @@ class Leaves:
         scalars: Mapping[str, Any] | None = None,
         flush: bool = False,
     ) -> Float64:
-        """The sums of all tensors, (tensors, measures); arguments as those of `measure_leaves`."""
-        return self.combine_leaves(self.measure_leaves(kernel, base, scalars, flush))
+        """The sums of all tensors, (tensors, measures); arguments as those of `measure`."""
+        return self.combine(self.measure(kernel, base, scalars, flush))
 
 
 class Sweep:
@@ -89,7 +89,7 @@ class Sweep:
 
     Args:
         own: The leaves.
-        kernel: From `launch.measure_kernel`.
+        kernel: From `launch.sum_kernel`.
         base: (tensors, streams) contiguous addresses; whoever calls keeps that memory alive.
         rows: From `scalar_rows`.
         flush: Whether denormals count as zero.
@@ -127,7 +127,7 @@ class Sweep:
 
     def sums(self) -> Float64:
         """One number for each tensor and measure, of what was last measured."""
-        return self._own.combine_leaves(self.leaves)
+        return self._own.combine(self.leaves)
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
@@ -223,7 +223,7 @@ def sums_of(
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         both = np.repeat(base, 2, axis=1)
         storage = (layout.STORAGE_NAMES[dtype],) * 2
-        kernel = launch.measure_kernel(
+        kernel = launch.sum_kernel(
             (formula,), stages, storage, compute or layout.compute_dtype(dtype)
         )
         return Leaves(sizes).compute_sums(kernel, both, scalars, flush and bool(stages))[:, 0]
@@ -232,7 +232,7 @@ def sums_of(
         kind = torch.float64 if compute is np.float64 else None
         values = reference.transform(stages, tensor, scalars or {}, flush, kind).double()
         leaves = leaves_of(formula(values, values))
-        return Tree(leaf_counts([tensor.numel()]), tensor.device).combine_leaves(leaves)[0]
+        return Tree(leaf_counts([tensor.numel()]), tensor.device).combine(leaves)[0]
 
     return _by_tensor(tensors, of_memory, of_other)
 

@@ -314,10 +314,8 @@ def _square(code: Code, x: Value) -> Value:
 
 def _sign(code: Code, x: Value) -> Value:
     """-1, 0 or 1; NaN stays NaN."""
-    write, (minus, zero, one) = (
-        code.builder,
-        (code.write_constant(n, x.kind) for n in (-1.0, 0.0, 1.0)),
-    )
+    write = code.builder
+    minus, zero, one = (code.write_constant(n, x.kind) for n in (-1.0, 0.0, 1.0))
     rest = write.select(code.compare_values("<", x, zero).llvm, minus.llvm, x.llvm)
     return Value(write.select(code.compare_values(">", x, zero).llvm, one.llvm, rest), x.kind)
 

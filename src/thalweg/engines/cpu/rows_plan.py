@@ -36,8 +36,7 @@ def values_and_indices(grad: Any) -> tuple[Tensor, Tensor] | None:
 class RowsPlan(ABC):
     """Updates of one variable by sparse gradients; a `Part` of a step.
 
-    A step calls `try_rebind` or `point_at`, then `make_calls`. The plan owns references to what it
-    writes.
+    A step calls `try_rebind` or `point_at`, then `make_calls`. A plan owns what it writes to.
 
     Args:
         asked: The step, of a contiguous variable whose gradient is `IndexedSlices`.

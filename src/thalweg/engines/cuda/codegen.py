@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.engines import codegen
-from thalweg.engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_lines
+from thalweg.engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_by
 from thalweg.engines.cuda.exact import make_exact, text_of
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
@@ -177,7 +177,7 @@ class Element:
     def define_functions(self, *others: str) -> str:
         """The function, which gets `others` beside its arguments, after those that it calls."""
         parameters = ", ".join([*self.arguments, *others, "at", "length", "MASKED: tl.constexpr"])
-        text = f"@triton.jit\ndef element({parameters}):\n{indent_lines(self.update_element(), 1)}"
+        text = f"@triton.jit\ndef element({parameters}):\n{indent_by(self.update_element(), 1)}"
         return "\n\n\n".join([*self.update.define_functions(self.writer).values(), text]) + "\n"
 
     def update_element(self) -> list[str]:
@@ -206,7 +206,7 @@ class Element:
 
     def read_value(self, stream: int) -> list[str]:
         """Read a number in the type of the arithmetic."""
-        name, storage = self.update.local_name(stream), self.update.storage
+        name, storage = self.update.name_of(stream), self.update.storage
         lines = [f"{name} = {self.writer.read_value(self.load_value(stream), storage[stream])}"]
         if self.update.from_copy and stream == 0:
             lines += self.writer.resume_at_copy(name, storage, "at", "length", "MASKED")
@@ -220,7 +220,7 @@ class Element:
         """Apply `before` to the variable."""
         if not self.update.before:
             return []
-        var, kind = self.update.local_name(0), self.update.storage[0]
+        var, kind = self.update.name_of(0), self.update.storage[0]
         return [f"{var} = {self.writer.read_value(self.prepare_variable(var), kind)}"]
 
     def prepare_variable(self, var: str) -> str:
@@ -248,8 +248,8 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
         chunk=CHUNK,
         block=THREADS * share_of(storage),
         n_scalars=len(update.scalars),
-        scalars=indent_lines(load_scalars(element, "scalars + row + "), 1),
-        pointers=indent_lines(point_at_streams(element, f"base + tensor * {len(storage)} + "), 1),
+        scalars=indent_by(load_scalars(element, "scalars + row + "), 1),
+        pointers=indent_by(point_at_streams(element, f"base + tensor * {len(storage)} + "), 1),
         arguments=", ".join(element.arguments),
     )
     return assemble_kernel(element, element.define_functions() + text)

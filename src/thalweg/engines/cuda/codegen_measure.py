@@ -5,7 +5,7 @@ A program makes one leaf, in the order of `thalweg.engines.measuring`.
 
 from __future__ import annotations
 
-from thalweg.engines.codegen import indent_lines
+from thalweg.engines.codegen import indent_by
 from thalweg.engines.codegen_measure import Sweep
 from thalweg.engines.cuda.codegen import FUNCTIONS, Kernel, Writer, name_kernel, write_header
 from thalweg.engines.measuring import LANES, LEAF
@@ -114,7 +114,7 @@ class _Program:
                 found[name] = _own_helpers(text, index)
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
-            f"@triton.jit\ndef element({parameters}):\n{indent_lines(self._measure_element(), 1)}"
+            f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
         )
         return "\n\n\n".join([*found.values(), element]) + "\n"
 
@@ -241,13 +241,13 @@ def generate_measure(
         leaf=LEAF,
         lanes=LANES,
         n_scalars=len(sweep.scalars),
-        scalars=indent_lines(program.load_scalars(), 1),
-        pointers=indent_lines(program.point_at_leaf(), 1),
-        begin=indent_lines(program.begin_sums(), 1),
-        whole=indent_lines(program.add_elements("start", False), 3),
-        rest=indent_lines(program.add_elements("begin", True), 3),
-        fold=indent_lines(program.fold_lanes(), 1),
-        keep=indent_lines(program.store_sums(), 1),
+        scalars=indent_by(program.load_scalars(), 1),
+        pointers=indent_by(program.point_at_leaf(), 1),
+        begin=indent_by(program.begin_sums(), 1),
+        whole=indent_by(program.add_elements("start", False), 3),
+        rest=indent_by(program.add_elements("begin", True), 3),
+        fold=indent_by(program.fold_lanes(), 1),
+        keep=indent_by(program.store_sums(), 1),
     )
     text = (
         write_header("float64")
@@ -284,8 +284,8 @@ def generate_combine() -> Kernel:
     kernel = _COMBINE.format(
         threads=FAN // _OF_THREAD,
         of_thread=_OF_THREAD,
-        read=indent_lines(read, 1),
-        fold=indent_lines(fold, 1),
+        read=indent_by(read, 1),
+        fold=indent_by(fold, 1),
     )
     return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("measures",))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from thalweg.engines.codegen import Update, indent_lines
+from thalweg.engines.codegen import Update, indent_by
 from thalweg.engines.cuda.codegen import (
     CHUNK,
     SIZES,
@@ -72,7 +72,7 @@ class _Summed(Element):
         return (
             super().read_value(stream)
             if stream != 1
-            else [f"{self.update.local_name(1)} = sum_of_entries"]
+            else [f"{self.update.name_of(1)} = sum_of_entries"]
         )
 
     def streams_ahead(self) -> list[int]:
@@ -162,10 +162,10 @@ def generate_rows(
     text = _ROWS.format(
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
         block=threads * share_of(update.storage),
-        scalars=indent_lines(load_scalars(element, "scalars + "), 1),
-        pointers=indent_lines(point_at_streams(element, "base + "), 1),
+        scalars=indent_by(load_scalars(element, "scalars + "), 1),
+        pointers=indent_by(point_at_streams(element, "base + "), 1),
         gradient=f"tl.{update.storage[1]}",
-        update=indent_lines(element.update_row(), 2),
+        update=indent_by(element.update_row(), 2),
     )
     definitions = element.define_functions(*element.extra_arguments())
     return assemble_kernel(element, definitions + text, "count", "width", threads=threads)
@@ -183,8 +183,8 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         chunk=CHUNK,
         share=share,
         block=THREADS * share,
-        scalars=indent_lines(load_scalars(element, "scalars + "), 1),
-        pointers=indent_lines(point_at_streams(element, "base + "), 1),
+        scalars=indent_by(load_scalars(element, "scalars + "), 1),
+        pointers=indent_by(point_at_streams(element, "base + "), 1),
         arguments=", ".join(element.arguments),
     )
     return assemble_kernel(element, element.define_functions() + text, "elements", "row_size")

@@ -133,7 +133,7 @@ class Group:
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
-        return self._leaves.combine_leaves(self._measure_leaves(formulas, stages, columns))
+        return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
 
     def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """See `thalweg.engines.plan.Group`."""
@@ -146,7 +146,7 @@ class Group:
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         flush = self._flush and bool(stages)
-        kernel = launch.measure_kernel(
+        kernel = launch.sum_kernel(
             formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
         )
         rows, there = self._send_scalars(kernel, columns)
@@ -183,7 +183,7 @@ class Group:
 
 
 class _Leaves:
-    """The leaves of a group's gradients, in the order of `measure_kernel`."""
+    """The leaves of a group's gradients, in the order of `sum_kernel`."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
@@ -191,9 +191,9 @@ class _Leaves:
         self._tree = LaunchedTree(self.counts, device)
         self._members = len(sizes)
 
-    def combine_leaves(self, leaves: Tensor) -> Tensor:
+    def combine(self, leaves: Tensor) -> Tensor:
         """One number for each tensor and measure."""
-        return self._tree.combine_leaves(leaves)
+        return self._tree.combine(leaves)
 
     def largest_of(self, bits: Tensor, kind: str) -> Tensor:
         """The largest magnitude of each tensor, of those of its leaves."""

@@ -205,7 +205,7 @@ def update_kernel(
 
 
 @cache
-def measure_kernel(
+def sum_kernel(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],

@@ -40,7 +40,7 @@ class LaunchedTree:
                 break
             counts = programs
 
-    def combine_leaves(self, leaves: Tensor) -> Tensor:
+    def combine(self, leaves: Tensor) -> Tensor:
         """See `thalweg.engines.measuring.Tree`.
 
         Args:
