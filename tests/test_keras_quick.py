@@ -96,6 +96,25 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
     assert int(own.optimizer.iterations) == 8
 
 
+def test_those_that_are_zipped_have_them() -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(8):
+        gradients = [grad for grad, _ in own.pairs(seed)]
+        own.optimizer.apply_gradients(zip(gradients, own.variables, strict=True))
+        twin.step(seed)
+        assert_same(own, twin)
+    assert own.taken == 6
+
+
+def test_those_of_minimize_have_them() -> None:
+    own = Training()
+    for _ in range(8):
+        own.optimizer.minimize(
+            lambda: sum((var * var).sum().float() for var in own.variables), own.variables
+        )
+    assert own.taken == 6
+
+
 class _OwnSchedule(ExponentialDecay):
     """One that may do anything."""
 

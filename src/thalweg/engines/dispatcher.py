@@ -16,7 +16,6 @@ from thalweg.engines.cuda.available import takes_device
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
 from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
-from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
@@ -172,6 +171,8 @@ class Dispatcher:
         for index in members:
             home = homes[index]
             if home == "reference":
+                with importing:
+                    from thalweg.engines.reference import ReferencePart
                 parts.append(([index], ReferencePart(crossing.take_share(asked, [index]))))
             elif not isinstance(asked.gradients[index], IndexedSlices):
                 dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)

@@ -302,7 +302,7 @@ class FusedOptimizer(Scaled):
         """
         if is_dynamo_compiling() or (is_watched(self) and type(self).step is FusedOptimizer.step):
             return self._told_step(closure)
-        return self._plain_step(closure)
+        return self._eager_step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore
@@ -311,6 +311,9 @@ class FusedOptimizer(Scaled):
     def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
         if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
             return None
+        return self._eager_step(closure)
+
+    def _eager_step(self, closure: Callable[[], Any] | None = None) -> Any:
         quick = self._own.quick if closure is None else None
         if quick is not None and quick.take(self):
             return None

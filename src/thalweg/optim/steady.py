@@ -54,6 +54,7 @@ class SteadyStep:
         self.groups = optimizer.param_groups
         self.state = optimizer.state
         self.part, self.hooks = part, hooks
+        self._is_torchs = type(hooks) is TorchHooks  # else the numbers are TensorFlow's
         self.selection = hooks.selection
         self.columns: list[Column] = part.columns
         self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
@@ -112,11 +113,6 @@ class SteadyStep:
         )
         self.snapshot = found
         return True
-
-    @property
-    def _is_torchs(self) -> bool:
-        """Whether the numbers are torch's, or TensorFlow's."""
-        return type(self.hooks) is TorchHooks
 
     def _stands(self, planned: Any, gradients: Sequence[Any], places: Sequence[int]) -> bool:
         """Whether the careful look finds the step to be the one before."""
@@ -245,13 +241,15 @@ class SteadyStep:
     ) -> list[Any] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
         hooks, groups, part = self.hooks, self.groups, self.part
-        if not all(hold(known, groups[place]) for place, known in self._beside):
-            return None
-        if self._is_torchs:
-            if not all(each.hold(groups[each.place]) for each in self._scalars):
+        for place, known in self._beside:
+            if not hold(known, groups[place]):
                 return None
-            made = {each.place: each.made(self.columns) for each in self._scalars}
-            hooks._made = made
+        if self._is_torchs:
+            made = hooks._made = {}
+            for each in self._scalars:
+                if not each.hold(groups[each.place]):
+                    return None
+                made[each.place] = each.made(self.columns)
         else:
             if not all(hold(part._options.get(place), groups[place]) for place in self._places):
                 return None

@@ -124,7 +124,6 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
-CONSTANTS = {name: value for name, value in globals().items() if name.isupper()}
 
 
 def word(address):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +27,12 @@ KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: 
 _DIMENSIONS = 5  # that a tensor has in itself
 _GIVEN = ctypes.c_int64 * 5
 _ENTRY: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
+_MAIN = """
+
+def LOOK_NAME(argument):
+    called = int64_pointer(address_of(argument))
+    called[CALLED_RESULT] = step(called)
+"""
 _FUNCTIONS = {
     look.PY_LIST_SIZE: "PyList_Size",
     look.PY_LIST_GET_ITEM: "PyList_GetItem",
@@ -38,15 +44,8 @@ _FUNCTIONS = {
 
 
 def _source() -> str:
-    parts = [f"{name} = {value}" for name, value in look.CONSTANTS.items()]
-    functions = [
-        each
-        for each in vars(look).values()
-        if inspect.isfunction(each) and each.__module__ == look.__name__
-    ]
-    main = "def LOOK_NAME(argument):\n    called = int64_pointer(address_of(argument))\n"
-    main += "    called[CALLED_RESULT] = step(called)\n"
-    return "\n\n".join([*parts, *map(inspect.getsource, functions), main])
+    # The whole file: a search for its functions would take longer than a step.
+    return Path(look.__file__).read_text() + _MAIN
 
 
 @cache
@@ -54,7 +53,7 @@ def routine() -> Callable[[Any], None]:
     """The compiled look."""
     source = _source()
     name = f"l_{store.digest(source, compiler_digest())}"
-    return _ENTRY(store.address_of(name, source.replace("LOOK_NAME", name)))
+    return _ENTRY(store.address_of(name, source.replace("LOOK_NAME", name), briefly=True))
 
 
 @cache

@@ -71,27 +71,28 @@ def _write_code(name: str, code: bytes) -> None:
         _warn_once(error)
 
 
-def address_of(name: str, source: str) -> int:
+def address_of(name: str, source: str, briefly: bool = False) -> int:
     """The address of the function of a generated source, from memory, disk or LLVM.
 
     Args:
         name: The function's name, which holds the hash of all that matters to its code.
         source: Its text, in the language of `compiler`.
+        briefly: How it is compiled, see `machine_code.compiled`; always the same for a name.
     """
     with _lock:
         found = _addresses.get(name)
         if found is None:
-            found = _addresses[name] = _load_address(name, source)
+            found = _addresses[name] = _load_address(name, source, briefly)
         return found
 
 
-def _load_address(name: str, source: str) -> int:
+def _load_address(name: str, source: str, briefly: bool) -> int:
     file = f"{name}.{digest(machine_code.target_digest())}.o"
     found = machine_code.link_kernel(name, _read_code(file))
     if found:
         return found
-    code = machine_code.compile_kernel(name, source)
+    code = machine_code.compile_kernel(name, source, briefly)
     found = machine_code.link_kernel(name, code)
     if found:
         _write_code(file, code)
-    return found or machine_code.compile_in_memory(name, source)
+    return found or machine_code.compile_in_memory(name, source, briefly)

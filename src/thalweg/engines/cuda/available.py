@@ -42,8 +42,7 @@ def takes_device(device: torch.device, name: EngineName) -> bool:
 
     Those of the CPU are taken by name alone, by Triton's interpreter.
     """
-    if name in ("cpu", "reference") or why_unavailable():
-        return False
     if device.type == "cuda":
-        return not is_interpreted() and _is_able(device.index)
-    return device.type == "cpu" and name == "cuda" and is_interpreted()
+        able = name in ("auto", "cuda") and not is_interpreted()
+        return able and not why_unavailable() and _is_able(device.index)
+    return device.type == "cpu" and name == "cuda" and is_interpreted() and not why_unavailable()
