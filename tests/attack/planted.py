@@ -105,7 +105,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "everything is alike": _instead(Likeness, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
     "sections are split": _split,
-    "weights are set as they come": _instead(weights, "_fitting", lambda _, value: value),
+    "weights are set as they come": _instead(weights, "_fit_value", lambda _, value: value),
     "states are loaded as they come": _as_they_come,
     "states of optim are loaded as they come": _instead(
         FusedTorchOptimizer, "_unfit_state", lambda *_: []
@@ -114,7 +114,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
         torchs_step, "whole", lambda _: contextlib.nullcontext()
     ),
     "sums may lie anywhere": _instead(
-        sums_of_optim, "_apart", lambda params, sums, gradients, titles_of: gradients
+        sums_of_optim, "_copy_shared", lambda params, sums, gradients, titles_of: gradients
     ),
     "what a scaler found is not asked": _instead(Scaled, "_skip_overflowed_step", _no),
     "machine code is not sealed": _instead(store, "_read_code", _unsealed),
