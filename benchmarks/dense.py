@@ -13,8 +13,8 @@ def adam() -> list[Figure]:
     entry = catalogue.entry("Adam")
     figures = []
     for name, target in (("gpt2", 0.97), ("resnet50", 0.90), ("small2000", 0.15)):
-        made = problem.make(shapes.load(name))
-        (fused,) = peers.contenders(entry, made, ("torch-fused",))
+        made = problem.make_tensors(shapes.load(name))
+        (fused,) = peers.make_contenders(entry, made, ("torch-fused",))
         timings = measure(
             [
                 Contender("thalweg", problem.thalweg_step(entry, made)),
@@ -31,7 +31,7 @@ def adam() -> list[Figure]:
 
 def rules() -> list[Figure]:
     """Every rule on resnet50: the share of the bandwidth that one add over its streams reaches."""
-    made = problem.make(shapes.resnet50())
+    made = problem.make_tensors(shapes.resnet50())
     figures = []
     for name, entry in catalogue.ENTRIES.items():
         timings = measure(
@@ -49,7 +49,7 @@ def rules() -> list[Figure]:
 
 def clipping() -> list[Figure]:
     """Adam with global_clipnorm on resnet50, in units of plain Adam."""
-    entry, made = catalogue.entry("Adam"), problem.make(shapes.resnet50())
+    entry, made = catalogue.entry("Adam"), problem.make_tensors(shapes.resnet50())
     clipped = problem.thalweg_step(entry, made, {"global_clipnorm": 1.0})
     timings = measure(
         [

@@ -54,7 +54,7 @@ def cost() -> list[Figure]:
     """
     figures = []
     for name in ("keras", "optimize_loss"):
-        steps = {count: STEPS[name](problem.make(_tiny(count))) for count in COUNTS}
+        steps = {count: STEPS[name](problem.make_tensors(_tiny(count))) for count in COUNTS}
         for state, before in (("warm", None), ("cold", _toucher())):
             contenders = [Contender(str(count), step, before) for count, step in steps.items()]
             timings = measure(contenders, rounds=11, block=0.05)
@@ -95,7 +95,7 @@ def calls() -> list[Figure]:
     """
     figures = []
     for name, make in STEPS.items():
-        step = make(problem.make(_tiny(WALKED)))
+        step = make(problem.make_tensors(_tiny(WALKED)))
         for _ in range(4):
             step()
         entered = _entered(step)
@@ -160,7 +160,7 @@ def allocation() -> list[Figure]:
     """Bytes that a steady Adam step holds at most beyond those between steps."""
     entry, figures = catalogue.entry("Adam"), []
     for chosen in (shapes.resnet50(), shapes.gpt2()):
-        step = problem.thalweg_step(entry, problem.make(chosen))
+        step = problem.thalweg_step(entry, problem.make_tensors(chosen))
         for _ in range(5):
             step()
         held = memory.extra_bytes(step)
@@ -178,13 +178,13 @@ def _sparse_scratch() -> Figure:
     step = step_of(OPTIMIZERS["adagrad"](), table_of(SMALL), gradients_of(SMALL))
     for _ in range(16):
         step()
-    grown = memory.growth(step, 16)
+    grown = memory.measure_growth(step, 16)
     return Figure("sparse_scratch_growth", grown / 1024, ROOM / 1024, unit="KiB", note="16 steps")
 
 
 def recompiling() -> list[Figure]:
     """Kernels made by changing the learning rate, or putting a schedule in its place."""
-    made = problem.make(_tiny(3))
+    made = problem.make_tensors(_tiny(3))
     optimizer = Adam(1e-3)
 
     def step() -> None:
@@ -200,5 +200,5 @@ def recompiling() -> list[Figure]:
 
 
 def _kernels() -> int:
-    files = len(list(store.folder().glob("*.o"))) if store.folder().is_dir() else 0
-    return files + launch.compiled.cache_info().currsize
+    files = len(list(store.kernels_folder().glob("*.o"))) if store.kernels_folder().is_dir() else 0
+    return files + launch.update_kernel.cache_info().currsize

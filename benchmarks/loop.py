@@ -11,7 +11,7 @@ from figure import Figure, compared
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from thalweg.bench.timing import Contender, busy_elsewhere, measure, no_collection, timed
+from thalweg.bench.timing import Contender, busy_elsewhere, measure, no_collection, time_steps
 from thalweg.keras.optimizers import Adam
 
 WIDTH, LAYERS, BATCH = 512, 6, 64
@@ -75,14 +75,14 @@ def dead_units() -> list[Figure]:
     ours = Contender("thalweg", lambda: optimizer.apply_gradients([(grads[0], values[0])]))
     theirs = Contender("torch fused", fused.step)
     for contender in (ours, theirs):
-        timed(contender, 3)
+        time_steps(contender, 3)
     _kill(grads)
     blocks: dict[str, list[float]] = {ours.name: [], theirs.name: []}
     with no_collection():
         began, busy = perf_counter(), busy_elsewhere()
         for _ in range(STEPS // 100):
             for contender in (ours, theirs):
-                blocks[contender.name].append(median(timed(contender, 100)))
+                blocks[contender.name].append(median(time_steps(contender, 100)))
         others = (busy_elsewhere() - busy) / (perf_counter() - began)
     slower = {name: each[-1] / each[0] for name, each in blocks.items()}
     note = f"1 M elements, {1e3 * blocks[ours.name][-1]:.3g} ms; torch {slower[theirs.name]:.3g} x"

@@ -27,7 +27,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.bench.timing import busy_elsewhere, no_collection
-from thalweg.cli.ranks import launched
+from thalweg.cli.ranks import launch_ranks
 from thalweg.distribute import Strategy
 from thalweg.keras.optimizers import Adam
 
@@ -155,7 +155,7 @@ def measured(count: int) -> dict[str, Any]:
     """Seconds of each round by payload and contender, on so many ranks."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        launched(count, _measured, str(file))
+        launch_ranks(count, _measured, str(file))
         return json.loads(file.read_text())
 
 

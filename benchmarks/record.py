@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from figure import Figure
 
-from thalweg.bench.table import processor
+from thalweg.bench.table import processor_name
 from thalweg.engines.cpu import machine_code
 
 FILE = Path(__file__).with_name("figures.json")
@@ -53,7 +53,9 @@ class Record:
 
 def machine() -> dict[str, Any]:
     """What figures depend on."""
-    name = f"{processor()} ({machine_code.processor()})"  # which may not say of which generation
+    name = (
+        f"{processor_name()} ({machine_code.processor()})"  # which may not say of which generation
+    )
     return {"processor": name, "cores": os.cpu_count(), "torch": torch.__version__}
 
 

@@ -17,7 +17,7 @@ from time import perf_counter
 import torch
 from torch import distributed
 
-from thalweg.cli.ranks import launched
+from thalweg.cli.ranks import launch_ranks
 from thalweg.distribute import Strategy
 from thalweg.distribute.buckets import SIZE
 from thalweg.engines.measuring import LEAF
@@ -128,7 +128,7 @@ def main() -> None:
     for count in (2, 4):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "found.json"
-            launched(count, _measured, str(file))
+            launch_ranks(count, _measured, str(file))
             found = json.loads(file.read_text())
         rate = 2 * (count - 1) / count * SIZE / found["bucket"]
         print(

@@ -25,7 +25,7 @@ def rules() -> list[Figure]:
 
     What is timed is `apply_gradients` of `thalweg.v1.train` and `thalweg.v1.contrib.opt`.
     """
-    made = problem.make(shapes.resnet50())
+    made = problem.make_tensors(shapes.resnet50())
     figures = []
     for name, entry in ENTRIES.items():
         timings = measure(

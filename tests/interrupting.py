@@ -12,7 +12,7 @@ import torch
 import thalweg
 from thalweg import autodiff
 from thalweg.core.state import entries
-from thalweg.engines.denormals import flushing
+from thalweg.engines.denormals import is_flushing
 from thalweg.ground import locks
 from thalweg.ground.running import thread as running
 
@@ -22,7 +22,7 @@ def switched() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        flushing(),
+        is_flushing(),
         thalweg.engines.current(),
         running.eager_blocks,
         [*running.frames],

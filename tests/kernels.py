@@ -21,5 +21,5 @@ def made(name: str, value: float) -> float:
     """What the kernel of this name returns: `value`, unless another lies under its name."""
     text = TEXT.replace("NAME", name).replace("VALUE", str(value))
     number = ctypes.c_double()
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(store.address(name, text))(ctypes.byref(number))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(store.address_of(name, text))(ctypes.byref(number))
     return number.value

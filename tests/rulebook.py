@@ -294,19 +294,19 @@ class Engines:
     def __init__(self) -> None:
         self.gate, self.last = Dispatcher(), None
 
-    def ready(self, asked: Request) -> Any:
-        if self.last is None or not self.last.again(asked):
+    def plan_step(self, asked: Request) -> Any:
+        if self.last is None or not self.last.try_rebind(asked):
             narrow = asked.copies is not None
             check_gradients(asked.variables, asked.gradients, asked.titles, narrow=narrow)
-            made = self.gate.ready(asked)
+            made = self.gate.plan_step(asked)
             self.last = made if made.is_single else None
             return made
         return self.last
 
     def take(self, asked: Request, shared: Any, separate: Any = None) -> None:
-        ready = self.ready(asked)
+        ready = self.plan_step(asked)
         with torch.no_grad():
-            for each in ready.rounds(Columns(shared(ready.dtypes), separate or {})):
+            for each in ready.make_rounds(Columns(shared(ready.dtypes), separate or {})):
                 section.run(each.calls)
         ready.release_gradients()
 

@@ -36,8 +36,8 @@ TINY = shapes.of("tiny", [(3, 4), (5,), ()])
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
     """Blocks of two steps: how long they are decides how exact figures are, and nothing else."""
-    steps = timing._steps
-    monkeypatch.setattr(timing, "_steps", lambda contender, block: steps(contender, 0.0))
+    steps = timing._steps_of_block
+    monkeypatch.setattr(timing, "_steps_of_block", lambda contender, block: steps(contender, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_the_roofline_adds_over_the_streams_of_a_rule(slots):
     step()
     assert variables[0].tolist() == [5.0] * 7
     assert gradients[0].tolist() == [2.0] * 7
-    assert roofline.streams(slots) == 3 + 2 * slots
+    assert roofline.count_streams(slots) == 3 + 2 * slots
 
 
 @pytest.mark.parametrize("name", catalogue.KNOWN)
@@ -179,7 +179,7 @@ def test_every_entry_is_a_rule_with_that_many_slots(name):
     by_name = {rule.name: rule for rule in rules.RULES}
     entry = catalogue.entry(name)
     assert len(by_name[name].slots) == entry.slots
-    assert problem.optimizer(entry)._rule() is by_name[name]
+    assert problem.make_optimizer(entry)._choose_rule() is by_name[name]
 
 
 def test_every_rule_can_be_measured():
@@ -188,10 +188,10 @@ def test_every_rule_can_be_measured():
 
 @pytest.mark.parametrize("name", catalogue.CLASSES)
 def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
-    entry, made = catalogue.entry(name), problem.make(TINY)
-    optimizer = problem.optimizer(entry)
+    entry, made = catalogue.entry(name), problem.make_tensors(TINY)
+    optimizer = problem.make_optimizer(entry)
     assert type(optimizer) is by_class()[name].cls
-    assert len(optimizer._rule().slots) == entry.slots
+    assert len(optimizer._choose_rule().slots) == entry.slots
     before = [var.detach().clone() for var in made.variables]
     problem.thalweg_step(entry, made)()
     assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))
@@ -203,8 +203,8 @@ def test_the_names_of_tensorflow_1_are_all_there():
 
 def test_a_measured_adagrad_da_counts_its_steps():
     seen = []
-    entry, made = catalogue.entry("v1:AdagradDAOptimizer"), problem.make(TINY)
-    optimizer = problem.optimizer(entry)
+    entry, made = catalogue.entry("v1:AdagradDAOptimizer"), problem.make_tensors(TINY)
+    optimizer = problem.make_optimizer(entry)
     for _ in range(3):
         applied(optimizer)(zip(made.gradients, made.variables, strict=True))
         seen.append(int(optimizer._global_step))
@@ -222,7 +222,7 @@ def test_norms_are_streams_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize("form", peers.TORCH_FORMS)
 def test_torch_steps_move_the_shared_variables(form):
-    made = problem.make(TINY)
+    made = problem.make_tensors(TINY)
     before = [var.detach().clone() for var in made.variables]
     step = peers.torch_step(catalogue.entry("Adam"), made, form)
     assert step is not None
@@ -231,7 +231,7 @@ def test_torch_steps_move_the_shared_variables(form):
 
 
 def test_a_rule_that_torch_lacks_has_no_torch_step():
-    made = problem.make(TINY)
+    made = problem.make_tensors(TINY)
     assert peers.torch_step(catalogue.entry("Ftrl"), made, "foreach") is None
     assert peers.torch_step(catalogue.entry("Nadam"), made, "fused") is None
 
@@ -342,7 +342,7 @@ def test_the_plot_holds_its_title():
 def test_what_is_done_before_a_step_is_not_timed():
     order = []
     contender = timing.Contender("a", lambda: order.append("step"), lambda: order.append("before"))
-    assert len(timing.timed(contender, 2)) == 2
+    assert len(timing.time_steps(contender, 2)) == 2
     assert order == ["before", "step"] * 2
 
 
@@ -380,7 +380,7 @@ def own(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "installed", lambda: ("torch-fused", "torch-foreach"))
+    monkeypatch.setattr(peers, "installed_peers", lambda: ("torch-fused", "torch-foreach"))
     torch.save({"a": torch.zeros(4, 3), "b": torch.zeros(3)}, tmp_path / "model.pt")
 
     def call(*arguments):
@@ -440,10 +440,10 @@ def test_rules_of_the_user_are_measured_beside_the_others(run, own):
 
 
 def test_a_step_of_a_rule_of_the_user_is_its_own():
-    made, entry = problem.make(TINY), catalogue.own(rules.MOMENTUM)
+    made, entry = problem.make_tensors(TINY), catalogue.own(rules.MOMENTUM)
     assert entry.slots == 1
     problem.thalweg_step(entry, made)()
-    assert problem.optimizer(entry).rule is rules.MOMENTUM
+    assert problem.make_optimizer(entry).rule is rules.MOMENTUM
     for form in peers.TORCH_FORMS:
         assert peers.torch_step(entry, made, form) is None
     assert peers.keras_step(entry, made) is None
@@ -487,7 +487,7 @@ def test_progress_is_shown_on_a_terminal_only(run, monkeypatch, terminal, argume
 
 
 def test_more_threads_than_cores_are_not_used(run, monkeypatch):
-    monkeypatch.setattr(options, "cores", lambda: 1)
+    monkeypatch.setattr(options, "usable_cores", lambda: 1)
     result = run("--rounds", "1", "--threads", "99", "--json")
     assert result.stderr == "--threads 99 is more than the 1 core here; using 1.\n"
     assert json.loads(result.stdout)["threads"] == 1
@@ -534,7 +534,7 @@ def test_a_rule_of_the_user_that_cannot_be_measured(run, own):
 
 
 def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 100)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     result = run()
     assert result.exit_code == 1
     assert "--peers torch-fused" in result.output

@@ -282,7 +282,7 @@ def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
     for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES):
         (contestant,) = line_up([rule.name], {}, "digits")
         made: Any = contestant.make(None)
-        assert made._rule() is rule
+        assert made._choose_rule() is rule
         assert isinstance(made, by_rule()[rule.name].cls)
 
 
@@ -504,7 +504,7 @@ def test_results_are_written_through_no_link() -> None:
 
 
 def test_more_threads_than_cores_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "cores", lambda: 2)
+    monkeypatch.setattr(options, "usable_cores", lambda: 2)
     result = invoke("race", *SMALL, "--optimizers", "SGD", "--threads", "99")
     assert "--threads 99 is more than the 2 cores here; using 2." in result.stderr
     assert json.loads(Path("race.json").read_text())["settings"]["threads"] == 2
@@ -539,15 +539,15 @@ def test_the_picture_holds_its_title_and_all_names() -> None:
 def test_live_table_on_a_terminal() -> None:
     from rich.console import Console
 
-    from thalweg.cli.live import watch
+    from thalweg.cli.live import watch_race
     from thalweg.race.contestants import line_up
-    from thalweg.race.outcome import ran
+    from thalweg.race.outcome import race_seeds
     from thalweg.race.problems import PROBLEMS
 
     screen = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with watch(screen, "digits") as progress:
+    with watch_race(screen, "digits") as progress:
         assert progress is not None
-        ran(
+        race_seeds(
             PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
             progress=progress,
         )  # fmt: skip
@@ -678,7 +678,7 @@ def test_no_color() -> None:
 
 
 def test_rules_lists_every_rule() -> None:
-    from thalweg.cli.rules import sparse
+    from thalweg.cli.rules import sparse_words
     from thalweg.rules import RULES
 
     result = invoke("rules")
@@ -690,7 +690,7 @@ def test_rules_lists_every_rule() -> None:
     for rule in RULES:
         (line,) = [line for line in lines if line.split()[:1] == [rule.name]]
         assert all(slot.name[:20] in result.stdout for slot in rule.slots)
-        assert sparse(rule) in line
+        assert sparse_words(rule) in line
     for row in listed:
         assert {"slots", "hypers", "sparse", "source", "differs"} <= set(row)
 

@@ -32,7 +32,7 @@ def test_versions_engines_and_threads(folder):
     assert found["versions"]["thalweg"] == thalweg.__version__
     assert found["versions"]["python"] == platform.python_version()
     assert found["versions"]["torch"] == torch.__version__
-    assert found["engines"] == {"reference": "", "cpu": "", "cuda": available.trouble()}
+    assert found["engines"] == {"reference": "", "cpu": "", "cuda": available.why_unavailable()}
     assert found["threads"] == torch.get_num_threads()
     assert found["kernels"] == {"folder": str(folder), "trouble": ""}
     assert len(found["gpus"]) == torch.cuda.device_count()
@@ -40,7 +40,7 @@ def test_versions_engines_and_threads(folder):
 
 
 def test_lines_for_eyes(folder, monkeypatch):
-    monkeypatch.setattr(available, "trouble", lambda: "torch sees no GPU")
+    monkeypatch.setattr(available, "why_unavailable", lambda: "torch sees no GPU")
     monkeypatch.setattr(doctor, "version", lambda name: "1.2")
     lines = dict(line.split("  ", 1) for line in run().splitlines())
     found = {name.strip(): text.strip() for name, text in lines.items()}

@@ -12,7 +12,7 @@ from rich.console import Console
 from thalweg.cli import files, lines, live
 from thalweg.cli.lines import Lines
 from thalweg.race.contestants import line_up
-from thalweg.race.outcome import ran
+from thalweg.race.outcome import race_seeds
 from thalweg.race.problems import PROBLEMS
 
 
@@ -49,8 +49,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_a_race_without_a_terminal(capfd: Any) -> None:
-    with live.watch(Console(file=io.StringIO()), "digits") as progress:
-        ran(PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
+    with live.watch_race(Console(file=io.StringIO()), "digits") as progress:
+        race_seeds(PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
             progress=progress)  # fmt: skip
     found = capfd.readouterr().err.splitlines()
     assert 8 <= len(found) <= 10
@@ -60,7 +60,7 @@ def test_a_race_without_a_terminal(capfd: Any) -> None:
 @pytest.mark.usefixtures("often")
 def test_a_large_file_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(files, "_bytes_of", lambda path: files.LARGE)
-    with files._watched("run/model\x1b.ckpt") as progress:
+    with files._watch_progress("run/model\x1b.ckpt") as progress:
         assert progress is not None
         for done in range(0, 2001, 500):
             progress(done, 2000)

@@ -43,25 +43,25 @@ class Plain(Hooks):
         self.selection = Selection(engine)
         self.asked: list[Hashable] = []
 
-    def rule(self) -> Rule:
+    def step_rule(self) -> Rule:
         return self._rule
 
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         return [f"w{index}" for index in range(len(variables))]
 
-    def check(self, pairs: Any, narrow: bool) -> None:
-        check_pairs(pairs, self.titles(pairs), scatter=True, narrow=narrow)
+    def check_pairs(self, pairs: Any, narrow: bool) -> None:
+        check_pairs(pairs, self.names_of(pairs), scatter=True, narrow=narrow)
 
-    def groups(self, variables: Any, gradients: Any) -> Any:
+    def group_variables(self, variables: Any, gradients: Any) -> Any:
         return self._groups
 
-    def scalars(self, dtype: Any, group: Hashable) -> dict[str, Any]:
+    def scalars_of(self, dtype: Any, group: Hashable) -> dict[str, Any]:
         self.asked.append((dtype, group))
         own = {hyper.name: hyper.default for hyper in self._rule.hypers} | self._of.get(group, {})
         values = {name: dtype(value) for name, value in own.items()}
         return derived(self._rule, values, dtype, self._steps.get(group, 1))
 
-    def slots(self, var: Tensor) -> list[Tensor]:
+    def slots_of(self, var: Tensor) -> list[Tensor]:
         return self._slots[id(var)]
 
 
@@ -116,8 +116,8 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
     groups = list(range(100))
     of = {group: {"learning_rate": 0.01 * (group + 1)} for group in groups}
     launches: list[int] = []
-    call = Compiled.call
-    monkeypatch.setattr(Compiled, "call", lambda *given: launches.append(1) or call(*given))
+    call = Compiled.bind_table
+    monkeypatch.setattr(Compiled, "bind_table", lambda *given: launches.append(1) or call(*given))
     take(Plain(ADAM, slots, "cpu", groups, of), PlanCache(), list(zip(gradients, own, strict=True)))
     assert len(launches) == 1
 

@@ -162,12 +162,12 @@ def equal_measures(signature: tuple[Any, ...], form: str, other: str) -> None:
                 case.rule, stages, problem.variables, problem.gradients, problem.slots, ["w"],
                 FLUSH._replace(name=engine), [None],
             )  # fmt: skip
-            ready = rulebook.Engines().ready(asked)
+            ready = rulebook.Engines().plan_step(asked)
             shared = {
                 dtype: case.scalars(dtype) | {name: dtype(value) for name, value in GIVEN.items()}
                 for dtype in ready.dtypes
             }
-            sums = ready.sums(formulas, stages, Columns(shared, {}))
+            sums = ready.compute_sums(formulas, stages, Columns(shared, {}))
             found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.max_abs())])
         assert_same(found[0], found[1])
 
@@ -202,7 +202,7 @@ def test_halves_are_converted_with_and_without_instructions_for_it(
     def run(body: str, bits: Any, numbers: Any) -> None:
         name = f"halves_{store.digest(body, str(has_instructions))}"
         source = CONVERSIONS.format(name=name, body=body)
-        address = machine_code.link(name, machine_code.compiled(name, source))
+        address = machine_code.link_kernel(name, machine_code.compile_kernel(name, source))
         given = np.array([len(bits), bits.ctypes.data, numbers.ctypes.data], np.int64)
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(given.ctypes.data)
 

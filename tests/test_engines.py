@@ -486,11 +486,11 @@ def _flags():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_adam_is_vectorised(dtype):
     from thalweg.engines.codegen import Update
-    from thalweg.engines.cpu.codegen import generate
+    from thalweg.engines.cpu.codegen import generate_update
     from thalweg.rules.adam import ADAM
 
-    kernel = generate(Update(ADAM.update, (dtype,) * 4), "float32")
-    assembly = machine_code.assembly(kernel.name, kernel.source)
+    kernel = generate_update(Update(ADAM.update, (dtype,) * 4), "float32")
+    assembly = machine_code.compile_to_assembly(kernel.name, kernel.source)
     assert "vsqrtps" in assembly
     assert "vfmadd" not in assembly
     assert ("prefetchw" in assembly) == bool(machine_code.tuning().prefetch)
@@ -499,10 +499,10 @@ def test_adam_is_vectorised(dtype):
 
 def test_what_does_not_divide_is_not_prefetched():
     from thalweg.engines.codegen import Update
-    from thalweg.engines.cpu.codegen import generate
+    from thalweg.engines.cpu.codegen import generate_update
     from thalweg.rules.gradient_descent import SGD
 
-    kernel = generate(Update(SGD.update, ("float32",) * 2), "float32")
+    kernel = generate_update(Update(SGD.update, ("float32",) * 2), "float32")
     assert "prefetch(" not in kernel.source
 
 

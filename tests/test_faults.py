@@ -30,7 +30,7 @@ from rulebook import (
 )
 from thalweg import absolute, maximum, where
 from thalweg.engines.cpu import team
-from thalweg.engines.denormals import denormals, flushing
+from thalweg.engines.denormals import is_flushing, set_denormals
 
 pytestmark = pytest.mark.timeout(90)  # a child that waits for lost threads waits for ever
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")
@@ -227,11 +227,11 @@ def _products(count=400_000):
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_flags_of_the_caller_are_as_before(selection, caller, name, two_threads):
     problem = Problem.make(ADAM.row, [200_000], [torch.float32], 1)
-    with denormals(caller):
+    with set_denormals(caller):
         before = _products(100)
         take(ADAM, problem, selection._replace(name=name))
         assert _products(100) == before
-        assert flushing() == caller
+        assert is_flushing() == caller
     assert _products() == (400_000, True)
 
 

@@ -143,13 +143,13 @@ def training_step(stop: Callable[[], None]) -> Case:
 def training_step_in_the_update(stop: Stop) -> Case:
     case = training_step(lambda: None)
     inner = case.owner.optimizer
-    made = inner._hooks
+    made = inner._make_hooks
 
     def hooks(*args: Any) -> Any:
         stop()
         return made(*args)
 
-    inner.__dict__["_hooks"] = hooks
+    inner.__dict__["_make_hooks"] = hooks
     return case
 
 
@@ -312,13 +312,13 @@ HALVED, DOUBLED = (
 
 def test_a_fork_waits_for_a_compilation(monkeypatch, tmp_path):
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
-    stop, make = Stop(), store._address
+    stop, make = Stop(), store._load_address
 
     def slowly(*given: Any) -> int:
         stop()
         return make(*given)
 
-    monkeypatch.setattr(store, "_address", slowly)
+    monkeypatch.setattr(store, "_load_address", slowly)
 
     def train(rule: thalweg.Rule) -> list[float]:
         var = thalweg.Variable([1.0, 2.0])
@@ -351,13 +351,13 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
 
 
 def test_a_measure_under_way_does_not_hold_up_the_child(monkeypatch):
-    stop, make = Stop(), norms.norms
+    stop, make = Stop(), norms.norms_of
 
     def slowly(*args: Any) -> Any:
         stop()
         return make(*args)
 
-    monkeypatch.setattr(norms, "norms", slowly)
+    monkeypatch.setattr(norms, "norms_of", slowly)
     first, second = _plain(keras.Adam(0.1, clipnorm=1.0)), _plain(keras.Adam(0.1, clipnorm=1.0))
     with stop.reached_by(first.step):
         assert told(lambda: second.step() is not None)
@@ -444,13 +444,13 @@ def test_an_optimizer_in_a_run_is_its_session_s_affair(graph, face):
     var = tf.Variable([1.0, 2.0], name="w")
     grad = torch.tensor([1.0, 1.0])
     made: Any = keras.Adam(0.5) if face == "keras" else v1.train.GradientDescentOptimizer(0.5)
-    take = made._hooks
+    take = made._make_hooks
 
     def hooks(*args: Any) -> Any:
         stop()
         return take(*args)
 
-    made.__dict__["_hooks"] = hooks
+    made.__dict__["_make_hooks"] = hooks
     op = made.apply_gradients([(grad, var)])
     start = tf.global_variables_initializer()
     session = Session(graph=graph)
@@ -613,7 +613,7 @@ def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
     grad = torch.from_numpy(np.full(400_000, 1.0, np.float32))
     optimizer = keras.SGD(0.5)
     optimizer.apply_gradients([(grad, var)])
-    monkeypatch.setattr(team, "_runtime", lambda: None)
+    monkeypatch.setattr(team, "_find_runtime", lambda: None)
 
     def child() -> Any:
         optimizer.apply_gradients([(grad, var)])
@@ -632,7 +632,7 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
     quick = optimizer._own.quick
     assert quick is not None
     assert quick.taken == 1
-    monkeypatch.setattr(team, "_runtime", lambda: None)
+    monkeypatch.setattr(team, "_find_runtime", lambda: None)
 
     def child() -> Any:
         optimizer.step()

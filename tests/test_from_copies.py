@@ -91,7 +91,7 @@ def assert_begun(
 def leaves_alone(case: Case, formula: Any) -> bool:
     from thalweg.engines.transcribe import transcribe
 
-    return transcribe(formula).passes(0, 0)
+    return transcribe(formula).passes_through(0, 0)
 
 
 def adam() -> Case:
@@ -172,9 +172,9 @@ def equal_measures(kind: torch.dtype, form: str, engine: Any) -> None:
             case.rule, (), each.variables, each.gradients, each.slots, ["w"],
             KEEP._replace(name=name), copies, True,
         )  # fmt: skip
-        ready = rulebook.Engines().ready(asked)
+        ready = rulebook.Engines().plan_step(asked)
         shared = {dtype: case.scalars(dtype) for dtype in ready.dtypes}
-        sums = ready.sums(formulas, (), Columns(shared, {}))
+        sums = ready.compute_sums(formulas, (), Columns(shared, {}))
         found.append([torch.from_numpy(np.array(one)) for one in sums])
     assert not torch.equal(problem.variables[0], begun.variables[0])
     assert_same(*found)

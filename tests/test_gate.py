@@ -102,9 +102,9 @@ LAYOUTS: list[tuple[tuple[int, ...], tuple[int, ...], bool, bool, int]] = [
 @pytest.mark.parametrize(("shape", "strides", "dense", "meets", "size"), LAYOUTS)
 def test_what_strides_say(shape: Any, strides: Any, dense: bool, meets: bool, size: int) -> None:
     tensor = strided(shape, strides, 3)
-    assert layout.dense(tensor) is dense
-    assert layout.overlapping(tensor) is meets
-    start, end = layout.span(tensor)
+    assert layout.is_dense(tensor) is dense
+    assert layout.may_overlap(tensor) is meets
+    start, end = layout.byte_span(tensor)
     assert end - start == size
     assert not size or start == BUFFER.data_ptr() + 12
 
@@ -112,9 +112,9 @@ def test_what_strides_say(shape: Any, strides: Any, dense: bool, meets: bool, si
 def test_too_many_addresses_to_compare_may_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = strided((3, 3), (2, 3))
     monkeypatch.setattr(layout, "_ENUMERABLE", 9)
-    assert not layout.overlapping(tensor)
+    assert not layout.may_overlap(tensor)
     monkeypatch.setattr(layout, "_ENUMERABLE", 8)
-    assert layout.overlapping(tensor)
+    assert layout.may_overlap(tensor)
     with pytest.raises(LayoutError, match="'a' and 'b' in one step: they share memory"):
         layout.check_disjoint([tensor, strided((3, 3), (2, 3), 1)], ["a", "b"])
 
@@ -150,7 +150,7 @@ def test_tensors_that_share_memory(name: str, turned: bool) -> None:
 
 
 def test_devices_share_no_memory() -> None:
-    assert not layout._share(BUFFER[:4], torch.empty(4, device="meta"))
+    assert not layout._share_bytes(BUFFER[:4], torch.empty(4, device="meta"))
 
 
 def test_a_run_that_ended_is_not_compared_with_later_ones() -> None:
@@ -162,13 +162,13 @@ def test_a_run_that_ended_is_not_compared_with_later_ones() -> None:
 
 def test_runs_that_gradients_must_keep_out_of() -> None:
     start = BUFFER.data_ptr()
-    bounds = layout.bounds([BUFFER[8:12], BUFFER[4:8], BUFFER[20:24], BUFFER[:0]])
+    bounds = layout.runs_of([BUFFER[8:12], BUFFER[4:8], BUFFER[20:24], BUFFER[:0]])
     assert bounds.tolist() == [-1, 1, start + 16, start + 48, start + 80, start + 96]
     runs = {(0, 16): True, (0, 17): False, (47, 1): False, (48, 32): True, (48, 33): False,
             (20, 4): False, (0, 400): False, (96, 8): True, (95, 8): False}  # fmt: skip
     for (first, size), wanted in runs.items():
-        assert layout.apart(start + first, size, bounds) is wanted, (first, size)
-    assert not layout.apart(0, 4, bounds)
+        assert layout.lie_apart(start + first, size, bounds) is wanted, (first, size)
+    assert not layout.lie_apart(0, 4, bounds)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,13 @@ def test_runs_that_gradients_must_keep_out_of() -> None:
 def test_a_gradient_in_memory_that_is_written_is_copied(first: int, copied: bool) -> None:
     buffer = torch.arange(32.0)
     var, slot, grad = buffer[8:12], buffer[12:16], buffer[first : first + 4]
-    (found,) = gate._apart([var], [grad], [[slot]], [None])
+    (found,) = gate._set_apart([var], [grad], [[slot]], [None])
     assert (found is not grad) is copied
     assert torch.equal(found, grad)
     copy = buffer[8:16].view(HALF)[:4]
-    assert (gate._apart([torch.ones(4)], [grad], [[]], [copy])[0] is not grad) is (4 < first < 10)
+    assert (gate._set_apart([torch.ones(4)], [grad], [[]], [copy])[0] is not grad) is (
+        4 < first < 10
+    )
 
 
 def test_plans_of_variables_long_gone_are_let_go() -> None:
@@ -224,18 +226,18 @@ def test_a_repeated_variable_has_one_engine() -> None:
 def test_a_gradient_in_other_strides_is_copied_without_its_graph(shape: Any) -> None:
     grad = torch.arange(12.0).reshape(shape).requires_grad_()
     var = torch.ones(shape).t().contiguous().t()
-    found = layout.like(grad, var)
+    found = layout.with_strides_of(grad, var)
     assert torch.equal(found, grad)
     assert found.stride() == var.stride()
     assert not found.requires_grad
-    assert layout.like(grad, torch.ones(shape)).data_ptr() == grad.data_ptr()
+    assert layout.with_strides_of(grad, torch.ones(shape)).data_ptr() == grad.data_ptr()
 
 
 def ready(problem: Problem, selection: Any = KEEP, copies: Any = None) -> Any:
     """What the gate makes of a step of Adam."""
     names = [f"w{index}" for index in range(len(problem.variables))]
     rule, pairs = case("Adam").rule, (problem.variables, problem.gradients, problem.slots)
-    return gate.Dispatcher().ready(Request(rule, (), *pairs, names, selection, copies))
+    return gate.Dispatcher().plan_step(Request(rule, (), *pairs, names, selection, copies))
 
 
 def adam(*shapes: tuple[int, ...]) -> Problem:

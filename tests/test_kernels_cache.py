@@ -346,7 +346,7 @@ def test_damaged_machine_code_is_rebuilt(folder, monkeypatch, damage):
     forget(monkeypatch)
     linked = []
     monkeypatch.setattr(
-        machine_code, "link", lambda name, code, link=machine_code.link: (
+        machine_code, "link_kernel", lambda name, code, link=machine_code.link_kernel: (
             linked.append(code), link(name, code))[1],
     )  # fmt: skip
     assert made("k_damaged", 3.5) == 3.5
@@ -365,7 +365,7 @@ def test_machine_code_under_another_name_is_rebuilt(folder, monkeypatch):
 
 def test_another_processor_or_llvm_is_another_file(folder, monkeypatch):
     made("k_target", 1.5)
-    monkeypatch.setattr(machine_code, "target", lambda: "x86_64\nznver9\n+avx1024")
+    monkeypatch.setattr(machine_code, "target_digest", lambda: "x86_64\nznver9\n+avx1024")
     forget(monkeypatch)
     made("k_target", 1.5)
     assert len(list(folder.glob("k_target.*.o"))) == 2
@@ -374,7 +374,7 @@ def test_another_processor_or_llvm_is_another_file(folder, monkeypatch):
 def test_the_target_names_processor_features_and_llvm():
     from llvmlite import binding
 
-    words = machine_code.target()
+    words = machine_code.target_digest()
     assert binding.get_host_cpu_name() in words
     assert binding.get_process_triple() in words
     assert repr(binding.llvm_version_info) in words
@@ -383,15 +383,15 @@ def test_the_target_names_processor_features_and_llvm():
 def test_another_version_of_llvmlite_is_another_kernel(monkeypatch):
     before = codegen_measure.generate_peak(4).name
     monkeypatch.setattr(codegen, "version", lambda package: "0.0")
-    codegen.versions.cache_clear()
+    codegen.compiler_digest.cache_clear()
     try:
         assert codegen_measure.generate_peak(4).name != before
     finally:
-        codegen.versions.cache_clear()
+        codegen.compiler_digest.cache_clear()
 
 
 def test_code_that_llvm_cannot_load_is_compiled_again(folder, monkeypatch):
-    monkeypatch.setattr(machine_code, "link", lambda name, code: 0)
+    monkeypatch.setattr(machine_code, "link_kernel", lambda name, code: 0)
     for _ in range(2):
         assert made("k_unloadable", 1.5) == 1.5
         forget(monkeypatch)
@@ -502,7 +502,7 @@ def test_settings_make_other_machine_code_that_is_kept(folder, name, value):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert run_python(DENSE, **{name: value}) == plain
     (other,) = {path.name for path in folder.iterdir()} - set(before)
-    if "+avx" in machine_code.target():  # elsewhere it may be the same code
+    if "+avx" in machine_code.target_digest():  # elsewhere it may be the same code
         assert (folder / other).read_bytes() not in before.values()
     assert run_python(DENSE + WITHOUT, **{name: value}) == plain
 

@@ -44,7 +44,7 @@ def test_nothing_else_can_be_wanted(wanted):
 @pytest.mark.parametrize("distance", [0, 512])
 def test_kernels_prefetch_as_far_as_suits(monkeypatch, distance):
     monkeypatch.setattr(codegen, "tuning", lambda: INTEL._replace(prefetch=distance))
-    source = codegen.generate(Update(ADAM.update, ("float32",) * 4), "float32").source
+    source = codegen.generate_update(Update(ADAM.update, ("float32",) * 4), "float32").source
     assert ("prefetch(" in source) == bool(distance)
     assert f"begin * 4 + {distance}" in source or not distance
 

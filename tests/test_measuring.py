@@ -11,15 +11,15 @@ from rulebook import slow_unless
 from thalweg import RuleError, Variable, sqrt, where
 from thalweg.engines import Tensors
 from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.measure import Leaves, sums
-from thalweg.engines.denormals import denormals
+from thalweg.engines.cpu.measure import Leaves, sums_of
+from thalweg.engines.denormals import set_denormals
 from thalweg.engines.engine import Columns
 from thalweg.engines.layout import STORAGE_NAMES, compute_dtype
 from thalweg.engines.measuring import (
     LANES,
     LEAF,
     Tree,
-    combined,
+    combine_leaves,
     leaf_counts,
     leaves_of,
 )
@@ -53,11 +53,11 @@ def measured(formulas, tensors, stages=(), scalars=None, flush=False, leaves=Fal
     """What the kernel makes of tensors of several streams each, all of one signature."""
     first = tensors[0]
     storage = tuple(STORAGE_NAMES[each.dtype] for each in first)
-    kernel = launch.measuring(formulas, stages, storage, compute_dtype(first[0].dtype))
+    kernel = launch.sum_kernel(formulas, stages, storage, compute_dtype(first[0].dtype))
     base = np.array([[each.data_ptr() for each in streams] for streams in tensors], np.int64)
     table = Leaves([streams[0].numel() for streams in tensors])
     found = table.measure(kernel, base, scalars, flush)
-    return found if leaves else table.combined(found)
+    return found if leaves else table.combine(found)
 
 
 def specified(formula, streams, stages=(), scalars=None):
@@ -108,7 +108,7 @@ def assert_bits(found, wanted) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_specification_is_what_its_text_says(size):
     values = wide(numbers(size))
-    (found,) = combined(leaves_of(values), leaf_counts([size]))
+    (found,) = combine_leaves(leaves_of(values), leaf_counts([size]))
     assert_bits(found, one_by_one(values))
 
 
@@ -119,7 +119,7 @@ def test_leaves_are_added_in_pairs_of_neighbours(count):
     while len(wanted) > 1:
         wanted = np.append(wanted, [0.0] * (len(wanted) % 2))
         wanted = wanted[::2] + wanted[1::2]
-    assert_bits(combined(values, np.array([count])), wanted)
+    assert_bits(combine_leaves(values, np.array([count])), wanted)
 
 
 def test_many_tensors_are_combined_like_each_alone():
@@ -127,12 +127,12 @@ def test_many_tensors_are_combined_like_each_alone():
     leaves = wide(numbers(int(2 * counts.sum()))).reshape(-1, 2)
     before = leaves.copy()
     parts = np.split(leaves, np.cumsum(counts)[:-1])
-    alone = [combined(part, np.array([len(part)]))[0] for part in parts]
-    assert_bits(combined(leaves, counts), alone)
-    in_torch = combined(torch.from_numpy(leaves), counts)
+    alone = [combine_leaves(part, np.array([len(part)]))[0] for part in parts]
+    assert_bits(combine_leaves(leaves, counts), alone)
+    in_torch = combine_leaves(torch.from_numpy(leaves), counts)
     assert_bits(in_torch.numpy(), alone)
     assert_bits(leaves, before)
-    assert combined(np.zeros((0, 2)), np.zeros(3, np.int64)).tolist() == [[0, 0]] * 3
+    assert combine_leaves(np.zeros((0, 2)), np.zeros(3, np.int64)).tolist() == [[0, 0]] * 3
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -152,8 +152,8 @@ def test_kernels_add_in_the_same_order(dtype, formula):
     wanted = np.concatenate([specified(formula, streams) for streams in tensors])
     assert_bits(found[:, 0], wanted)
     column = int(formula is gradient_squares)
-    found = sums(gradient_squares, [streams[column] for streams in tensors])
-    assert_bits(found, combined(wanted, leaf_counts(SIZES)))
+    found = sums_of(gradient_squares, [streams[column] for streams in tensors])
+    assert_bits(found, combine_leaves(wanted, leaf_counts(SIZES)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -183,7 +183,7 @@ def test_denormals_count_whatever_the_thread_does_with_them(dtype):
 
     wanted = specified(plain, (grad, grad))
     assert wanted[0] > 0
-    with denormals(flush=True):
+    with set_denormals(flush=True):
         assert_bits(measured((plain,), [(grad, grad)])[:, 0], wanted)
 
 
@@ -205,18 +205,18 @@ def test_threads_do_not_change_bits(count, threads):
     threads(count)
     found = measured((gradient_squares,), tensors)[:, 0]
     wanted = [
-        combined(specified(gradient_squares, s), leaf_counts([len(s[0])]))[0] for s in tensors
+        combine_leaves(specified(gradient_squares, s), leaf_counts([len(s[0])]))[0] for s in tensors
     ]
     assert_bits(found, wanted)
 
 
 def test_the_other_tensors_do_not_change_bits():
     tensors = [numbers(size) for size in (200_003, 1000, 65_537, 12)]
-    alone = [sums(gradient_squares, [each])[0] for each in tensors]
-    assert_bits(sums(gradient_squares, tensors), alone)
-    assert_bits(sums(gradient_squares, tensors[::-1]), alone[::-1])
+    alone = [sums_of(gradient_squares, [each])[0] for each in tensors]
+    assert_bits(sums_of(gradient_squares, tensors), alone)
+    assert_bits(sums_of(gradient_squares, tensors[::-1]), alone[::-1])
     many = [*tensors, *(numbers(100, seed=seed) for seed in range(500)), numbers(3_000_000)]
-    assert_bits(sums(gradient_squares, many)[: len(tensors)], alone)
+    assert_bits(sums_of(gradient_squares, many)[: len(tensors)], alone)
 
 
 @pytest.mark.parametrize("cut", [LEAF, 2 * LEAF])
@@ -233,12 +233,16 @@ def test_memory_is_read_in_the_order_of_the_variable():
     )
     grad = numbers(var.numel(), seed=2).view(var.shape)
     lying = grad.permute(0, 2, 3, 1).reshape(-1)
-    (wanted,) = sums(gradient_squares, [lying])
-    assert wanted != sums(gradient_squares, [grad])[0]
+    (wanted,) = sums_of(gradient_squares, [lying])
+    assert wanted != sums_of(gradient_squares, [grad])[0]
     for given in (grad, grad.contiguous(memory_format=torch.channels_last)):
-        assert_bits(Tensors([given], [var]).sums((gradient_squares,), (), NO_COLUMNS)[0], [wanted])
-    (of_variable,) = sums(gradient_squares, [var.permute(0, 2, 3, 1).reshape(-1)])
-    assert_bits(Tensors([grad], [var]).sums((variable_squares,), (), NO_COLUMNS)[0], [of_variable])
+        assert_bits(
+            Tensors([given], [var]).compute_sums((gradient_squares,), (), NO_COLUMNS)[0], [wanted]
+        )
+    (of_variable,) = sums_of(gradient_squares, [var.permute(0, 2, 3, 1).reshape(-1)])
+    assert_bits(
+        Tensors([grad], [var]).compute_sums((variable_squares,), (), NO_COLUMNS)[0], [of_variable]
+    )
 
 
 # Formulas and stages
@@ -281,7 +285,7 @@ def test_stages_come_first_in_the_type_of_the_update(dtype, stages, scalars):
         own = {name: np.broadcast_to(value, 2)[index] for name, value in scalars.items()}
         for column, formula in enumerate((gradient_squares, variable_squares)):
             leaves = specified(formula, streams, stages, own)
-            assert_bits(found[index, column], combined(leaves, np.array([len(leaves)]))[0])
+            assert_bits(found[index, column], combine_leaves(leaves, np.array([len(leaves)]))[0])
 
 
 def half(x):
@@ -312,15 +316,15 @@ def test_streams_of_several_types():
 
 def test_what_no_formula_reads_is_not_read():
     grad = numbers(3000)
-    kernel = launch.measuring((gradient_squares,), (), ("float32", "float32"), np.float32)
+    kernel = launch.sum_kernel((gradient_squares,), (), ("float32", "float32"), np.float32)
     base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read
-    assert_bits(Leaves([3000]).sums(kernel, base), [sums(gradient_squares, [grad])])
+    assert_bits(Leaves([3000]).compute_sums(kernel, base), [sums_of(gradient_squares, [grad])])
 
 
 def test_products_are_rounded_before_they_are_added():
     grad = numbers(2048, torch.float64)
     square = wide(grad) * wide(grad)
-    assert_bits(sums(gradient_squares, [grad]), [one_by_one(square)])
+    assert_bits(sums_of(gradient_squares, [grad]), [one_by_one(square)])
 
 
 def too_many(var, grad, first, second):
@@ -334,14 +338,14 @@ def two_results(var, grad):
 @pytest.mark.parametrize("formula", [too_many, two_results])
 def test_a_formula_that_does_not_fit_is_refused(formula):
     with pytest.raises(RuleError, match=rf"{formula.__name__} .* a measure of 2 tensors takes up"):
-        launch.measuring((formula,), (), ("float32", "float32"), np.float32)
+        launch.sum_kernel((formula,), (), ("float32", "float32"), np.float32)
 
 
 def test_a_tree_is_used_again():
     tree = Tree(np.array([3, 1]))
     for seed in range(3):
         leaves = wide(numbers(4, seed=seed))
-        assert_bits(tree.combined(leaves), [(leaves[0] + leaves[1]) + leaves[2], leaves[3]])
+        assert_bits(tree.combine(leaves), [(leaves[0] + leaves[1]) + leaves[2], leaves[3]])
 
 
 def test_norms_do_not_depend_on_strides() -> None:
@@ -359,5 +363,5 @@ def test_sums_beyond_float64_are_infinite_without_a_warning() -> None:
     SGD(1.0, clipnorm=1.0).apply_gradients([(torch.full_like(var, 4e151), var)])
     assert (var == 0).all()
     leaves = np.array([np.inf, -np.inf, 1e308, 1e308])
-    np.testing.assert_array_equal(combined(leaves, np.array([2, 2])), [np.nan, np.inf])
+    np.testing.assert_array_equal(combine_leaves(leaves, np.array([2, 2])), [np.nan, np.inf])
     assert np.isnan(leaves_of(np.array([np.inf, *[0.0] * (LANES - 1), -np.inf])))

@@ -232,9 +232,9 @@ def test_slots_that_nobody_holds_are_not_looked_at() -> None:
     watched = StorageGuard([held, other])
     store.handed_out([held])
     other.t_()
-    assert watched.stand()
+    assert watched.confirm_places()
     held.t_()
-    assert not watched.stand()
+    assert not watched.confirm_places()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no list of mappings is read elsewhere")

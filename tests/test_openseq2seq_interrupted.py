@@ -424,10 +424,10 @@ def test_after_a_failure_the_scaler_is_as_before_and_plain_steps_work() -> None:
     armed = False
 
     class Failing(train.MomentumOptimizer):
-        def _groups(self, *given: Any) -> Any:
+        def _group_variables(self, *given: Any) -> Any:
             if armed:
                 raise RuntimeError("burnt")
-            return super()._groups(*given)
+            return super()._group_variables(*given)
 
     step = stepping([w], Failing, params={"momentum": 0.9}, loss_scaling="Backoff")
     step.apply_gradients([torch.ones(3)])

@@ -86,8 +86,10 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
     ours = optim.AdamW([{"params": [p], **own} for p, own in zip(params, options, strict=True)])
     others = [optim.AdamW([p], **own) for p, own in zip(alone, options, strict=True)]
     launched = []
-    call = launch.Compiled.call
-    monkeypatch.setattr(launch.Compiled, "call", lambda *given: launched.append(1) or call(*given))
+    call = launch.Compiled.bind_table
+    monkeypatch.setattr(
+        launch.Compiled, "bind_table", lambda *given: launched.append(1) or call(*given)
+    )
     for step in range(3):
         give(params, step)
         ours.step()

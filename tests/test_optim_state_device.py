@@ -189,7 +189,7 @@ def test_runs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(self, rows)
 
     monkeypatch.setattr(far, "RUN", 128)
-    monkeypatch.setattr(far.Far, "sending", sending)
+    monkeypatch.setattr(far.Far, "send_rows", sending)
     pair = Pair(device, MAKERS["Adam"], [(20,)] * 7, clip_grad_norm=0.1).steps(2)
     pair.check()
     part = next(iter(pair.far._own.parts.values()))
@@ -454,7 +454,7 @@ def test_gradients_are_waited_for_before_they_are_read(monkeypatch: pytest.Monke
 
     asked = Request(TORCH_SGD, (), [param], [on_its_way], [[]], ["w"], current())
     part = far.FarPart(ReferencePart(asked), [], [Event()], [])
-    monkeypatch.setattr(part, "_waiting", list)  # that of a GPU's events
+    monkeypatch.setattr(part, "_wait_calls", list)  # that of a GPU's events
     scalars = {"direction": 1.0, "weight_decay": 0.0, "step_size": -0.5}
     for call in part.calls(Columns({np.float32: scalars}, {})):
         call()

@@ -106,7 +106,7 @@ def _other(make: Callable[[], Any], params: list[Any], steps: int, sparse: bool)
         give(params, step, sparse)
         pairs = [(p.grad, var) for p, var in zip(params, variables, strict=True)]
         made.apply_gradients(pairs, **({} if counter is None else {"global_step": counter}))
-    names = [slot.name for slot in made._rule().slots]
+    names = [slot.name for slot in made._choose_rule().slots]
     slots = [made._slots.of(var, names) for var in variables]
     return [*variables, *(slot for own in slots for slot in own)]
 

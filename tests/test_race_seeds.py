@@ -61,18 +61,18 @@ def races(**accuracies: list[float]) -> list[Race]:
     ],
 )
 def test_ranks_that_seeds_leave_open(accuracies: dict[str, list[float]], ranks: str) -> None:
-    found = standings.standings(races(**accuracies))
-    told = [f"{each.name}{report._ranks(each)}" for each in found]
+    found = standings.rank_contestants(races(**accuracies))
+    told = [f"{each.name}{report._format_ranks(each)}" for each in found]
     assert " ".join(told) == ranks
 
 
 def test_means_and_spread() -> None:
-    (found,) = standings.standings(races(A=[0.5, 0.7, math.nan]))
+    (found,) = standings.rank_contestants(races(A=[0.5, 0.7, math.nan]))
     assert found.accuracies == [0.5, 0.7, 0.0]
     assert (found.accuracy, found.diverged) == (pytest.approx(0.4), 1)
     assert found.spread == pytest.approx(0.36056, abs=1e-5)
     assert found.train_loss == pytest.approx(0.1)
-    assert report.cells(found)[1:3] == ["NaN in 1 of 3", "40.00% ± 36.06"]
+    assert report.cells_of(found)[1:3] == ["NaN in 1 of 3", "40.00% ± 36.06"]
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_the_lowest_train_loss_wins(losses: tuple[float, ...], won: int, edge: b
         lane("SGD", loss if math.isnan(loss) else 0.5, loss, place)
         for place, loss in enumerate(losses, start=1)
     ]
-    assert sweep.best(lanes).learning_rate == won
+    assert sweep.best_lane(lanes).learning_rate == won
     assert sweep.is_at_the_edge(lanes) is edge
 
 
 def test_everyone_tries_as_many_rates_around_its_own() -> None:
-    entered = sweep.entrants(line_up(["SGD", "Adam"], {}, "digits"))
+    entered = sweep.enter_rates(line_up(["SGD", "Adam"], {}, "digits"))
     assert [each.name for each in entered] == ["SGD"] * 5 + ["Adam"] * 5
     rates = [each.learning_rate for each in entered]
     assert rates == [0.02, 0.06, 0.2, 0.6, 2, 0.0002, 0.0006, 0.002, 0.006, 0.02]
@@ -207,13 +207,13 @@ def test_ctrl_c_in_a_sweep_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch
 
     take = run._take_turns
     monkeypatch.setattr(run, "_take_turns", turns)
-    made = outcomes.ran(
+    made = outcomes.race_seeds(
         PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0, 1], sweeps=True, epochs=1
     )
     assert made.stopped
     (race,) = made.races
     assert made.swept is not None
-    assert race.lanes == [sweep.best(made.swept.lanes)]
+    assert race.lanes == [sweep.best_lane(made.swept.lanes)]
 
 
 def test_progress_goes_from_nothing_to_all() -> None:
@@ -224,7 +224,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
         shares.append(part.done(race))
         titles[part.title] = part.searching
 
-    outcomes.ran(
+    outcomes.race_seeds(
         PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[5, 6], sweeps=True, epochs=1,
         progress=progress,
     )  # fmt: skip
@@ -234,7 +234,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
 
 
 def test_the_picture_of_several_seeds_has_an_area_for_each() -> None:
-    made = outcomes.ran(
+    made = outcomes.race_seeds(
         PROBLEMS["digits"], line_up(["SGD", "Adam"], {}, "digits"), seeds=[0, 1], epochs=1
     )
     left, right, *_ = plot.figure(made.races).axes

@@ -50,7 +50,7 @@ def test_torch_computes_the_bits_of_numpy(case: Case, dtype: torch.dtype) -> Non
         problem = Problem.make(case.row, [shape], [dtype], seed=len(shape), special=0.1)
         scalars = case.scalars(compute_dtype(dtype))
         for name, formula, given in formulas(case, problem):
-            wanted = reference.evaluate(formula, given, scalars)
+            wanted = reference.evaluate_on(formula, given, scalars)
             found = reference.torch_evaluate(formula, given, scalars)
             for one, other in zip(found, wanted, strict=True):
                 assert (one.shape, one.dtype) == (shape, dtype), (name, shape)
@@ -143,7 +143,7 @@ def test_stages_and_update_are_those_of_numpy(
 def test_a_part_looks_at_each_step_anew() -> None:
     asked = one_step()
     part = reference.ReferencePart(asked)
-    assert not part.again(asked, np.empty(0, np.int64))
+    assert not part.try_rebind(asked, np.empty(0, np.int64))
     part.release_gradients()
     with pytest.raises(RuntimeError, match="not aimed at a gradient"):
         part.max_abs()
@@ -151,10 +151,10 @@ def test_a_part_looks_at_each_step_anew() -> None:
 
 def test_rows_come_in_waves_of_their_occurrences() -> None:
     rows = np.array([3, 1, 3, 3, 1, 2])
-    assert [wave.tolist() for wave in reference._waves(rows)] == [[0, 1, 5], [2, 4], [3]]
-    total, first = reference._grouped(np.array([[1.0], [2], [4], [8], [16], [32]]), rows)
+    assert [wave.tolist() for wave in reference._repeated_waves(rows)] == [[0, 1, 5], [2, 4], [3]]
+    total, first = reference._sum_by_row(np.array([[1.0], [2], [4], [8], [16], [32]]), rows)
     assert (total.ravel().tolist(), first.tolist()) == ([13, 18, 32], [3, 1, 2])
-    assert reference._waves(rows[:0]) == []
+    assert reference._repeated_waves(rows[:0]) == []
 
 
 def test_what_a_part_measures() -> None:
@@ -162,7 +162,7 @@ def test_what_a_part_measures() -> None:
     (var,), (grad,) = asked.variables, asked.gradients
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
     part = reference.ReferencePart(asked)
-    sums = part.sums((gradient_squares, variable_squares), (), columns)
+    sums = part.compute_sums((gradient_squares, variable_squares), (), columns)
     wanted = [[each.double().square().sum().item()] for each in (grad, var)]
     np.testing.assert_allclose(sums, wanted, rtol=1e-12)
     assert part.max_abs().tolist() == [grad.abs().max().item()]
@@ -177,6 +177,6 @@ def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:
 def test_a_measure_reads_slots() -> None:
     asked = one_step()._replace(stages=())
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
-    ((found,),) = reference.ReferencePart(asked).sums((slot_product,), (), columns)
+    ((found,),) = reference.ReferencePart(asked).compute_sums((slot_product,), (), columns)
     m, v = (slot.double() for slot in asked.slots[0])
     assert found == pytest.approx((m * v).sum().item(), rel=1e-12)

@@ -37,13 +37,13 @@ def test_a_constraint_elsewhere_leaves_plans_in_force(
     var, opt, other = Variable(torch.zeros(2)), make(), Variable(0.0)
     opt.apply_gradients([(torch.ones(2), var)])
     found: list[bool] = []
-    again = DensePlan.again
+    again = DensePlan.try_rebind
 
     def spied(*args: Any) -> bool:
         found.append(again(*args))
         return found[-1]
 
-    monkeypatch.setattr(DensePlan, "again", spied)
+    monkeypatch.setattr(DensePlan, "try_rebind", spied)
     for _ in range(3):
         other.constraint = torch.relu
         opt.apply_gradients([(torch.ones(2), var)])

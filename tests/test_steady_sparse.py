@@ -98,7 +98,7 @@ def test_steady_steps_give_the_bits_of_the_reference(make, kind, dense, monkeypa
     plain = Training(make(), "reference", dense)
     fast.step(0, kind), plain.step(0, kind)
     with monkeypatch.context() as patch:
-        patch.setattr(Dispatcher, "ready", refuse)
+        patch.setattr(Dispatcher, "plan_step", refuse)
         for number in range(1, 7):
             fast.step(number, kind)
     for number in range(1, 7):
@@ -115,7 +115,7 @@ def test_steady_steps_are_clipped(clipping, dense, monkeypatch):
     fast.step(0, coo), careful.step(0, coo)
     for number in range(1, 4):
         with monkeypatch.context() as patch:
-            patch.setattr(Dispatcher, "ready", refuse)
+            patch.setattr(Dispatcher, "plan_step", refuse)
             fast.step(number, coo)
         with monkeypatch.context() as patch:
             patch.setattr(core_step, "_again", lambda *_: None)

@@ -202,7 +202,7 @@ def test_peaks_and_squares_see_every_element(
     found = Tensors([grad, grad[:0]], [grad, grad[:0]])
     peak, empty = found.max_abs()
     both = gradient_squares, variable_squares
-    squares, own = found.sums(both, (), Columns({}, {}))
+    squares, own = found.compute_sums(both, (), Columns({}, {}))
     assert empty == 0
     assert np.isnan(peak) if special == "nan" else peak == abs(float(special or -3.0))
     wanted = float(grad.double().square().sum())

@@ -17,7 +17,7 @@ from thalweg.autodiff import watching
 from thalweg.core.hyperparameters import Hyperparameters
 from thalweg.core.state.entries import uncopied
 from thalweg.distribute import context
-from thalweg.engines.denormals import denormals
+from thalweg.engines.denormals import set_denormals
 from thalweg.ground import switches
 from thalweg.ground.running import eagerly
 
@@ -28,7 +28,7 @@ BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "grad_kept": switches.grad_kept,
     "outside_inference": switches.outside_inference,
     "writable": switches.writable,
-    "denormals": lambda: denormals(True),
+    "denormals": lambda: set_denormals(True),
     "eagerly": eagerly,
     "engine": lambda: thalweg.engine("reference", denormals="keep"),
     "uncopied": uncopied,

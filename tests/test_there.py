@@ -121,10 +121,10 @@ def test_columns_of_groups() -> None:
 class Measured:
     """The measures of a step whose sums stay on the device."""
 
-    def sums(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
+    def compute_sums(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
         raise AssertionError("the device is asked")
 
-    def there(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
+    def sums_on_device(self, formulas: tuple[Formula, ...], stages: Any, columns: Columns) -> Any:
         return [vector() for _ in formulas]
 
     def max_abs(self) -> Any:
@@ -141,7 +141,7 @@ def test_unscaling_and_clipping(
     around: StepOptions, is_torchs: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tensor of a GPU that is not there cannot be indexed.
-    monkeypatch.setattr(norms, "total", Tensor.sum)
+    monkeypatch.setattr(norms, "sum_in_order", Tensor.sum)
     seen = GradientReport()
     variables = [torch.ones(2, dtype=dtype, device=GPU) for _ in range(COUNT)]
     scale = torch.ones((), device=GPU)
@@ -158,7 +158,7 @@ def test_unscaling_and_clipping(
 
 
 def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norms, "total", Tensor.sum)
+    monkeypatch.setattr(norms, "sum_in_order", Tensor.sum)
     monkeypatch.setattr(CommonNorm, "_measure_anew", lambda *_: (Measured(), variables))
     around, scale, seen = (
         StepOptions(clip_grad_norm=0.5),

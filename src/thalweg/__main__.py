@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from thalweg.race.errors import MissingExtraError, need
+from thalweg.race.errors import MissingExtraError, need_modules
 
 
 def main() -> None:
     """Run the command; without the packages it needs, say so and exit with status 2."""
     try:
-        need("click", "rich", extra="cli")
+        need_modules("click", "rich", extra="cli")
     except MissingExtraError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(2)

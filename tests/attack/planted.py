@@ -61,7 +61,7 @@ def _unchecked_sums() -> None:
 
 def _unsealed(name: str) -> bytes:
     with contextlib.suppress(OSError):
-        return (store.folder() / name).read_bytes()[64:]
+        return (store.kernels_folder() / name).read_bytes()[64:]
     return b""
 
 
@@ -91,9 +91,9 @@ def _in_place(
 
 DEFECTS: dict[str, Callable[[], None]] = {
     "strides of gradients are not compared": _instead(layout, "same_strides", _yes),
-    "elements may overlap": _instead(layout, "overlapping", _no),
+    "elements may overlap": _instead(layout, "may_overlap", _no),
     "gradients may lie in what is written": _instead(
-        gate, "_apart", lambda variables, gradients, slots, copies: list(gradients)
+        gate, "_set_apart", lambda variables, gradients, slots, copies: list(gradients)
     ),
     "copies are not looked at": _instead(layout, "check_copy", lambda *_: None),
     "what is written to copies is not seen": _instead(reference, "resumed", lambda var, copy: var),
@@ -101,11 +101,11 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "sums are not looked at": _unchecked_sums,
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),
     "plans always stand": _instead(DensePlan, "_stands", _yes),
-    "slots are not watched": _instead(StorageGuard, "stand", _yes),
+    "slots are not watched": _instead(StorageGuard, "confirm_places", _yes),
     "everything is alike": _instead(Likeness, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
     "sections are split": _split,
-    "weights are set as they come": _instead(weights, "_fitting", lambda _, value: value),
+    "weights are set as they come": _instead(weights, "_fit_value", lambda _, value: value),
     "states are loaded as they come": _as_they_come,
     "states of optim are loaded as they come": _instead(
         FusedTorchOptimizer, "_unfit_state", lambda *_: []
@@ -114,10 +114,10 @@ DEFECTS: dict[str, Callable[[], None]] = {
         torchs_step, "whole", lambda _: contextlib.nullcontext()
     ),
     "sums may lie anywhere": _instead(
-        sums_of_optim, "_apart", lambda params, sums, gradients, titles_of: gradients
+        sums_of_optim, "_copy_shared", lambda params, sums, gradients, titles_of: gradients
     ),
     "what a scaler found is not asked": _instead(Scaled, "_skip_overflowed_step", _no),
-    "machine code is not sealed": _instead(store, "_read", _unsealed),
+    "machine code is not sealed": _instead(store, "_read_code", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),
     "checksums are not compared": _instead(header, "check_sum", lambda *_: None),

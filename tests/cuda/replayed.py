@@ -67,7 +67,7 @@ def captured():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch._Interpreted, "run", started)
-        patch.setattr(mirror.Mirror, "_kept", on_the_host)
+        patch.setattr(mirror.Mirror, "_keep_for_graph", on_the_host)
         for module in (mirror, sparse):
             patch.setattr(module, "is_capturing", lambda: True)
         with graph:

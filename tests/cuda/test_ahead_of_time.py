@@ -12,7 +12,7 @@ from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
 from thalweg.engines.codegen import Update
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
-from thalweg.engines.cuda.codegen import WARP, WIDTH, generate
+from thalweg.engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.engines.cuda.sparse import threads_for
@@ -142,7 +142,7 @@ def assert_good(kernel, storage, capability, folder):
 @pytest.mark.parametrize(("case", "name", "capability", "flush"), MATRIX, ids=label)
 def test_dense(case, name, capability, flush, tmp_path):
     storage = storage_of(case, name)
-    kernel = generate(Update(case.rule.update, storage), computed(name), flush)
+    kernel = generate_update(Update(case.rule.update, storage), computed(name), flush)
     assert_good(kernel, storage, capability, tmp_path)
 
 
@@ -157,7 +157,7 @@ BY_CAPABILITY = pytest.mark.parametrize(
 @BY_NAME
 def test_not_aligned(name):
     storage = storage_of(ADAM, name)
-    kernel = generate(Update(ADAM.rule.update, storage), computed(name), True)
+    kernel = generate_update(Update(ADAM.rule.update, storage), computed(name), True)
     binary = launch.compiled_for(kernel, False, 90)
     assert_exact(binary, kernel)
     assert_element_by_element(binary, storage)
@@ -169,7 +169,7 @@ def test_not_aligned(name):
 def test_copies(capability, from_copy, grad, tmp_path):
     storage = ("float32", grad, "float32", "float32", "bfloat16")
     update = Update(ADAM.rule.update, storage, copy=True, from_copy=from_copy)
-    kernel = generate(update, "float32", True)
+    kernel = generate_update(update, "float32", True)
     assert_good(kernel, storage, capability, tmp_path)
 
 
@@ -194,7 +194,7 @@ def shrunk(var, *, decay):
 def test_stages(capability, name, tmp_path):
     storage = storage_of(ADAM, name)
     update = Update(ADAM.rule.update, storage, (clip_by_value, clip_by_norm))
-    kernel = generate(update, computed(name), True)
+    kernel = generate_update(update, computed(name), True)
     assert_good(kernel, storage, capability, tmp_path)
 
 
@@ -313,7 +313,7 @@ def test_a_tree(capability, tmp_path):
 def fast_kernel(kind, name="float32"):
     storage = storage_of(ADAM, name)
     if kind == "dense":
-        return generate(Update(ADAM.rule.update, storage), computed(name), True, fast=True)
+        return generate_update(Update(ADAM.rule.update, storage), computed(name), True, fast=True)
     return rows_kernel(kind, storage, name, fast=True)
 
 
@@ -321,7 +321,7 @@ def fast_kernel(kind, name="float32"):
 def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
     kernel, storage = fast_kernel(kind), storage_of(ADAM, "float32")
     exact = rows_kernel(kind, storage, "float32") if kind != "dense" else None
-    exact = exact or generate(Update(ADAM.rule.update, storage), "float32", True)
+    exact = exact or generate_update(Update(ADAM.rule.update, storage), "float32", True)
     assert kernel.name != exact.name
     found = instructions(launch.compiled_for(kernel, True, 90))
     assert any(each.startswith("fma.rn") and each.endswith("f32") for each in found)
@@ -338,7 +338,7 @@ def test_fast_kernels_contract_and_divide_nearly(kind, tmp_path):
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_fast_kernels_of_every_rule(case, name, tmp_path):
     storage = storage_of(case, name)
-    kernel = generate(Update(case.rule.update, storage), computed(name), True, fast=True)
+    kernel = generate_update(Update(case.rule.update, storage), computed(name), True, fast=True)
     binary = launch.compiled_for(kernel, True, 90)
     assert not [each for each in instructions(binary) if re.match(r"(div|sqrt)\.rn\.f32", each)]
     assert_aligned(binary, storage)
@@ -359,6 +359,6 @@ def through_the_library(var, grad, *, rate):
 
 
 def test_exponentials_and_logarithms_are_computed_in_float64():
-    kernel = generate(Update(through_the_library, ("float32",) * 2), "float32", True)
+    kernel = generate_update(Update(through_the_library, ("float32",) * 2), "float32", True)
     found = instructions(launch.compiled_for(kernel, True, 90))
     assert not [each for each in found if re.match(r"ex2|lg2|fma\.rn\.f32", each)]

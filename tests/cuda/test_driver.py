@@ -32,8 +32,8 @@ def started(monkeypatch):
         cuCtxPushCurrent_v2=lambda context: 0 if context.value == CONTEXT else 1,
         cuCtxPopCurrent_v2=lambda before: 0,
     )
-    monkeypatch.setattr(driver, "_library", lambda: library)
-    monkeypatch.setattr(driver, "_context", lambda device: c_void_p(CONTEXT))
+    monkeypatch.setattr(driver, "_load_driver", lambda: library)
+    monkeypatch.setattr(driver, "_context_of", lambda device: c_void_p(CONTEXT))
     stream = SimpleNamespace(cuda_stream=STREAM)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     return found
@@ -54,7 +54,7 @@ def test_calls_keep_alive_what_they_read(started):
     tensor = torch.zeros(3)
     address, seen = tensor.data_ptr(), weakref.ref(tensor)
     launch = launched(tensor, 17, 18)
-    calls = launch.calls()
+    calls = launch.make_calls()
     del launch, tensor
     gc.collect()
     others = [(c_int64 * 4)(-1, -1, -1, -1) for _ in range(1000)]  # where freed memory was

@@ -94,8 +94,14 @@ def test_bits_of_measures(dtype):
             ADAM.rule, (), own.variables, own.gradients, own.slots, ["a", "b", "c"],
             FLUSH._replace(name=name),
         )  # fmt: skip
-        ready, columns = Dispatcher().ready(asked), Columns({np.float32: {}, np.float64: {}}, {})
-        sums = [*ready.sums(formulas, (), columns), *ready.leaves(formulas, (), columns)]
+        ready, columns = (
+            Dispatcher().plan_step(asked),
+            Columns({np.float32: {}, np.float64: {}}, {}),
+        )
+        sums = [
+            *ready.compute_sums(formulas, (), columns),
+            *ready.compute_leaves(formulas, (), columns),
+        ]
         found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.max_abs())])
     assert_same(*found)
 
@@ -408,9 +414,9 @@ def test_a_launch_is_made_of_calls_in_c():
         ADAM.rule, (), problem.variables, problem.gradients, problem.slots, ["a"],
         FLUSH._replace(name="cuda"),
     )  # fmt: skip
-    ready = Dispatcher().ready(asked)
+    ready = Dispatcher().plan_step(asked)
     shared = {np.float32: ADAM.scalars(np.float32)}
-    (only,) = ready.rounds(Columns(shared, {}))
+    (only,) = ready.make_rounds(Columns(shared, {}))
     functions = [getattr(call, "func", call) for call in only.calls]
     assert len(functions) == 4  # the context, the kernel, the context, the version counters
     assert not [each for each in functions if hasattr(each, "__code__")]

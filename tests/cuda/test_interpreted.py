@@ -196,7 +196,7 @@ def test_scalars_of_each_variable():
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
         shared = {np.float32: case.scalars(np.float32)}
-        for each in Dispatcher().ready(asked).rounds(Columns(shared, rates)):
+        for each in Dispatcher().plan_step(asked).make_rounds(Columns(shared, rates)):
             for call in each.calls:
                 call()
         found.append(problem.written())
@@ -223,11 +223,11 @@ def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
             case.rule, stages, problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name, "flush"),
         )  # fmt: skip
-        ready = Dispatcher().ready(asked)
+        ready = Dispatcher().plan_step(asked)
         own = {kind: {k: kind(v) for k, v in scalars.items()} for kind in (np.float32, np.float64)}
         columns = Columns(own, {})
-        sums = np.stack(ready.sums(formulas, stages, columns))
-        leaves = np.concatenate(ready.leaves(formulas, stages, columns))
+        sums = np.stack(ready.compute_sums(formulas, stages, columns))
+        leaves = np.concatenate(ready.compute_leaves(formulas, stages, columns))
         found.append([torch.from_numpy(sums), torch.from_numpy(leaves)])
     assert_same(*found)
 
@@ -245,7 +245,7 @@ def test_peaks(dtype, special):
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
-        found.append([torch.from_numpy(Dispatcher().ready(asked).max_abs())])
+        found.append([torch.from_numpy(Dispatcher().plan_step(asked).max_abs())])
     assert_same(*found)
 
 
@@ -275,7 +275,9 @@ def test_a_steady_step_asks_the_device_for_nothing(case):
 @pytest.mark.parametrize("indices", [None, [7, 2, 7]], ids=["dense", "sparse"])
 def test_a_start_over_nothing_writes_nothing(case, indices, monkeypatch):
     def over_nothing(self):
-        function = getattr(launch.load(self._kernel.name, self._kernel.source), self._kernel.name)
+        function = getattr(
+            launch.load_module(self._kernel.name, self._kernel.source), self._kernel.name
+        )
         arguments = map(launch._of_nothing, function.arg_names[:-1], self._arguments)
         with np.errstate(all="ignore"):
             function[self._grid](*arguments, ALIGNED=self._aligned)

@@ -142,7 +142,7 @@ def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
     pairs = [(torch.ones(3, device="meta"), param)]
     assert not fitting.fits(pairs, {}, ())
     assert fitting.device_of([param]) is None
-    monkeypatch.setattr(fitting, "computes", lambda device, name: device.type == name == "meta")
+    monkeypatch.setattr(fitting, "takes_device", lambda device, name: device.type == name == "meta")
     monkeypatch.setattr(fitting, "current", lambda: thalweg.engines.Selection("meta"))
     assert fitting.fits(pairs, {}, ())
     assert fitting.device_of([param]) == param.device
@@ -245,16 +245,16 @@ def test_scalars_that_come_from_the_host_or_a_device_in_turn():
     rows = Rows(1, kernel, torch.device("cpu"))
     there = torch.tensor(5.0)
     for given in ({"a": 0, "b": 2}, {"a": there, "b": 2}, {"a": 0, "b": 2}, {"a": 0, "b": there}):
-        assert rows.sent(given).tolist() == [[float(each) for each in given.values()]]
+        assert rows.send_if_changed(given).tolist() == [[float(each) for each in given.values()]]
 
 
 def test_a_mirror_that_is_captured_is_sent_again_afterwards():
     mirror = Mirror(torch.arange(3).numpy(), torch.device("cpu"))
-    first = mirror.sent()
+    first = mirror.send_if_changed()
     with captured():
-        graphs = mirror.sent()
+        graphs = mirror.send_if_changed()
     assert graphs is not first
-    assert mirror.sent() is first
+    assert mirror.send_if_changed() is first
 
 
 OVERFLOWS = [False, True, False, False, True, True, False]

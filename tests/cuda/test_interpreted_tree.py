@@ -29,8 +29,8 @@ def leaves(count, shape, seed):
 def test_bits_of_a_tree(counts, shape):
     sizes = np.array(counts)
     given = leaves(sizes.sum(), shape, len(counts))
-    found = LaunchedTree(sizes, torch.device("cpu")).combined(given)
-    wanted = Tree(sizes, "cpu").combined(given)
+    found = LaunchedTree(sizes, torch.device("cpu")).combine(given)
+    wanted = Tree(sizes, "cpu").combine(given)
     assert found.shape == wanted.shape == (len(counts), *shape)
     same = (found.view(torch.int64) == wanted.view(torch.int64)) | (found.isnan() & wanted.isnan())
     assert same.all()
@@ -38,5 +38,5 @@ def test_bits_of_a_tree(counts, shape):
 
 def test_zeros_keep_their_signs():
     given = torch.tensor([-0.0, -0.0, 0.0, -0.0], dtype=torch.float64)
-    found = LaunchedTree(np.array([2, 2]), torch.device("cpu")).combined(given)
+    found = LaunchedTree(np.array([2, 2]), torch.device("cpu")).combine(given)
     assert torch.equal(found.signbit(), torch.tensor([True, False]))

@@ -90,7 +90,7 @@ _LIKE = {
 _NORMS = {"LARS": 2, "NesterovLARS": 2, "NovoGrad": 1}
 
 
-def _entry(named: Named) -> Entry:
+def _entry_of(named: Named) -> Entry:
     rule = named.rule
     like = by_rule()[_LIKE.get(rule.name, rule.name)]
     peers = _PEERS.get(rule.name if rule.name in _PEERS else like.of, (None, False, None))
@@ -109,8 +109,8 @@ def _of_torch(name: str) -> Entry:
     return Entry(own.rule, own, torch, fused, own.options)
 
 
-KNOWN = {name: _entry(named) for name, named in by_rule().items()}
-CLASSES = {name: _entry(named) for name, named in by_class().items() if ":" in name}
+KNOWN = {name: _entry_of(named) for name, named in by_rule().items()}
+CLASSES = {name: _entry_of(named) for name, named in by_class().items() if ":" in name}
 # FtrlPower is not among the figures: its time is that of pow, whatever the memory does.
 ENTRIES = {rule.name: KNOWN[rule.name] for rule in KERAS_RULES if rule.name != "FtrlPower"}
 V1 = {name: entry for name, entry in KNOWN.items() if entry.keras is None}

@@ -85,10 +85,10 @@ def compare(
         doing: Called with what comes next, between what is timed.
     """
     doing("making the variables")
-    made = problem.make(shapes)
+    made = problem.make_tensors(shapes)
     contenders = [
         Contender(entry.label, problem.thalweg_step(entry, made)),
-        *peers.contenders(entry, made, tuple(wanted)),
+        *peers.make_contenders(entry, made, tuple(wanted)),
         Contender(ROOFLINE, roofline.roofline(entry.slots, made.variables, made.gradients)),
     ]
     anchor = "torch-fused"
@@ -100,7 +100,7 @@ def compare(
         contenders.append(Contender(ANCHOR, adam))
     timings = measure(contenders, rounds=rounds, progress=progress, doing=doing)
     doing("measuring the memory that a step takes")
-    once = roofline.streams(entry.slots)
+    once = roofline.count_streams(entry.slots)
     streams = {each.name: once + entry.norms for each in contenders} | {ROOFLINE: once}
     spreads = {each.name: timings.spread(each.name, anchor) for each in contenders}
     return [
@@ -113,7 +113,7 @@ def compare(
             of_roofline=timings.ratio(ROOFLINE, each.name) * streams[each.name] / once,
             extra_bytes=memory.extra_bytes(each.step),
             disturbance=timings.disturbance,
-            verdict=_verdict(timings.verdict, spreads[each.name]),
+            verdict=_worse_verdict(timings.verdict, spreads[each.name]),
             rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[each.name]),
             quiet_rounds=len(timings.quiet()),
             spread=spreads[each.name],
@@ -123,5 +123,5 @@ def compare(
     ]
 
 
-def _verdict(verdict: Verdict, spread: float) -> Verdict:
+def _worse_verdict(verdict: Verdict, spread: float) -> Verdict:
     return "unsteady" if verdict == "quiet" and spread > SPREAD else verdict

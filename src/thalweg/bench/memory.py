@@ -46,7 +46,7 @@ def extra_bytes(step: Step) -> int:
     return python_peak(step) + torch_peak(step)
 
 
-def available() -> int | None:
+def available_bytes() -> int | None:
     """Bytes of memory that may be taken without swapping; None where Linux does not tell."""
     try:
         with open("/proc/meminfo") as file:
@@ -56,7 +56,7 @@ def available() -> int | None:
         return None
 
 
-def growth(step: Step, steps: int) -> int:
+def measure_growth(step: Step, steps: int) -> int:
     """Bytes by which steps raise what Python and NumPy hold afterwards."""
     tracemalloc.start()
     try:

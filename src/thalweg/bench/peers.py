@@ -111,14 +111,14 @@ _OTHERS: dict[str, tuple[str, Callable[[Entry, Problem], Step | None]]] = {
 }
 
 
-def installed() -> tuple[str, ...]:
+def installed_peers() -> tuple[str, ...]:
     """The peers that can be imported here, without importing them."""
     return tuple(
         name for name in PEERS if name not in _OTHERS or find_spec(_OTHERS[name][0]) is not None
     )
 
 
-def contenders(entry: Entry, problem: Problem, wanted: tuple[str, ...]) -> Iterator[Contender]:
+def make_contenders(entry: Entry, problem: Problem, wanted: tuple[str, ...]) -> Iterator[Contender]:
     """Those of the wanted peers that have the rule."""
     for name in wanted:
         if name.startswith("torch-"):

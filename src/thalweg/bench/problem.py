@@ -25,7 +25,7 @@ class Problem:
     gradients: list[Tensor]
 
 
-def make(shapes: ShapeSet, seed: int = 0) -> Problem:
+def make_tensors(shapes: ShapeSet, seed: int = 0) -> Problem:
     """Random variables and gradients of these shapes; the gradients are also in `.grad`."""
     generator = torch.Generator().manual_seed(seed)
     variables, gradients = [], []
@@ -37,7 +37,7 @@ def make(shapes: ShapeSet, seed: int = 0) -> Problem:
     return Problem(variables, gradients)
 
 
-def optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> Any:
+def make_optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> Any:
     """The rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
     if entry.named is None:
         return RuleOptimizer(entry.rule, RATE, **(options or {}))
@@ -48,7 +48,7 @@ def thalweg_step(
     entry: Entry, problem: Problem, options: Mapping[str, Any] | None = None
 ) -> Callable[[], object]:
     """A step through the public call, as a training loop makes it."""
-    made = optimizer(entry, options)
+    made = make_optimizer(entry, options)
     apply = applied(made)
     variables, gradients = problem.variables, problem.gradients
     return lambda: apply(zip(gradients, variables))

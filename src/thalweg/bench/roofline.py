@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = tuple(
 )
 
 
-def streams(slots: int) -> int:
+def count_streams(slots: int) -> int:
     """Reads and writes of an update: variable and slots count twice, the gradient once."""
     return 2 * (1 + slots) + 1
 
@@ -95,6 +95,6 @@ def roofline(
 
     # The table points at the gradients, so the step keeps them.
     def step(kept: Sequence[Tensor] = tuple(gradients)) -> None:
-        run(plan.calls(columns))
+        run(plan.make_calls(columns))
 
     return step

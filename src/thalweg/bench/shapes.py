@@ -116,7 +116,7 @@ def load(name: str) -> ShapeSet:
     path = Path(name)
     try:
         with open(path, "rb") as file:
-            pairs = _pairs(path, file)
+            pairs = _read_pairs(path, file)
     except FileNotFoundError:
         raise ValueError(f"there is no set and no file '{name}'; {ACCEPTED}.") from None
     except OSError as error:
@@ -130,17 +130,19 @@ def load(name: str) -> ShapeSet:
     return ShapeSet(path.stem, shapes, dtypes)
 
 
-def _pairs(path: Path, file: BinaryIO) -> list[tuple[Shape, torch.dtype]]:
+def _read_pairs(path: Path, file: BinaryIO) -> list[tuple[Shape, torch.dtype]]:
     is_safetensors = path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
     try:
-        return _safetensors(path) if is_safetensors else _state_dict(path)
+        return _read_safetensors(path) if is_safetensors else _state_dict(path)
     except Exception as error:  # what a damaged pickle can raise has no end
         if isinstance(error, OSError) and error.errno:
             raise
-        raise ValueError(f"'{path}' {_wrong(error, file, is_safetensors)}; {ACCEPTED}.") from None
+        raise ValueError(
+            f"'{path}' {_what_is_wrong(error, file, is_safetensors)}; {ACCEPTED}."
+        ) from None
 
 
-def _wrong(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
+def _what_is_wrong(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
     """What is wrong with a file, in words."""
     classes = re.findall(r"GLOBAL (\S+)", str(error))
     if classes:
@@ -156,7 +158,7 @@ def _wrong(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
     return "is no state_dict, or a damaged one"  # torch's own advice is to run what is in it
 
 
-def _safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
+def _read_safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -171,13 +173,13 @@ def _safetensors(path: Path) -> list[tuple[Shape, torch.dtype]]:
 def _state_dict(path: Path) -> list[tuple[Shape, torch.dtype]]:
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     found: dict[tuple[int, Shape], torch.Tensor] = {}
-    for tensor in _tensors(loaded):
+    for tensor in _tensors_in(loaded):
         # Tied weights are saved under several names and updated once.
         found.setdefault((tensor.data_ptr(), tuple(tensor.shape)), tensor)
     return [(shape, tensor.dtype) for (_, shape), tensor in found.items()]
 
 
-def _tensors(loaded: Any) -> list[torch.Tensor]:
+def _tensors_in(loaded: Any) -> list[torch.Tensor]:
     if not isinstance(loaded, Mapping):
         return []
     tensors = [value for value in loaded.values() if isinstance(value, torch.Tensor)]
@@ -186,6 +188,6 @@ def _tensors(loaded: Any) -> list[torch.Tensor]:
         return own
     # A training checkpoint keeps the weights under one of its names.
     for key in ("state_dict", "model", "model_state_dict", "module"):
-        if found := _tensors(loaded.get(key)):
+        if found := _tensors_in(loaded.get(key)):
             return found
     return []

@@ -21,7 +21,7 @@ from thalweg.ground.tables import fitted
 _WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes for people: `456 B`, `1.2 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
@@ -30,7 +30,7 @@ def size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def title(shapes: ShapeSet) -> str:
+def title_of(shapes: ShapeSet) -> str:
     """What was measured, on one line."""
     return (
         f"{shapes.name}: {len(shapes.shapes):,} tensors, {shapes.parameters:,} parameters, "
@@ -55,11 +55,13 @@ def table(shapes: ShapeSet, rows: Sequence[Row], width: int) -> Table:
     """The rows as a table, the fastest of each rule first, the roofline last; with as many columns
     as fit into the width of a terminal.
     """
-    return fitted(partial(_made, shapes, rows), HEADINGS, DROPPED, width)
+    return fitted(partial(_lay_out_table, shapes, rows), HEADINGS, DROPPED, width)
 
 
-def _made(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -> Table:
-    made = Table(title=title(shapes), caption="ratio: to torch.optim.Adam(fused=True), same rounds")
+def _lay_out_table(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -> Table:
+    made = Table(
+        title=title_of(shapes), caption="ratio: to torch.optim.Adam(fused=True), same rounds"
+    )
     for heading in headings:
         if heading in HEADINGS[:2]:
             made.add_column(heading, overflow="fold")
@@ -71,7 +73,7 @@ def _made(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -> Table:
             style = {**dict.fromkeys(OURS, "bold"), ROOFLINE: "dim"}.get(row.contender)
             cells = (
                 row.rule, row.contender, f"{row.ms:.3f}", f"{row.ratio:.2f}", f"{row.gbps:.1f}",
-                f"{row.of_roofline:.0%}", size(row.extra_bytes),
+                f"{row.of_roofline:.0%}", format_size(row.extra_bytes),
             )  # fmt: skip
             told: dict[str, str] = dict(zip(HEADINGS, cells, strict=True))
             made.add_row(*(told[heading] for heading in headings), style=style)
@@ -79,7 +81,7 @@ def _made(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -> Table:
     return made
 
 
-def noise(rows: Sequence[Row]) -> dict[str, Any]:
+def judge_noise(rows: Sequence[Row]) -> dict[str, Any]:
     """Whether the figures can be trusted: "quiet", "busy" or "unsteady", and what was seen.
 
     The message is for people; it is empty where the verdict is "quiet".
@@ -93,10 +95,13 @@ def noise(rows: Sequence[Row]) -> dict[str, Any]:
         "cores_of_others": others,
         "spread": max((row.spread for row in rows), default=0.0),
     }
-    return {**found, "message": _message(verdict, [row for row in rows if row.verdict == verdict])}
+    return {
+        **found,
+        "message": _noise_message(verdict, [row for row in rows if row.verdict == verdict]),
+    }
 
 
-def _message(verdict: Verdict, rows: Sequence[Row]) -> str:
+def _noise_message(verdict: Verdict, rows: Sequence[Row]) -> str:
     if verdict == "quiet":
         return ""
     worst = max(rows, key=lambda row: row.disturbance if verdict == "busy" else row.spread)
@@ -114,7 +119,7 @@ def _message(verdict: Verdict, rows: Sequence[Row]) -> str:
     return f"{seen}: do not trust these ratios, measure again when the machine is quiet."
 
 
-def delay(timings: Timings) -> str:
+def explain_delay(timings: Timings) -> str:
     """Why a measurement takes longer than its rounds."""
     others = median(timings.others)
     reason = (
@@ -135,10 +140,10 @@ def report(shapes: ShapeSet, rows: Sequence[Row]) -> dict[str, Any]:
             "bytes": shapes.bytes,
         },
         "threads": torch.get_num_threads(),
-        "noise": noise(rows),
+        "noise": judge_noise(rows),
         "anchor": "torch.optim.Adam(fused=True)",
         "machine": {
-            "processor": processor(),
+            "processor": processor_name(),
             "system": platform.system(),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -147,7 +152,7 @@ def report(shapes: ShapeSet, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name, as Linux tells it."""
     try:
         with open("/proc/cpuinfo") as file:
@@ -190,8 +195,8 @@ def figure(shapes: ShapeSet, rows: Sequence[Row]) -> Any:
         axes.plot([index - 0.42, index + 0.42], [ms, ms], "k--", linewidth=1, label=label)
     axes.set_xticks(range(len(rules)), rules)
     axes.set_ylabel("ms per step, median")
-    said = noise(rows)["message"]
-    lines = [textwrap.fill(text, 70) for text in (title(shapes), said) if text]
+    said = judge_noise(rows)["message"]
+    lines = [textwrap.fill(text, 70) for text in (title_of(shapes), said) if text]
     made.suptitle("\n".join(lines), fontsize=10, color="darkred" if said else None)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return made

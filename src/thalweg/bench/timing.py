@@ -56,7 +56,9 @@ class Timings:
 
     def quiet(self) -> list[int]:
         """The rounds in which nothing was disturbed."""
-        limits = {name: QUIET * _better(times) for name, times in self.seconds.items() if times}
+        limits = {
+            name: QUIET * _low_percentile(times) for name, times in self.seconds.items() if times
+        }
         return [
             index
             for index, others in enumerate(self.others)
@@ -121,7 +123,7 @@ def busy_elsewhere() -> float:
     return used - sum(os.times()[:4])  # this process and its children
 
 
-def _better(times: Sequence[float]) -> float:
+def _low_percentile(times: Sequence[float]) -> float:
     """The 20th percentile."""
     return sorted(times)[len(times) // 5]
 
@@ -139,7 +141,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def timed(contender: Contender, steps: int) -> list[float]:
+def time_steps(contender: Contender, steps: int) -> list[float]:
     """Seconds of each of `steps` steps."""
     step, before = contender.step, contender.before
     result = []
@@ -152,11 +154,11 @@ def timed(contender: Contender, steps: int) -> list[float]:
     return result
 
 
-def _steps(contender: Contender, block: float) -> int:
+def _steps_of_block(contender: Contender, block: float) -> int:
     """How many steps make a block."""
-    timed(contender, WARM_UP - 1)
+    time_steps(contender, WARM_UP - 1)
     start = perf_counter()
-    timed(contender, 1)
+    time_steps(contender, 1)
     return max(2, min(2000, round(block / (perf_counter() - start))))
 
 
@@ -188,7 +190,7 @@ def measure(
     steps = {}
     for contender in contenders:
         doing(f"warming up {contender.name}")
-        steps[contender.name] = _steps(contender, block)
+        steps[contender.name] = _steps_of_block(contender, block)
     order = list(contenders)
     start = perf_counter()
     for done in range(3 * rounds):
@@ -201,7 +203,7 @@ def measure(
             began, busy = perf_counter(), busy_elsewhere()
             for contender in order:
                 doing(f"round {done + 1}, {contender.name}")
-                times = timed(contender, steps[contender.name] + 1)[1:]
+                times = time_steps(contender, steps[contender.name] + 1)[1:]
                 timings.seconds[contender.name].append(median(times))
             timings.others.append(max(busy_elsewhere() - busy, 0) / (perf_counter() - began))
         order.reverse()

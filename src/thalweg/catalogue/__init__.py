@@ -98,7 +98,7 @@ class Named:
     @property
     def rule(self) -> Rule:
         """The rule that it runs."""
-        return self.make(0.1)._rule()
+        return self.make(0.1)._choose_rule()
 
 
 @cache
@@ -176,7 +176,7 @@ def spelled(name: str, what: str = "rule") -> str:
     for refused, reason in _REFUSED.items():
         if name.lower() == (V1 + refused).lower():
             raise NotFoundError(f"'{V1}{refused}' cannot be named here: {reason}")
-    likely = _near(name.lower(), known)
+    likely = _names_near(name.lower(), known)
     nearby = f"near it: {', '.join(likely)}. All" if likely else "all"
     yours = "; yours is given as file.py:NAME" * (what == "optimizer")
     raise NotFoundError(
@@ -191,7 +191,7 @@ def named(name: str) -> Named:
     return by_rule().get(name) or by_class()[name]
 
 
-def _near(name: str, known: Mapping[str, str]) -> list[str]:
+def _names_near(name: str, known: Mapping[str, str]) -> list[str]:
     """Names that contain this one, then those that it contains, then those that are like it."""
     found = [each for each in known if name in each]
     found += [each for each in known if each in name]

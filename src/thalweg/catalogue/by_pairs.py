@@ -37,7 +37,7 @@ class ByPairs:
             self._made = self.made_of(variables, lr=self.learning_rate, **self._options)
         self._made.step()
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         """The rule that it runs, or that torch's own is like."""
         if self.rule is None:
             raise NotFoundError(f"{self.made_of.__name__} of torch has no rule in this library.")

@@ -177,14 +177,15 @@ class OfTorch:
         moves = group.get("capturable") or group.get("fused")
         kinds = self.optimizer._around.kinds if self._is_ours else PLAIN
         devices = {
-            key: "cpu" if key == "step" and not moves else kinds.home(key, param) for key in given
+            key: "cpu" if key == "step" and not moves else kinds.home_of(key, param)
+            for key in given
         }
         made = {
             key: _map_tensors(value, lambda own, to=devices[key]: own.to(to, copy=True))
             for key, value in given.items()
         }
         if self._is_ours:
-            kinds.widen(made, self.optimizer._rule(group).slots, param)
+            kinds.widen_slots(made, self.optimizer._choose_rule(group).slots, param)
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:

@@ -12,7 +12,7 @@ import click
 
 from thalweg.cli import own
 from thalweg.cli.lines import Lines
-from thalweg.cli.options import Whole, clamped
+from thalweg.cli.options import Whole, clamp_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from thalweg.bench.timing import Timings
 
 
-def _names(value: str, known: tuple[str, ...], what: str) -> list[str]:
+def _split_names(value: str, known: tuple[str, ...], what: str) -> list[str]:
     """The comma-separated names in `value`, as `known` spells them, each once."""
     spelled = {name.lower(): name for name in known}
-    names = _split(value)
+    names = _split_value(value)
     unknown = [name for name in names if name.lower() not in spelled]
     if unknown or not names:
         bad = f"no {what} '{unknown[0]}'" if unknown else f"no {what} given"
@@ -35,11 +35,11 @@ def _names(value: str, known: tuple[str, ...], what: str) -> list[str]:
     return list(dict.fromkeys(spelled[name.lower()] for name in names))
 
 
-def _split(value: str) -> list[str]:
+def _split_value(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
-def _entries(value: str) -> dict[str, Entry]:
+def _entries_named(value: str) -> dict[str, Entry]:
     """The rules in `value` by the names the table gives them."""
     from thalweg.bench import catalogue
     from thalweg.bench.roofline import MOST_SLOTS
@@ -47,7 +47,7 @@ def _entries(value: str) -> dict[str, Entry]:
     from thalweg.errors import NotFoundError
 
     found: dict[str, Entry] = {}
-    names = _split(value)
+    names = _split_value(value)
     if not names:
         raise click.BadParameter("no rule given.", param_hint="--rules")
     for name in dict.fromkeys(names):
@@ -58,7 +58,7 @@ def _entries(value: str) -> dict[str, Entry]:
             except NotFoundError as error:
                 raise click.BadParameter(str(error), param_hint="--rules") from None
             continue
-        rule = own.rule(name)
+        rule = own.load_rule(name)
         if len(rule.slots) > MOST_SLOTS:
             raise click.BadParameter(
                 f"'{name}' has {len(rule.slots)} slots; up to {MOST_SLOTS} can be measured.",
@@ -95,7 +95,7 @@ def _entries(value: str) -> dict[str, Entry]:
 @click.option(
     "--threads",
     type=Whole(1),
-    callback=clamped,
+    callback=clamp_threads,
     help="How many threads compute a step. [default: torch's choice]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -141,18 +141,22 @@ def bench(
         chosen = sets.load(shapes)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="SHAPES") from None
-    entries = _entries(rules)
-    wanted = others.installed() if peers is None else _names(peers, others.installed(), "peer")
+    entries = _entries_named(rules)
+    wanted = (
+        others.installed_peers()
+        if peers is None
+        else _split_names(peers, others.installed_peers(), "peer")
+    )
     if plot is not None:
         _check_plot(plot)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        rows = _measure(chosen, entries, tuple(wanted), rounds, as_json)
+        rows = _measure_all(chosen, entries, tuple(wanted), rounds, as_json)
         if as_json:
             click.echo(json.dumps(table.report(chosen, rows), indent=2))
         else:
-            _print(partial(table.table, chosen, rows), table.noise(rows)["message"])
+            _print_table(partial(table.table, chosen, rows), table.judge_noise(rows)["message"])
         if plot is not None:
             table.plot(plot, chosen, rows)
             click.echo(f"Saved {plot}", err=True)
@@ -160,7 +164,7 @@ def bench(
         torch.set_num_threads(before)
 
 
-def _print(made: Callable[[int], Any], warning: str) -> None:
+def _print_table(made: Callable[[int], Any], warning: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -184,7 +188,7 @@ def _check_plot(path: Path) -> None:
         raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--plot")
 
 
-def _progress(console: Console, disable: bool) -> Progress:
+def _progress_bar(console: Console, disable: bool) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     # Refreshed between blocks of steps: a thread of its own would take time from someone's step.
@@ -195,27 +199,28 @@ def _progress(console: Console, disable: bool) -> Progress:
     )  # fmt: skip
 
 
-def _measure(
+def _measure_all(
     shapes: Any, entries: dict[str, Entry], wanted: tuple[str, ...], rounds: int, quiet: bool
 ) -> list[Any]:
     from rich.console import Console
 
     from thalweg.bench import compare, memory, table
-    from thalweg.bench.table import size
+    from thalweg.bench.table import format_size
 
-    room = memory.available()
+    room = memory.available_bytes()
     needed = max(compare.needed_bytes(shapes, entry, wanted) for entry in entries.values())
     if room is not None and needed > room:
         raise click.ClickException(
-            f"{shapes.name} needs about {size(needed)} for all peers together;"
-            f" {size(room)} are free. Name fewer with --peers, for example --peers torch-fused."
+            f"{shapes.name} needs about {format_size(needed)} for all peers together;"
+            f" {format_size(room)} are free. Name fewer with --peers, for example"
+            " --peers torch-fused."
         )
     rows: list[Any] = []
     told = quiet
     # On a terminal only, and never among the figures.
     console = Console(stderr=True)
     lines = None if console.is_terminal else Lines()
-    with _progress(console, disable=quiet or lines is not None) as progress:
+    with _progress_bar(console, disable=quiet or lines is not None) as progress:
         for place, (name, entry) in enumerate(entries.items()):
             task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")
 
@@ -233,7 +238,7 @@ def _measure(
                     lines.tell(share, lambda: f"{name}: {count} of {wanted} rounds")
                 if not told and count < wanted <= len(timings.others):
                     told = True
-                    console.print(table.delay(timings), highlight=False, soft_wrap=True)
+                    console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)
 
             rows += compare.compare(
                 name, entry, shapes, wanted, rounds=rounds, progress=done, doing=doing

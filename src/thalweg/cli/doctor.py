@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from thalweg.cli.escaped import escaped
+from thalweg.cli.escaped import escape_text
 from thalweg.errors import InvalidArgumentError
 
 _PACKAGES = ("torch", "llvmlite", "triton")
@@ -30,7 +30,7 @@ def doctor(as_json: bool) -> None:
       thalweg doctor
       thalweg doctor --json
     """
-    found = _examined()
+    found = _examine_machine()
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -48,29 +48,29 @@ def doctor(as_json: bool) -> None:
         lines[f"GPU {number}"] = f"{gpu['name']}, capability {gpu['capability']}"
     width = max(map(len, lines))
     for name, text in lines.items():
-        click.echo(f"{name:{width}}  {escaped(text)}")
+        click.echo(f"{name:{width}}  {escape_text(text)}")
 
 
-def _examined() -> dict[str, Any]:
+def _examine_machine() -> dict[str, Any]:
     import torch
 
     from thalweg.engines.cpu import snapshot
-    from thalweg.engines.cuda.available import trouble
+    from thalweg.engines.cuda.available import why_unavailable
     from thalweg.version import __version__
 
     own = {"thalweg": __version__, "python": platform.python_version()}
     return {
-        "versions": {**own, **{name: _version(name) for name in _PACKAGES}},
-        "engines": {"reference": "", "cpu": "", "cuda": trouble()},
+        "versions": {**own, **{name: _version_of(name) for name in _PACKAGES}},
+        "engines": {"reference": "", "cpu": "", "cuda": why_unavailable()},
         "native_look": snapshot.trouble(),
         "threads": torch.get_num_threads(),
         "processor": _processor(),
-        "kernels": _kernels(),
-        "gpus": [_gpu(number) for number in range(torch.cuda.device_count())],
+        "kernels": _kernels_folder(),
+        "gpus": [_describe_gpu(number) for number in range(torch.cuda.device_count())],
     }
 
 
-def _version(package: str) -> str | None:
+def _version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -99,27 +99,27 @@ def _suits(found: dict[str, Any]) -> str:
     )
 
 
-def _gpu(number: int) -> dict[str, str]:
+def _describe_gpu(number: int) -> dict[str, str]:
     import torch
 
     capability = ".".join(map(str, torch.cuda.get_device_capability(number)))
     return {"name": torch.cuda.get_device_name(number), "capability": capability}
 
 
-def _kernels() -> dict[str, str]:
+def _kernels_folder() -> dict[str, str]:
     """The folder of compiled kernels, and why none can be kept there; empty if they can."""
     from thalweg.engines.cpu import private, store
 
-    folder, trouble = str(store.folder()), ""
+    folder, trouble = str(store.kernels_folder()), ""
     if not private.AVAILABLE:
         trouble = "who may write to a folder cannot be seen on this system"
     else:
         with warnings.catch_warnings(record=True) as said, ExitStack() as stack:
             warnings.simplefilter("always")
             try:
-                kept = private.opened(stack, folder)
+                kept = private.open_folder(stack, folder)
                 name = f"doctor.{os.urandom(8).hex()}"
-                private.write(kept, name, b"")
+                private.write_file(kept, name, b"")
                 os.unlink(name, dir_fd=kept)
             except OSError as error:
                 trouble = str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def escaped(text: object) -> str:
+def escape_text(text: object) -> str:
     """Text in which what a terminal would obey, or not show, stands as its escape.
 
     Example:

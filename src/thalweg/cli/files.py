@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thalweg.cli.escaped import escaped
+from thalweg.cli.escaped import escape_text
 from thalweg.cli.lines import Lines
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     """
     from thalweg.checkpoint.files import list_file
 
-    with _watched(path) as progress:
+    with _watch_progress(path) as progress:
         found = list_file(path, progress)
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
@@ -50,9 +50,9 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console()
-    for line in _summary(found):
-        console.print(escaped(line), markup=False, highlight=False, soft_wrap=True)
-    console.print(_tree(found) if tree else _table(found))
+    for line in _print_summary(found):
+        console.print(escape_text(line), markup=False, highlight=False, soft_wrap=True)
+    console.print(_print_tree(found) if tree else _print_table(found))
 
 
 @click.command(short_help="Read a checkpoint and compare it with its checksums.")
@@ -74,17 +74,18 @@ def verify(paths: tuple[str, ...]) -> None:
     failed = False
     for path in paths:
         try:
-            with _watched(path) as progress:
+            with _watch_progress(path) as progress:
                 found = list_verified(path, progress)
         except ThalwegError as error:
             if len(paths) == 1:
                 raise
-            click.echo(escaped(" ".join(str(error).split())), err=True)
+            click.echo(escape_text(" ".join(str(error).split())), err=True)
             failed = True
         else:
             how = "verified" if has_checksums(path) else "readable; HDF5 holds no checksums"
             click.echo(
-                f"{escaped(path)}: {len(found.tensors)} tensors, {_size(found.bytes)}, {how}"
+                f"{escape_text(path)}: {len(found.tensors)} tensors,"
+                f" {_format_size(found.bytes)}, {how}"
             )
     sys.exit(int(failed))
 
@@ -109,14 +110,14 @@ def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
 
     with ExitStack() as watched:
         found = differences(
-            one, other, rules, lambda path: watched.enter_context(_watched(os.fspath(path)))
+            one, other, rules, lambda path: watched.enter_context(_watch_progress(os.fspath(path)))
         )
     if as_json:
         click.echo(json.dumps({"one": one, "other": other, "differences": found}, indent=2))
     elif not found:
         click.echo("All tensors are equal, to the bit.")
     for line in [] if as_json else found:
-        click.echo(escaped(line))
+        click.echo(escape_text(line))
     sys.exit(DIFFER if found else 0)
 
 
@@ -173,16 +174,16 @@ def convert(
     if there and not force:
         raise click.ClickException(f"{there[0]} is there: give another OUT, or --force.")
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
-    given: dict[str, Any] = dict(map(_number, numbers))
+    given: dict[str, Any] = dict(map(_parse_number, numbers))
     try:
-        with _watched(path) as progress:
+        with _watch_progress(path) as progress:
             left = converted(
                 path, out, rules, to, optimizer=cls, which=which, progress=progress, **given
             )
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
     found = list_file(out)
-    click.echo(f"{escaped(out)}: {len(found.tensors)} tensors, {_size(found.bytes)}")
+    click.echo(f"{escape_text(out)}: {len(found.tensors)} tensors, {_format_size(found.bytes)}")
     click.echo("".join(f"left out: {name!r}\n" for name in left), nl=False)
 
 
@@ -197,7 +198,7 @@ def _with_options(message: str) -> str:
     return message.replace("Give which=...:", "Give --which NUMBER:")
 
 
-def _number(text: str) -> tuple[str, float | bool]:
+def _parse_number(text: str) -> tuple[str, float | bool]:
     name, equals, number = text.partition("=")
     flags = {"true": True, "false": False}
     if name and number.lower() in flags:
@@ -213,18 +214,18 @@ def _number(text: str) -> tuple[str, float | bool]:
 
 
 @contextmanager
-def _watched(path: str) -> Iterator[Progress | None]:
+def _watch_progress(path: str) -> Iterator[Progress | None]:
     """A callback for large files, which shows a bar on a terminal and tells lines to a log."""
     from rich.console import Console
 
     if _bytes_of(path) < LARGE:
         yield None
         return
-    console, name = Console(stderr=True), escaped(os.path.basename(path))
+    console, name = Console(stderr=True), escape_text(os.path.basename(path))
     if not console.is_terminal:
         lines = Lines()
         yield lambda done, total: lines.tell(
-            done / max(total, 1), lambda: f"{name}: {_size(done)} of {_size(total)}"
+            done / max(total, 1), lambda: f"{name}: {_format_size(done)} of {_format_size(total)}"
         )
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
@@ -266,13 +267,13 @@ def _as_json(found: Listing) -> dict[str, Any]:
     }
 
 
-def _summary(found: Listing) -> Iterator[str]:
+def _print_summary(found: Listing) -> Iterator[str]:
     from thalweg.checkpoint.glanced import format_arguments, in_words
     from thalweg.storage.json_text import as_object
 
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(found.tensors)
-    yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_size(found.bytes)}"
+    yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_format_size(found.bytes)}"
     yield from found.optimizers
     optimizer = None if found.optimizers else found.document.get("optimizer")
     if isinstance(optimizer, dict):
@@ -284,7 +285,7 @@ def _summary(found: Listing) -> Iterator[str]:
         yield f"{name}: {in_words(value)}"
 
 
-def _table(found: Listing) -> Any:
+def _print_table(found: Listing) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -296,28 +297,33 @@ def _table(found: Listing) -> Any:
     table.add_column("size", justify="right")
     for each in found.tensors:
         shape = " x ".join(map(str, each.shape)) or "()"
-        table.add_row(Text(escaped(each.name)), Text(escaped(each.dtype)), shape, _size(each.bytes))
+        table.add_row(
+            Text(escape_text(each.name)),
+            Text(escape_text(each.dtype)),
+            shape,
+            _format_size(each.bytes),
+        )
     return table
 
 
-def _tree(found: Listing) -> Any:
+def _print_tree(found: Listing) -> Any:
     from rich.text import Text
     from rich.tree import Tree
 
-    root = Tree(Text(escaped(found.path)))
+    root = Tree(Text(escape_text(found.path)))
     branches: dict[tuple[str, ...], Tree] = {(): root}
     for each in found.tensors:
         parts = tuple(each.name.split("/"))
         for depth in range(1, len(parts)):
             if parts[:depth] not in branches:
                 above = branches[parts[: depth - 1]]
-                branches[parts[:depth]] = above.add(Text(escaped(parts[depth - 1])))
+                branches[parts[:depth]] = above.add(Text(escape_text(parts[depth - 1])))
         shape = " x ".join(map(str, each.shape)) or "()"
-        branches[parts[:-1]].add(Text(escaped(f"{parts[-1]}  {each.dtype} {shape}")))
+        branches[parts[:-1]].add(Text(escape_text(f"{parts[-1]}  {each.dtype} {shape}")))
     return root
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     size, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":

@@ -19,7 +19,7 @@ INTERVAL = 0.2
 
 
 @contextmanager
-def watch(console: Console, problem: str) -> Iterator[Progress]:
+def watch_race(console: Console, problem: str) -> Iterator[Progress]:
     """A callback that keeps the display current."""
     if not console.is_terminal:
         yield _in_lines(Lines())
@@ -50,7 +50,9 @@ def watch(console: Console, problem: str) -> Iterator[Progress]:
             nonlocal last
             if monotonic() - last < INTERVAL:
                 return
-            bar.update(task, description=_title(race, part), total=1.0, completed=part.done(race))
+            bar.update(
+                task, description=_title_of(race, part), total=1.0, completed=part.done(race)
+            )
             # With several learning rates each, there are more lanes than lines.
             table = [] if part.searching else [report.table([race], console.width)]
             shown: Any = Group(bar, *table)
@@ -66,12 +68,12 @@ def _in_lines(lines: Lines) -> Progress:
             best = race.ranked()[0]
             ahead = f", ahead: {best.name} with {best.scores.test_accuracy:.1%}"
             scored = best.evaluations and best.diverged_at is None
-            return f"{_title(race, part)} of {race.steps:,}{ahead if scored else ''}"
+            return f"{_title_of(race, part)} of {race.steps:,}{ahead if scored else ''}"
 
         lines.tell(part.done(race), text)
 
     return progress
 
 
-def _title(race: Race, part: Part) -> str:
+def _title_of(race: Race, part: Part) -> str:
     return f"{part.title}, step {race.step:,}" if part.title else f"step {race.step:,}"

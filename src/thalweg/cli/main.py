@@ -11,7 +11,7 @@ import click
 
 from thalweg.cli.bench import bench
 from thalweg.cli.doctor import doctor
-from thalweg.cli.escaped import escaped
+from thalweg.cli.escaped import escape_text
 from thalweg.cli.files import convert, diff, inspect_, verify
 from thalweg.cli.options import INTERRUPTED
 from thalweg.cli.race import race
@@ -44,21 +44,21 @@ class Commands(click.Group):
             click.echo(error.format_message())
             status = USAGE
         except click.UsageError as error:
-            _show(self._with_hint(error, arguments), debug)
+            _show_error(self._with_hint(error, arguments), debug)
             status = USAGE
         except (click.Abort, KeyboardInterrupt) as error:
             # click raises Abort where Ctrl-C was raised, and of a question that was answered by no.
             cause = error.__context__ if isinstance(error, click.Abort) else error
-            _show("stopped.", False)
+            _show_error("stopped.", False)
             status = INTERRUPTED if isinstance(cause, KeyboardInterrupt) else FAILURE
         except click.ClickException as error:
-            _show(error.format_message(), debug)
+            _show_error(error.format_message(), debug)
             status = error.exit_code
         except ThalwegError as error:
-            _show(str(error), debug)
+            _show_error(str(error), debug)
             status = FAILURE
         except Exception as error:
-            _show(f"{type(error).__name__}: {error} (--debug shows where)", debug)
+            _show_error(f"{type(error).__name__}: {error} (--debug shows where)", debug)
             status = FAILURE
         sys.exit(status if isinstance(status, int) else OK)
 
@@ -71,13 +71,13 @@ class Commands(click.Group):
         return f"{error.format_message()} (Help: {command} --help)"
 
 
-def _show(message: str, debug: bool) -> None:
+def _show_error(message: str, debug: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
     if debug:
-        click.echo("\n".join(map(escaped, traceback.format_exc().split("\n"))), err=True)
-    line = escaped(" ".join(message.split()))
+        click.echo("\n".join(map(escape_text, traceback.format_exc().split("\n"))), err=True)
+    line = escape_text(" ".join(message.split()))
     Console(stderr=True, soft_wrap=True).print(Text(f"Error: {line}", style="red"))
 
 

@@ -33,17 +33,21 @@ class Whole(click.ParamType):
         return number
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def clamped(context: click.Context, parameter: click.Parameter, threads: int | None) -> int | None:
+def clamp_threads(
+    context: click.Context, parameter: click.Parameter, threads: int | None
+) -> int | None:
     """The number of threads, no more than there are cores; says so if more were asked for."""
-    if threads is None or threads <= cores():
+    if threads is None or threads <= usable_cores():
         return threads
-    some = "1 core" if cores() == 1 else f"{cores()} cores"
-    click.echo(f"--threads {threads} is more than the {some} here; using {cores()}.", err=True)
-    return cores()
+    some = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"
+    click.echo(
+        f"--threads {threads} is more than the {some} here; using {usable_cores()}.", err=True
+    )
+    return usable_cores()

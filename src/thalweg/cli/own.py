@@ -15,7 +15,7 @@ def is_own(name: str) -> bool:
     return ".py" in name
 
 
-def rule(name: str) -> Rule:
+def load_rule(name: str) -> Rule:
     """The rule that `file.py:NAME` names, checked.
 
     Raises:

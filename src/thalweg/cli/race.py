@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from thalweg.cli.options import INTERRUPTED, Whole, clamped
-from thalweg.cli.ranks import launched
+from thalweg.cli.options import INTERRUPTED, Whole, clamp_threads
+from thalweg.cli.ranks import launch_ranks
 
 if TYPE_CHECKING:
     from thalweg.race.outcome import Outcome
@@ -30,7 +30,7 @@ class Rates(NamedTuple):
     sweep: bool = False
 
 
-def _rates(context: click.Context, parameter: click.Parameter, value: str | None) -> Rates:
+def _parse_rates(context: click.Context, parameter: click.Parameter, value: str | None) -> Rates:
     """`0.01`, `Adam=0.01,Ftrl=0.5`, or both: the rate of all others, and rates by name; `sweep`."""
     shared: float | None = None
     named: dict[str, float] = {}
@@ -67,7 +67,7 @@ def _rates(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option(
     "--lr",
-    callback=_rates,
+    callback=_parse_rates,
     metavar="RATE|A=RATE,...|sweep",
     help="Learning rate of all, or by name. With sweep everyone tries five, from a tenth to ten "
     "times the usual one, and goes on with the one of the lowest train loss; that takes five times "
@@ -98,7 +98,7 @@ def _rates(context: click.Context, parameter: click.Parameter, value: str | None
     type=Whole(1),
     default=1,
     show_default=True,
-    callback=clamped,
+    callback=clamp_threads,
     help="How many threads compute; for models this small, one is as fast as many.",
 )
 @click.option(
@@ -160,22 +160,22 @@ def race(
       thalweg race --problem stdlib --logdir runs
       thalweg race --nproc 2
     """
-    from thalweg.race.errors import need
+    from thalweg.race.errors import need_modules
 
-    need("matplotlib", *(["sklearn"] if problem != "stdlib" else []))
+    need_modules("matplotlib", *(["sklearn"] if problem != "stdlib" else []))
     if logdir is not None:
-        need("tensorboard")
+        need_modules("tensorboard")
     if seed + seeds > 2**63:
         raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
     each = range(seed, seed + seeds)
     chosen = Chosen(optimizers, lr, epochs, each, threads, problem, out, logdir, as_json)
     written = [out / "race.json", out / "race.png"]
-    _contestants(chosen)
+    _choose_contestants(chosen)
     _check_writable(out, written)
     if nproc > 1:
-        launched(nproc, _race, chosen, written)
+        launch_ranks(nproc, _run_race, chosen, written)
     else:
-        _race(chosen, written)
+        _run_race(chosen, written)
 
 
 class Stopped(click.ClickException):
@@ -198,11 +198,11 @@ class Chosen(NamedTuple):
     as_json: bool
 
 
-def _contestants(chosen: Chosen) -> list[Any]:
+def _choose_contestants(chosen: Chosen) -> list[Any]:
     from thalweg.race.contestants import line_up
     from thalweg.race.errors import RaceError
     from thalweg.race.problems import DEFAULT_OPTIMIZERS
-    from thalweg.race.sweep import entrants
+    from thalweg.race.sweep import enter_rates
 
     names = (chosen.optimizers or "").split(",")
     try:
@@ -212,25 +212,25 @@ def _contestants(chosen: Chosen) -> list[Any]:
             chosen.lr.named, chosen.problem, rate=chosen.lr.shared,
         )  # fmt: skip
         if chosen.lr.sweep:
-            entrants(racing)  # a rate that cannot be set is found here
+            enter_rates(racing)  # a rate that cannot be set is found here
         return racing
     except RaceError as error:
         raise click.UsageError(str(error)) from error
 
 
-def _race(chosen: Chosen, written: list[Path]) -> None:
+def _run_race(chosen: Chosen, written: list[Path]) -> None:
     """The race on this rank; rank 0 shows it and writes the files."""
     from rich.console import Console
 
-    from thalweg.cli.live import watch
+    from thalweg.cli.live import watch_race
     from thalweg.distribute import Strategy
     from thalweg.race import events, outcome, plot, report
     from thalweg.race.problems import PROBLEMS
 
-    strategy, contestants = Strategy(), _contestants(chosen)
+    strategy, contestants = Strategy(), _choose_contestants(chosen)
 
     def ran(progress: outcome.Progress | None) -> outcome.Outcome:
-        return outcome.ran(
+        return outcome.race_seeds(
             PROBLEMS[chosen.problem], contestants, seeds=chosen.seeds, sweeps=chosen.lr.sweep,
             epochs=chosen.epochs, threads=chosen.threads, progress=progress, strategy=strategy,
         )  # fmt: skip
@@ -240,7 +240,7 @@ def _race(chosen: Chosen, written: list[Path]) -> None:
         return
     console = Console(stderr=chosen.as_json)
     with _events_folder(chosen.logdir, chosen.problem) as events_folder:
-        with watch(Console(stderr=True), chosen.problem) as progress:
+        with watch_race(Console(stderr=True), chosen.problem) as progress:
             result = ran(progress)
         report.save(result, written[0])
         plot.save(result, written[1])
@@ -250,12 +250,12 @@ def _race(chosen: Chosen, written: list[Path]) -> None:
     if chosen.as_json:
         click.echo(report.text(result))
     else:
-        _print(console, result, written)
+        _print_race(console, result, written)
     if result.stopped:
-        raise Stopped(_where(result))
+        raise Stopped(_say_where(result))
 
 
-def _where(result: Outcome) -> str:
+def _say_where(result: Outcome) -> str:
     """Where Ctrl-C came, and what is there of the race."""
     race = result.race
     if not race.stopped:
@@ -274,7 +274,7 @@ def _check_writable(folder: Path, files: list[Path]) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise _unwritable("--out", folder, error) from error
+        raise _refuse_folder("--out", folder, error) from error
     for file in files:
         if file.is_dir():
             raise click.BadParameter(f"'{file}' is a folder.", param_hint="--out")
@@ -305,15 +305,15 @@ def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
         try:
             made = stack.enter_context(events.folder(logdir, problem))
         except OSError as error:
-            raise _unwritable("--logdir", logdir, error) from error
+            raise _refuse_folder("--logdir", logdir, error) from error
         yield made
 
 
-def _unwritable(option: str, folder: Path, error: OSError) -> click.BadParameter:
+def _refuse_folder(option: str, folder: Path, error: OSError) -> click.BadParameter:
     return click.BadParameter(f"cannot write to '{folder}': {error.strerror}.", param_hint=option)
 
 
-def _print(console: Any, result: Outcome, written: list[Path]) -> None:
+def _print_race(console: Any, result: Outcome, written: list[Path]) -> None:
     from thalweg.race import report
 
     race = result.race
@@ -321,14 +321,15 @@ def _print(console: Any, result: Outcome, written: list[Path]) -> None:
     ranks = f" on {race.ranks} ranks" if race.ranks > 1 else ""
     console.print(
         f"{race.steps:,} steps of {race.problem.batch_size} examples{ranks}, "
-        f"{report.epochs(race)}, {report.seeds(result.races)}, {result.seconds:.0f} s",
+        f"{report.format_epochs(race)}, {report.format_seeds(result.races)},"
+        f" {result.seconds:.0f} s",
         highlight=False,
     )
     if result.swept is not None:
         console.print(report.sweep_table(result.swept, console.width))
         console.print(report.sweep_note(result.swept), style="dim", highlight=False)
     console.print(report.table(result.races, console.width))
-    for note in report.footnotes(result.races):
+    for note in report.write_footnotes(result.races):
         console.print(note, style="dim", highlight=False)
     saved = "Saved " + ", ".join(map(str, written))
     console.print(saved, markup=False, highlight=False, soft_wrap=True)

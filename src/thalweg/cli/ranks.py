@@ -12,7 +12,7 @@ import click
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError, ThalwegError
 
 
-def launched(count: int, function: Callable[..., None], *args: Any) -> None:
+def launch_ranks(count: int, function: Callable[..., None], *args: Any) -> None:
     """Call a function on each of `count` ranks, which `Strategy()` then joins.
 
     Args:
@@ -33,7 +33,9 @@ def launched(count: int, function: Callable[..., None], *args: Any) -> None:
         max_restarts=0,
     )  # fmt: skip
     try:
-        told: dict[int, tuple[bool, str] | None] = elastic_launch(config, _told)(function, args)
+        told: dict[int, tuple[bool, str] | None] = elastic_launch(config, _call_on_rank)(
+            function, args
+        )
     except SignalException as error:
         raise (KeyboardInterrupt if error.sigval == signal.SIGINT else click.Abort) from error
     except ChildFailedError as error:
@@ -47,7 +49,7 @@ def launched(count: int, function: Callable[..., None], *args: Any) -> None:
         raise click.ClickException(failed[0][1])
 
 
-def _told(function: Callable[..., None], args: tuple[Any, ...]) -> tuple[bool, str] | None:
+def _call_on_rank(function: Callable[..., None], args: tuple[Any, ...]) -> tuple[bool, str] | None:
     """Call it; a failure is whether it is about another rank, and a message."""
     try:
         function(*args)

@@ -32,7 +32,7 @@ def rules(as_json: bool) -> None:
     from thalweg.rules import RULES
 
     if as_json:
-        click.echo(json.dumps([_described(rule) for rule in RULES], indent=2))
+        click.echo(json.dumps([_describe_rule(rule) for rule in RULES], indent=2))
         return
     from rich import box
     from rich.console import Console
@@ -44,7 +44,9 @@ def rules(as_json: bool) -> None:
     for heading in ("slots", "a sparse gradient updates"):
         table.add_column(heading, overflow="fold")
     for rule in RULES:
-        table.add_row(rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse(rule))
+        table.add_row(
+            rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse_words(rule)
+        )
     console = Console()
     console.print(table)
     classic = [name for name in by_class() if ":" in name]
@@ -81,20 +83,20 @@ def show(name: str, as_json: bool) -> None:
       thalweg show optim:Adam
       thalweg show mine.py:MyRule
     """
-    rule = _find(name)
+    rule = _find_rule(name)
     torchs = _of_torch(rule)
     if as_json:
-        told = {**_described(rule), "formula": formula(rule)}
+        told = {**_describe_rule(rule), "formula": formula_source(rule)}
         if torchs is not None:
-            told["torch"] = {**_described(torchs), "formula": formula(torchs)}
+            told["torch"] = {**_describe_rule(torchs), "formula": formula_source(torchs)}
         click.echo(json.dumps(told, indent=2))
         return
     from rich.console import Console
 
-    _print(Console(), rule, torchs)
+    _print_rule(Console(), rule, torchs)
 
 
-def _code(console: Console, text: str) -> Any:
+def _print_code(console: Console, text: str) -> Any:
     from rich.syntax import Syntax
     from rich.text import Text
 
@@ -103,7 +105,7 @@ def _code(console: Console, text: str) -> Any:
     return Syntax(text, "python", background_color="default", theme="ansi_dark", word_wrap=True)
 
 
-def sparse(rule: Rule) -> str:
+def sparse_words(rule: Rule) -> str:
     """What the rule does with a sparse gradient, in a few words."""
     words = "touched rows" if rule.update_untouched is None else "all rows"
     if rule.duplicates == "successive":
@@ -113,7 +115,7 @@ def sparse(rule: Rule) -> str:
     return words
 
 
-def formula(rule: Rule) -> str:
+def formula_source(rule: Rule) -> str:
     """The source text of everything that the rule computes, with the functions that this calls;
     for functions without, a note.
     """
@@ -121,7 +123,7 @@ def formula(rule: Rule) -> str:
 
     parts = [(part, getattr(rule, part)) for part in ("prepare", "per_variable", *FORMULAS)]
     given = [(part, function) for part, function in parts if function is not None]
-    helpers = _helpers([function for _, function in given])
+    helpers = _helpers_of([function for _, function in given])
     texts: list[str] = []
     for part, function in [*given, *((each.__name__, each) for each in helpers)]:
         try:
@@ -131,7 +133,7 @@ def formula(rule: Rule) -> str:
     return "\n\n\n".join(texts)
 
 
-def _helpers(functions: list[Any]) -> list[Any]:
+def _helpers_of(functions: list[Any]) -> list[Any]:
     """The functions that these call, directly or by way of others, but those of libraries."""
     found: list[Any] = []
     pending = list(filter(inspect.isfunction, functions))
@@ -152,7 +154,7 @@ def _is_known(function: Any) -> bool:
     return room in sys.stdlib_module_names or room in ("numpy", "torch")
 
 
-def _described(rule: Rule) -> dict[str, Any]:
+def _describe_rule(rule: Rule) -> dict[str, Any]:
     return {
         "name": rule.name,
         "slots": [{"name": slot.name, "initial": slot.initial} for slot in rule.slots],
@@ -161,13 +163,13 @@ def _described(rule: Rule) -> dict[str, Any]:
             for hyper in rule.hypers
         ],
         "powers": dict(rule.powers),
-        "sparse": sparse(rule),
+        "sparse": sparse_words(rule),
         "source": rule.source,
         "differs": rule.differs,
     }
 
 
-def _find(name: str) -> Rule:
+def _find_rule(name: str) -> Rule:
     from thalweg.catalogue import torch_rules
     from thalweg.rules import RULES
 
@@ -177,7 +179,7 @@ def _find(name: str) -> Rule:
     if name.lower() in known:
         return known[name.lower()]
     if own.is_own(name):
-        return own.rule(name)
+        return own.load_rule(name)
     from thalweg import catalogue
     from thalweg.errors import NotFoundError
 
@@ -195,7 +197,7 @@ def _of_torch(rule: Rule) -> Rule | None:
     return known.get((OPTIM + rule.name).lower())
 
 
-def _print(console: Console, rule: Rule, torchs: Rule | None) -> None:
+def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -208,19 +210,19 @@ def _print(console: Console, rule: Rule, torchs: Rule | None) -> None:
     both = {"Formula": rule}
     if torchs is not None:
         both = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
-    texts = {title: formula(each) for title, each in both.items()}
+    texts = {title: formula_source(each) for title, each in both.items()}
     widths = [max(map(len, text.splitlines())) for text in texts.values()]
     if len(texts) > 1 and sum(widths) + 3 <= console.width:
         table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
         for title in texts:
             table.add_column(title, header_style="bold", no_wrap=True)
-        table.add_row(*(_code(console, text) for text in texts.values()))
+        table.add_row(*(_print_code(console, text) for text in texts.values()))
         console.print()
         console.print(table)
     else:
         for title, text in texts.items():
             heading(title)
-            console.print(_code(console, text), soft_wrap=True)
+            console.print(_print_code(console, text), soft_wrap=True)
     heading("Slots")
     for slot in rule.slots:
         console.print(f"  {slot.name:<14} starts at {slot.initial:g}", highlight=False)
@@ -237,7 +239,7 @@ def _print(console: Console, rule: Rule, torchs: Rule | None) -> None:
     for power, hyper in rule.powers.items():
         console.print(f"  {power:<20} {hyper} to the power of the step", highlight=False)
     heading("Sparse gradient")
-    console.print(f"  {sparse(rule)}", highlight=False)
+    console.print(f"  {sparse_words(rule)}", highlight=False)
     heading("Differs from torch.optim")
     console.print(
         f"  {rule.differs or 'nothing noted'}", markup=False, highlight=False, soft_wrap=True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thalweg.cli.escaped import escaped
+from thalweg.cli.escaped import escape_text
 
 if TYPE_CHECKING:
     from thalweg.scan.script import Name, Scanned
@@ -50,7 +50,7 @@ def scan(files: tuple[str, ...], names: bool, markdown: bool, as_json: bool) -> 
 
     found: list[Scanned] = []
     failed: list[str] = []
-    for path in _scripts(files):
+    for path in _find_scripts(files):
         try:
             found.append(scanned(path))
         except ScanError as error:
@@ -58,14 +58,14 @@ def scan(files: tuple[str, ...], names: bool, markdown: bool, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps([_as_json(each) for each in found], indent=2))
     else:
-        _print(found)
+        _print_found(found)
     for message in failed:
-        click.echo(f"Error: {escaped(' '.join(message.split()))}", err=True)
+        click.echo(f"Error: {escape_text(' '.join(message.split()))}", err=True)
     lacking = any(each.of("missing") for each in found)
     sys.exit(UNREADABLE if failed else MISSING if lacking else 0)
 
 
-def _scripts(files: tuple[str, ...]) -> Iterator[str]:
+def _find_scripts(files: tuple[str, ...]) -> Iterator[str]:
     for name in files:
         folder = Path(name)
         if folder.is_dir():
@@ -82,17 +82,17 @@ def _as_json(scanned: Scanned) -> dict[str, Any]:
     }
 
 
-def _print(found: list[Scanned]) -> None:
+def _print_found(found: list[Scanned]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(soft_wrap=True)
     for scanned in found:
-        path = escaped(scanned.path)
-        console.print(Text(f"{path}: {_counted(scanned)}", style="bold"))
+        path = escape_text(scanned.path)
+        console.print(Text(f"{path}: {_count_states(scanned)}", style="bold"))
         for name in scanned.names:
             if name.state != "there":
-                console.print(_line(path, name))
+                console.print(_format_line(path, name))
     if len(found) > 1:
         totals = [sum(len(each.of(state)) for each in found) for state in ("changed", "missing")]
         console.print(
@@ -100,7 +100,7 @@ def _print(found: list[Scanned]) -> None:
         )
 
 
-def _counted(scanned: Scanned) -> str:
+def _count_states(scanned: Scanned) -> str:
     if not scanned.names:
         return "no names of TensorFlow"
     counts = {state: len(scanned.of(state)) for state in ("there", "changed", "missing")}
@@ -108,21 +108,21 @@ def _counted(scanned: Scanned) -> str:
     return f"TensorFlow {scanned.version}, {told}"
 
 
-def _line(path: str, name: Name) -> Any:
+def _format_line(path: str, name: Name) -> Any:
     from rich.text import Text
 
     first, *others = name.lines
     line = Text(f"{path}:{first}: {name.name}: ")
     if name.uses:
-        line = Text(f"{path}:{first}: {name.name} ({_below(name)}): ")
+        line = Text(f"{path}:{first}: {name.name} ({_names_below(name)}): ")
     line.append(name.state, style=_COLORS[name.state])
-    line.append(f"; {escaped(name.words)}")
+    line.append(f"; {escape_text(name.words)}")
     if others:
         line.append(f" (also {', '.join(map(str, others))})", style="dim")
     return line
 
 
-def _below(name: Name) -> str:
+def _names_below(name: Name) -> str:
     from thalweg.errors import listed
 
     return listed((use.removeprefix(f"{name.name}.") for use in name.uses), most=5)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thalweg.engines.cpu.pages import block
-from thalweg.engines.layout import dense
+from thalweg.engines.cpu.pages import allocate_block
+from thalweg.engines.layout import is_dense
 
 ALIGNMENT = 64  # bytes; a tensor inside a block starts at a multiple of it
 
@@ -41,16 +41,16 @@ def laid_out(
         step = ALIGNMENT // dtype.itemsize
         counts = [1 if scalar else variables[index].numel() for index in members]
         sizes = [-(-count // step) * step for count in counts]
-        memory = block(sum(sizes), initial, dtype, place)
+        memory = allocate_block(sum(sizes), initial, dtype, place)
         start = 0
         for index, count, size in zip(members, counts, sizes, strict=True):
             piece = memory[start : start + count]
-            made[index] = piece.view(()) if scalar else _shaped(piece, variables[index])
+            made[index] = piece.view(()) if scalar else _shape_like(piece, variables[index])
             start += size
     return [made[index] for index in range(len(variables))]
 
 
-def _shaped(piece: Tensor, var: Tensor) -> Tensor:
-    if dense(var):
+def _shape_like(piece: Tensor, var: Tensor) -> Tensor:
+    if is_dense(var):
         return piece.as_strided(var.shape, var.stride())
     return piece.view(var.shape)

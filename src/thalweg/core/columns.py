@@ -161,17 +161,17 @@ def per_variable(
         dtype = dtypes[members[0]]
         given: dict[str, Any] = {**columns.shared[dtype]}
         for name, each in columns.separate.items():
-            given[name] = vectors.rounded(vectors.some(each, members), dtype, there)
-        given |= {name: vectors.some(each, members) for name, each in measures.items()}
+            given[name] = vectors.round_to(vectors.pick_members(each, members), dtype, there)
+        given |= {name: vectors.pick_members(each, members) for name, each in measures.items()}
         for place, name in enumerate(names):
             own = [now[id(scalar_slots[i][place])] for i in members]
-            given[name] = vectors.rounded(vectors.joined(own, there), dtype, there)
+            given[name] = vectors.round_to(vectors.join_numbers(own, there), dtype, there)
         given = given_to(rule, "per_variable", given)
         given = {name: vectors.number(each, there) for name, each in given.items()}
         with np.errstate(all="ignore"):
             made = rule.per_variable(**given)  # pyright: ignore[reportOptionalCall]
         for name, value in made.items():
-            values = vectors.apart(_over(rule, name, value, dtype, len(members), there))
+            values = vectors.split_numbers(_over(rule, name, value, dtype, len(members), there))
             if name in names:
                 place = names.index(name)
                 keys = (id(scalar_slots[i][place]) for i in members)
@@ -181,7 +181,7 @@ def per_variable(
                 for i, each in zip(members, values, strict=True):
                     of_all[i] = each
     separate = {**columns.separate}
-    separate |= {name: vectors.joined(each, there) for name, each in found.items()}
+    separate |= {name: vectors.join_numbers(each, there) for name, each in found.items()}
     writes: list[Call] = []
     if slots:
         moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
@@ -203,7 +203,7 @@ def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[l
 def _over(rule: Rule, name: str, value: Any, dtype: Dtype, count: int, there: Device) -> Any:
     """What `per_variable` made of a name, a vector over the variables."""
     try:
-        return vectors.spread(value, dtype, count, there)
+        return vectors.spread_over(value, dtype, count, there)
     except (RuntimeError, TypeError, ValueError):
         raise RuleError(
             f"per_variable of rule {rule.name!r} made {name} of {value!r}; expected a number, or an"

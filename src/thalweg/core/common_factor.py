@@ -69,7 +69,7 @@ def exact_norm(squares_of: Callable[[Formula], Any], is_narrow: bool) -> Norm:
             `FURTHER` where those of float64 gradients may have left float64.
         is_narrow: Whether all gradients are computed in float32, so that their squares cannot.
     """
-    squares = norms.total(squares_of(gradient_squares))
+    squares = norms.sum_in_order(squares_of(gradient_squares))
     of = vectors.functions_of(squares)
     if is_narrow:
         return Norm(of.sqrt(squares))
@@ -77,9 +77,9 @@ def exact_norm(squares_of: Callable[[Formula], Any], is_narrow: bool) -> Norm:
         if _LOWEST <= squares <= _HIGHEST:
             return Norm(of.sqrt(squares))
         if squares < _LOWEST:
-            return Norm(of.sqrt(norms.total(squares_of(small_gradient_squares))), -SHIFT)
-        return Norm(of.sqrt(norms.total(squares_of(large_gradient_squares))), SHIFT)
-    large, small = (norms.total(squares_of(each)) for each in FURTHER)
+            return Norm(of.sqrt(norms.sum_in_order(squares_of(small_gradient_squares))), -SHIFT)
+        return Norm(of.sqrt(norms.sum_in_order(squares_of(large_gradient_squares))), SHIFT)
+    large, small = (norms.sum_in_order(squares_of(each)) for each in FURTHER)
     is_small, is_large = squares < _LOWEST, squares > _HIGHEST
     found = of.where(is_small, small, of.where(is_large, large, squares))
     return Norm(of.sqrt(found), (is_large.double() - is_small.double()) * SHIFT)
@@ -111,7 +111,7 @@ def factor_of(
     plain: Any = None
     with np.errstate(all="ignore"):
         if furthest > 0:
-            rounded = vectors.rounded(root, dtype, vectors.place_of(root))
+            rounded = vectors.round_to(root, dtype, vectors.place_of(root))
             bound = vectors.number(dtype(limit), vectors.place_of(root))
             if epsilon is None:
                 plain = norms.clip_factor(rounded, bound, whole_is_nan)
@@ -119,7 +119,7 @@ def factor_of(
                 plain = _at_most_one(bound / (rounded + epsilon))
             if not is_there and not norm.exponent and not root > furthest:
                 return Factor(plain)
-        found = _quotient(norm, limit, epsilon or 0.0, dtype is np.float32)
+        found = _clip_factor(norm, limit, epsilon or 0.0, dtype is np.float32)
         of = vectors.functions_of(root)
         if whole_is_nan:
             scale = of.where(of.isfinite(root), found.scale, np.nan)
@@ -138,7 +138,7 @@ def _at_most_one(values: Any) -> Any:
     return values.clip(None, 1) if isinstance(values, Tensor) else np.minimum(values, 1)
 
 
-def _quotient(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> Factor:
+def _clip_factor(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> Factor:
     """min(1, limit / (norm + epsilon)); 1 or 0 for a norm of 0."""
     of, there = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # No root but 0 is so small.
@@ -178,5 +178,5 @@ def parts_of(factor: Factor, narrow: Array) -> tuple[Any, Any]:
         scale = value / unit
     if narrow.all():
         return scale, unit
-    own = vectors.alike(narrow, value)
+    own = vectors.place_like(narrow, value)
     return of.where(own, scale, factor.scale), of.where(own, unit, factor.unit)

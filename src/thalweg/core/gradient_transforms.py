@@ -28,7 +28,7 @@ from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import compute_dtype
 from thalweg.engines.arrays import Array, Float64
-from thalweg.engines.engine import Columns, Dtype, Stages
+from thalweg.engines.engine import Columns, Dtype, Formulas, Stages
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.ground.lazily import lazy
 from thalweg.indexed_slices import IndexedSlices, values_of, whole, with_values
@@ -55,12 +55,12 @@ _SAFE = 1e38  # norms below it leave every element finite in float32, rounding i
 class Measures(Protocol):
     """What can be known of a step's tensors before it; see `Ready`."""
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...
 
-    def there(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def sums_on_device(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None: ...
 
     def max_abs(self) -> Float64: ...
@@ -91,7 +91,7 @@ class GradientTransforms:
         clipnorm: Each gradient is scaled so that its norm is no higher.
         global_clipnorm: All gradients are scaled so that their common norm is no higher.
         overflow: Whether a sum of squares beyond float32 is infinite, unless it is of float64
-            gradients, or has some among others'; see `norms.norms`. Without it the common norm has
+            gradients, or has some among others'; see `norms_of`. Without it the common norm has
             no ends; see `common_factor`.
         casts: Whether it is infinite of float64 gradients, too.
         whole_is_nan: Whether an infinite common norm makes NaN of everything.
@@ -231,14 +231,14 @@ class GradientStats:
         return np.array([compute_dtype(dtype) is np.float32 for dtype in dtypes], bool)
 
     @lazy
-    def _dtype(self) -> Dtype:
+    def _norm_dtype(self) -> Dtype:
         """What the common norm is computed in."""
         return np.float32 if self._narrow.all() else np.float64
 
     @property
     def _is_wide(self) -> bool:
         """Whether squares may leave float64."""
-        return self._dtype is np.float64
+        return self._norm_dtype is np.float64
 
     @property
     def _may_leave(self) -> bool:
@@ -249,24 +249,24 @@ class GradientStats:
 
     @property
     def _has_left(self) -> bool:
-        """Whether `_roots` may be beyond float64, but not what clipping makes of gradients."""
+        """Whether `_root_norms` may be beyond float64, but not what clipping makes of gradients."""
         how = self._how
         if how.overflow or how.global_clipnorm is None or not self._is_wide:
             return False
-        return isinstance(self._roots, Tensor) or not np.isfinite(self._roots).all()
+        return isinstance(self._root_norms, Tensor) or not np.isfinite(self._root_norms).all()
 
-    def _overflow(self, vector: Any) -> Any:
+    def _overflow_mask(self, vector: Any) -> Any:
         """Which sums of squares are infinite beyond float32: all, none, or some of a vector's."""
         if not self._how.overflow or self._how.casts or self._narrow.all():
             return self._how.overflow
-        return vectors.alike(self._narrow, vector) if self._narrow.any() else False
+        return vectors.place_like(self._narrow, vector) if self._narrow.any() else False
 
     @property
-    def _overflows(self) -> bool:
+    def _does_overflow(self) -> bool:
         """Whether the common sum of squares is infinite beyond float32."""
-        return self._how.overflow and (self._how.casts or self._dtype is np.float32)
+        return self._how.overflow and (self._how.casts or self._norm_dtype is np.float32)
 
-    def _sum(self, formula: Formula) -> Any:
+    def _sum_over(self, formula: Formula) -> Any:
         """A sum over raw gradients, or over clipped elements where elements are clipped.
 
         Float64 of shape (n,): an array, or a tensor where measures stay on a device.
@@ -281,10 +281,12 @@ class GradientStats:
             # A device does not tell whether squares have left float64.
             further = FURTHER if self._may_leave else ()
             asked = how.first, Columns(shared, separate)
-            found = self._measures.there((*wanted, *further), *asked) if self._stays else None
+            found = (
+                self._measures.sums_on_device((*wanted, *further), *asked) if self._stays else None
+            )
             if found is None:
-                here = {name: vectors.alike(each, None) for name, each in separate.items()}
-                found = self._measures.sums(wanted, how.first, Columns(shared, here))
+                here = {name: vectors.place_like(each, None) for name, each in separate.items()}
+                found = self._measures.compute_sums(wanted, how.first, Columns(shared, here))
                 further = ()
             self._sums |= zip((*wanted, *further), found, strict=True)
         return self._sums[formula]
@@ -294,48 +296,48 @@ class GradientStats:
         """What gradients are multiplied by first; on the host if measures are there."""
         values, measured = self._how.unscaling, self._sums.values()
         is_here = self._sums and not any(isinstance(each, Tensor) for each in measured)
-        return vectors.alike(values, None) if is_here else values
+        return vectors.place_like(values, None) if is_here else values
 
     @lazy
-    def _roots(self) -> Any:
+    def _root_norms(self) -> Any:
         """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
         return self._roots_of(gradient_squares)
 
     def _roots_of(self, formula: Formula) -> Any:
-        how, squares = self._how, self._sum(formula)
+        how, squares = self._how, self._sum_over(formula)
         with np.errstate(all="ignore"):
             found = vectors.functions_of(squares).sqrt(squares)
             if how.unscaling is None or how.clipvalue is not None:
                 return found
-            return found * vectors.alike(how.unscaling, found)
+            return found * vectors.place_like(how.unscaling, found)
 
     def _squares_of(self, formula: Formula) -> Any:
         """The squares of each gradient, unscaled, its elements clipped, added up."""
         if self._how.unscaling is None:
-            return self._sum(formula)
-        roots = self._roots if formula is gradient_squares else self._roots_of(formula)
+            return self._sum_over(formula)
+        roots = self._root_norms if formula is gradient_squares else self._roots_of(formula)
         with np.errstate(all="ignore"):
             return vectors.functions_of(roots).square(roots)
 
-    def _overflowing(self, roots: Any) -> Any:
+    def _mark_overflows(self, roots: Any) -> Any:
         """Norms, infinite where a sum of squares may not be as large as theirs."""
-        overflow = self._overflow(roots)
+        overflow = self._overflow_mask(roots)
         if overflow is False:
             return roots
         of = vectors.functions_of(roots)
         with np.errstate(all="ignore"):
-            return of.where(of.isinf(norms.norms(of.square(roots), overflow)), np.inf, roots)
+            return of.where(of.isinf(norms.norms_of(of.square(roots), overflow)), np.inf, roots)
 
     @lazy
     def gradient_norms(self) -> Any:
         """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
-        return self._overflowing(self._roots)
+        return self._mark_overflows(self._root_norms)
 
     @lazy
     def variable_norms(self) -> Any:
         """The norm of each variable before the step; float64 of shape (n,)."""
-        squares = self._sum(variable_squares)
-        return norms.norms(squares, self._overflow(squares))
+        squares = self._sum_over(variable_squares)
+        return norms.norms_of(squares, self._overflow_mask(squares))
 
     @lazy
     def global_norm(self) -> Any:
@@ -343,7 +345,7 @@ class GradientStats:
         if not self._how.overflow:
             return self._norm.value
         with np.errstate(all="ignore"):
-            return norms.global_norm(self._squares_of(gradient_squares), self._overflows)
+            return norms.global_norm(self._squares_of(gradient_squares), self._does_overflow)
 
     @lazy
     def _norm(self) -> Norm:
@@ -353,7 +355,7 @@ class GradientStats:
     @lazy
     def clip_factor(self) -> Factor:
         """What clipping by the common norm multiplies all gradients by; 1 without it."""
-        how, dtype = self._how, self._dtype
+        how, dtype = self._how, self._norm_dtype
         limit = how.global_clipnorm
         if limit is None:
             return Factor(dtype(1))
@@ -363,7 +365,7 @@ class GradientStats:
             return factor_of(self._norm, limit, dtype, how.epsilon, how.whole_is_nan)
         with np.errstate(all="ignore"):
             there = vectors.place_of(self.global_norm)
-            norm = vectors.rounded(self.global_norm, dtype, there)
+            norm = vectors.round_to(self.global_norm, dtype, there)
             bound = vectors.number(dtype(limit), there)
         return Factor(norms.clip_factor(norm, bound, how.whole_is_nan))
 
@@ -378,17 +380,17 @@ class GradientStats:
         limit = self._how.clipnorm
         with np.errstate(all="ignore"):
             if limit is not None:
-                roots = self._roots * limit / vectors.at_least(self.gradient_norms, limit)
+                roots = self._root_norms * limit / vectors.at_least(self.gradient_norms, limit)
             else:
-                roots = self._roots * self.clip_scale
-        return self._overflowing(roots)
+                roots = self._root_norms * self.clip_scale
+        return self._mark_overflows(roots)
 
     @property
     def clipped_global_norm(self) -> Any:
         """The common norm of the gradients after clipping, of shape ()."""
         with np.errstate(all="ignore"):
             squares = vectors.functions_of(self.clipped_norms).square(self.clipped_norms)
-            return norms.global_norm(squares, self._overflows)
+            return norms.global_norm(squares, self._does_overflow)
 
     @lazy
     def trust(self) -> Any:
@@ -439,15 +441,15 @@ class GradientStats:
         That of a formula of the rule's own costs a sweep where gradients are processed.
         """
         if formula is variable_squares or not self._how.stages:
-            return self._sum(formula)
+            return self._sum_over(formula)
         if formula is gradient_squares and not self._has_left:
             with np.errstate(all="ignore"):
                 found = self.clipped_norms
                 found = found if self._how.trust is None else found * self.trust
                 return vectors.functions_of(found).square(found)
         asked = (formula,), self._how.stages, columns
-        found = self._measures.there(*asked) if self._stays else None
-        return (self._measures.sums(*asked) if found is None else found)[0]
+        found = self._measures.sums_on_device(*asked) if self._stays else None
+        return (self._measures.compute_sums(*asked) if found is None else found)[0]
 
     def decision(self) -> Decision:
         """Whether the step is taken."""
@@ -456,10 +458,10 @@ class GradientStats:
             how.watch(self)
         decision = Decision(True, [])
         if how.decide is not None:
-            decision = how.decide(*self._extremes(how.exact))
+            decision = how.decide(*self._find_extremes(how.exact))
         return Decision(decision.taken, [*decision.calls, *how.calls])
 
-    def _extremes(self, exact: bool) -> tuple[Any, Any]:
+    def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
         """Whether a processed gradient holds a NaN, and the largest magnitude among them."""
         with np.errstate(all="ignore"):
             # No element is larger than the norm, after none of the multiplications.
@@ -472,14 +474,14 @@ class GradientStats:
                     torch.ones_like(unsafe) if exact else unsafe
                 )
                 if max_abs is not None:
-                    max_abs = self._processed(max_abs)
+                    max_abs = self._process_peaks(max_abs)
                     return max_abs.isnan().any(), max_abs.amax()  # NaN wins
             if not exact and all((each < _SAFE).all() for each in bounds):
                 return False, 0.0
-            max_abs = self._processed(self._measures.max_abs())
+            max_abs = self._process_peaks(self._measures.max_abs())
         return bool(np.isnan(max_abs).any()), float(np.max(max_abs, initial=0.0))
 
-    def _processed(self, max_abs: Any) -> Any:
+    def _process_peaks(self, max_abs: Any) -> Any:
         """The largest magnitude of each processed gradient, in the arithmetic of its update.
 
         Args:
@@ -491,13 +493,13 @@ class GradientStats:
             own = [index for index, kind in enumerate(kinds) if kind is dtype]
             for index, peak in zip(own, self._processed_in(dtype, max_abs, own), strict=True):
                 found[index] = peak
-        return vectors.joined(found, vectors.place_of(max_abs))
+        return vectors.join_numbers(found, vectors.place_of(max_abs))
 
     def _processed_in(self, dtype: Dtype, found: Any, own: Sequence[int]) -> Any:
         how, there = self._how, vectors.place_of(found)
 
         def each(vector: Any) -> Any:
-            return vectors.rounded(vectors.some(vector, own), dtype, there)
+            return vectors.round_to(vectors.pick_members(vector, own), dtype, there)
 
         # Rounding keeps the order of numbers, so the largest one stays the largest.
         max_abs = each(found)
@@ -548,7 +550,7 @@ def materialised(
     columns = Columns(shared, known.separate)
     found: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
-        own = columns.of(index, compute_dtype(var.dtype))
+        own = columns.scalars_of(index, compute_dtype(var.dtype))
         changed = engines.transform(how.stages, values[index], own, flush, var.dtype)
         found.append((with_values(grad, changed), var))
     return found, known.decision()

@@ -26,12 +26,12 @@ class Hooks:
 
     Attributes:
         selection: The engine.
-        calls: Whether `prepare` calls users' functions, which may move a variable's memory.
+        calls: Whether `read_hypers` calls users' functions, which may move a variable's memory.
         repeats: Whether a step like the one before needs no more than its scalars: nothing of the
             user's wants to see it.
         constrains: Whether constraints follow the updates; not in a part of a step that is put
             back as a whole.
-        is_prepared: Whether `prepare` has been called.
+        is_prepared: Whether `read_hypers` has been called.
         may_leave: Whether a device may decide on the step: no function of the user's ends it.
         there: The device that knows scalars of this step which the host does not; None for none.
         taken: Whether the step is taken, a bool of shape () on that device; None if it is.
@@ -58,60 +58,60 @@ class Hooks:
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def rule(self) -> Rule | None:
+    def step_rule(self) -> Rule | None:
         """The rule of this step; None if `apply_one` is all there is."""
         return None
 
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         """The variables' names for messages."""
         raise NotImplementedError
 
-    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         """What a caller gave, as tensors and `IndexedSlices`; pairs without a gradient go."""
         return list(given)
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Refuse a step that cannot be taken as a whole."""
         raise NotImplementedError
 
-    def create(self, variables: Sequence[Tensor]) -> None:
+    def create_state(self, variables: Sequence[Tensor]) -> None:
         """Make the state that these variables, each given once, lack."""
 
-    def prepare(self, variables: Sequence[Tensor]) -> None:
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
         """Read the hyperparameters of the step, once."""
 
-    def transform(self, pairs: list[Pair]) -> list[Pair]:
+    def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs as the user's own functions change them; checked."""
         return pairs
 
-    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
+    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
         """For each variable what tells its hyperparameters from those of others; None for none."""
         return None
 
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """All scalars that the rule may ask for, of a compute dtype, for a group."""
         raise NotImplementedError
 
-    def slots(self, var: Tensor) -> list[Tensor]:
+    def slots_of(self, var: Tensor) -> list[Tensor]:
         """The slots of a variable in the order of the rule."""
         raise NotImplementedError
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         """Whether the user's own functions update the variables, by `apply_one`."""
-        return self.rule() is None
+        return self.step_rule() is None
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
         """Update a variable in place."""
         raise NotImplementedError
 
-    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+    def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         """What `apply_one` may write to."""
         raise NotImplementedError
 
-    def finish(self) -> list[After]:
+    def finishing_calls(self) -> list[After]:
         """What is called after the updates and before the counters."""
         return []
 
-    def counts(self, shared: Shared) -> list[Call]:
+    def counting_calls(self, shared: Shared) -> list[Call]:
         """What counts the step, as functions in C; given the scalars of the first group."""
         return []

@@ -94,11 +94,11 @@ def as_hyper(value: Any, dtype: ScalarType) -> Any:
     if type(value) is float and value >= _TINY:  # most are
         return made
     if -_TINY < made < _TINY and made:
-        return _flushed(made, scalar_type(value), dtype)
+        return _flush_denormal(made, scalar_type(value), dtype)
     return made
 
 
-def _flushed(number: Any, source: ScalarType, dtype: ScalarType) -> Any:
+def _flush_denormal(number: Any, source: ScalarType, dtype: ScalarType) -> Any:
     """A small number of the type `source`, or 0 where denormals are flushed and it is one."""
     limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
     flushes = current().denormals == "flush" and abs(number) < limit
@@ -137,7 +137,7 @@ def check_fraction(name: str, value: Any) -> None:
         )
 
 
-def checked(name: str, value: Any) -> Any:
+def check_value(name: str, value: Any) -> Any:
     """The value, if a hyperparameter can be it; a number of an array of shape ().
 
     Raises:
@@ -214,7 +214,7 @@ def hint(value: Any) -> str:
     return ""
 
 
-def _like(old: Any, value: int | float) -> Any:
+def _in_kind_of(old: Any, value: int | float) -> Any:
     """A number as a hyperparameter that is `old` would keep it, exactly or rounded or truncated.
 
     Raises:
@@ -299,7 +299,7 @@ class Hyperparameters(Mapping[str, Any]):
                 over an integer variable, or a tensor of a graph over a variable.
             InvalidArgumentError: The value is not a scalar, or NaN.
         """
-        value = checked(name, value)
+        value = check_value(name, value)
         old: Any = self._values.get(name)
         is_variable: bool = isinstance(old, Variable | SymbolicVariable)
         if type(value) is int and not is_variable:
@@ -347,13 +347,13 @@ class Hyperparameters(Mapping[str, Any]):
         Args:
             known: Values by name, and those of schedules by (name, dtype).
         """
-        return self._having("_known", known)
+        return self._with_value("_known", known)
 
     def uncalled(self) -> Within:
         """Let NaN stand for what callables would give in the `with` block, and call nothing."""
-        return self._having("_given", dict.fromkeys(self._values, math.nan))
+        return self._with_value("_given", dict.fromkeys(self._values, math.nan))
 
-    def _having(self, name: str, value: Any) -> Within:
+    def _with_value(self, name: str, value: Any) -> Within:
         change = partial(setattr, self, name)
         return Within(lambda: ([partial(change, value)], [partial(change, getattr(self, name))]))
 
@@ -381,7 +381,7 @@ class Hyperparameters(Mapping[str, Any]):
 
     def now(self, name: str) -> Any:
         """The value; of a callable what it returns. A schedule is given as it is."""
-        value = resolve(self._current(name))
+        value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
             return value
         given = self._given
@@ -391,7 +391,7 @@ class Hyperparameters(Mapping[str, Any]):
             given[name] = value()
         return given[name]
 
-    def _current(self, name: str) -> Any:
+    def _current_value(self, name: str) -> Any:
         value = self._known.get(name)
         return self._values[name] if value is None else value
 
@@ -407,20 +407,20 @@ class Hyperparameters(Mapping[str, Any]):
             InvalidTypeError: A callable or a schedule returned no number; names them.
             InvalidArgumentError: It returned a whole number that no float can hold.
         """
-        value: Any = self._current(name)
+        value: Any = self._current_value(name)
         if type(value) is float:
             return as_hyper(value, dtype)
         if type(value) in _PLAIN:
             check_number(value, name)
             number = value.item()
             if -_TINY < number < _TINY and number:
-                return _flushed(number, scalar_type(value), dtype)
+                return _flush_denormal(number, scalar_type(value), dtype)
             return dtype(number)
         if isinstance(value, LearningRateSchedule):
-            return self._scheduled(name, value, dtype, step)
+            return self._scheduled_rate(name, value, dtype, step)
         return as_step_scalar(name, self.now(name), dtype)
 
-    def _scheduled(
+    def _scheduled_rate(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
     ) -> Any:
         given, key = self._given, (name, dtype)
@@ -437,7 +437,7 @@ class Hyperparameters(Mapping[str, Any]):
         """The values of hyperparameters that are plain numbers or variables made of them."""
         found: dict[str, int | float] = {}
         for name in self._values:
-            value: Any = resolve(self._current(name))
+            value: Any = resolve(self._current_value(name))
             if isinstance(value, Variable) and self.created:
                 found[name] = value.item()
             elif is_number(value):
@@ -470,7 +470,7 @@ class Hyperparameters(Mapping[str, Any]):
         old: Any = self._values[name]
         try:
             with np.errstate(all="ignore"):
-                number = _like(old, value)
+                number = _in_kind_of(old, value)
         except OverflowError:
             raise InvalidArgumentError(f"{name} is too large.") from None
         if name not in self.numbers():

@@ -23,17 +23,17 @@ class Memory:
     def __init__(self, asked: Request, others: Sequence[Sequence[Tensor]] = ()) -> None:
         self._named = [
             *zip(asked.variables, asked.titles, strict=True),
-            *_each(asked.slots, asked.titles, "a slot of "),
-            *_each(others, asked.titles, "a slot of "),
-            *_each(map(_read, asked.gradients), asked.titles, "the gradient of "),
-            *_each(map(_given, asked.copies or ()), asked.titles, "the copy of "),
+            *_name_each(asked.slots, asked.titles, "a slot of "),
+            *_name_each(others, asked.titles, "a slot of "),
+            *_name_each(map(_tensors_of, asked.gradients), asked.titles, "the gradient of "),
+            *_name_each(map(_pair_copy, asked.copies or ()), asked.titles, "the copy of "),
         ]
         self._places = self._now()
 
     def _now(self) -> list[tuple[int, int]]:
         return [(each.data_ptr(), each.untyped_storage().nbytes()) for each, _ in self._named]
 
-    def check(self) -> None:
+    def check_in_place(self) -> None:
         """Refuse to go on if one of them lies elsewhere now.
 
         Raises:
@@ -47,16 +47,16 @@ class Memory:
                 )
 
 
-def _each(several: Any, titles: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
+def _name_each(several: Any, titles: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
     for own, title in zip(several, titles, strict=False):
         yield from ((each, f"{prefix}{title}") for each in own)
 
 
-def _given(copy: Tensor | None) -> list[Tensor]:
+def _pair_copy(copy: Tensor | None) -> list[Tensor]:
     return [] if copy is None else [copy]
 
 
-def _read(grad: Any) -> list[Tensor]:
+def _tensors_of(grad: Any) -> list[Tensor]:
     if isinstance(grad, IndexedSlices):
         return [grad.values, grad.indices]
     return [grad._values(), grad._indices()] if grad.is_sparse else [grad]

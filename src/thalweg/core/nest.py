@@ -26,7 +26,7 @@ def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
     """The same nest with `function` applied to each leaf."""
     if isinstance(nest, (list, tuple)):
         items = cast("list[Any]", nest)
-        return _like(items, [mapped(function, item) for item in items])
+        return _nest_like(items, [mapped(function, item) for item in items])
     if isinstance(nest, dict):
         named = cast("dict[Any, Any]", nest)
         copied = copy.copy(named)  # keeps what a subclass has besides
@@ -40,6 +40,6 @@ def packed(nest: Any, leaves: Iterator[Any]) -> Any:
     return mapped(lambda _: next(leaves), nest)
 
 
-def _like(nest: Any, items: list[Any]) -> Any:
+def _nest_like(nest: Any, items: list[Any]) -> Any:
     kind = cast("type[Any]", type(nest))
     return kind(*items) if hasattr(nest, "_fields") else kind(items)

@@ -13,14 +13,14 @@ import numpy as np
 
 from thalweg.core.vectors import Device, functions_of, place_of
 from thalweg.engines import cuda, current
-from thalweg.engines.cuda.available import computes
-from thalweg.engines.measuring import Tree, combined_few
+from thalweg.engines.cuda.available import takes_device
+from thalweg.engines.measuring import Tree, combine_few
 
 _FEW = 256  # numbers that Python adds faster than NumPy
 _HIGHEST = float(np.finfo(np.float32).max)
 
 
-def norms(squares: Any, overflow: Any) -> Any:
+def norms_of(squares: Any, overflow: Any) -> Any:
     """The norm of each tensor.
 
     Args:
@@ -35,21 +35,21 @@ def norms(squares: Any, overflow: Any) -> Any:
 
 
 def global_norm(squares: Any, overflow: bool) -> Any:
-    """The common norm of tensors with these sums of squares, of shape (); see `norms`."""
-    return norms(total(squares), overflow)
+    """The common norm of tensors with these sums of squares, of shape (); see `norms_of`."""
+    return norms_of(sum_in_order(squares), overflow)
 
 
-def total(squares: Any) -> Any:
+def sum_in_order(squares: Any) -> Any:
     """The sum of some numbers, in the order in which the leaves of a tensor are added."""
     there = place_of(squares)
     if there is None and len(squares) <= _FEW:
-        return np.float64(combined_few(squares.tolist()))
-    is_launched = there is not None and computes(there, current().name)
-    return _tree(len(squares), there, is_launched).combined(squares)[0]
+        return np.float64(combine_few(squares.tolist()))
+    is_launched = there is not None and takes_device(there, current().name)
+    return _tree_of(len(squares), there, is_launched).combine(squares)[0]
 
 
 @cache
-def _tree(count: int, there: Device, is_launched: bool) -> Tree | cuda.LaunchedTree:
+def _tree_of(count: int, there: Device, is_launched: bool) -> Tree | cuda.LaunchedTree:
     counts = np.array([count])
     return cuda.LaunchedTree(counts, there) if there and is_launched else Tree(counts, there)
 

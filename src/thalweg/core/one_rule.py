@@ -47,24 +47,24 @@ class OneRule(Hooks):
         self._is_checked = is_checked
         self.selection = selection or current()
 
-    def rule(self) -> Rule:
+    def step_rule(self) -> Rule:
         return self._rule
 
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         return titles_of(variables)
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         if not self._is_checked:
             variables = [var for _, var in pairs]
             gradients = [grad for grad, _ in pairs]
-            check_gradients(variables, gradients, self.titles(variables), scatter=False)
+            check_gradients(variables, gradients, self.names_of(variables), scatter=False)
 
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         values = {name: as_operand(value, dtype) for name, value in self._scalars.items()}
         return derived(self._rule, values, dtype, 1)
 
-    def slots(self, var: Tensor) -> list[Tensor]:
+    def slots_of(self, var: Tensor) -> list[Tensor]:
         return list(self._slots)
 
-    def counts(self, shared: Shared) -> list[Call]:
+    def counting_calls(self, shared: Shared) -> list[Call]:
         return list(self._counts)

@@ -68,8 +68,8 @@ def not_taken(done: Sequence[str] = ()) -> Generator[None]:
 def say(error: BaseException, done: Sequence[str]) -> None:
     """Add the note of `not_taken` to an exception."""
     if done:
-        error.__notes__ = [note for note in _notes(error) if note != _NOT_TAKEN]
-        if not any(note.startswith(done[0].rstrip(".")) for note in _notes(error)):
+        error.__notes__ = [note for note in _notes_of(error) if note != _NOT_TAKEN]
+        if not any(note.startswith(done[0].rstrip(".")) for note in _notes_of(error)):
             error.add_note(done[0])
     elif not says_not_taken(error):
         error.add_note(_NOT_TAKEN)
@@ -88,15 +88,15 @@ def say_refused(error: Exception) -> None:
 
 def says_not_taken(error: BaseException) -> bool:
     """Whether an exception says that nothing has changed."""
-    return _NOT_TAKEN in _notes(error)
+    return _NOT_TAKEN in _notes_of(error)
 
 
 def says_taken(error: BaseException) -> bool:
     """Whether an exception says that it came after the step."""
-    return any(note.startswith(TAKEN) for note in _notes(error))
+    return any(note.startswith(TAKEN) for note in _notes_of(error))
 
 
-def _notes(error: BaseException) -> list[str]:
+def _notes_of(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
@@ -106,7 +106,7 @@ def add_taken(error: BaseException, missing: str = "", said: str = f"{TAKEN}.") 
         error.add_note(f"{TAKEN}, but {missing}." if missing else said)
 
 
-def written(
+def write_step(
     writes: Sequence[Call],
     then: Sequence[After] = (),
     counts: Sequence[Call] = (),
@@ -183,7 +183,7 @@ class Gathered:
         self._ready: list[Any] = []
 
     def add(self, writes: Sequence[Call], then: Sequence[After], counts: Sequence[Call]) -> None:
-        """What `written` is given for one of them."""
+        """What `write_step` is given for one of them."""
         self._writes += writes
         self._then += then
         self._counts += counts
@@ -197,9 +197,9 @@ class Gathered:
         for ready in self._ready:
             ready.release_gradients()
 
-    def written(self) -> list[BaseException]:
+    def write_all(self) -> list[BaseException]:
         """Write everything; see the function of this name."""
-        return written(self._writes, self._then, self._counts, self.begun)
+        return write_step(self._writes, self._then, self._counts, self.begun)
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
@@ -242,7 +242,7 @@ def constraint_of(var: Tensor, title: str) -> After:
     """What replaces a variable's value by what its constraint makes of it."""
     made: list[Tensor] = []
     return After(
-        partial(made.extend, map(partial(_constrained, title=title), (var,))),
+        partial(made.extend, map(partial(_constrain, title=title), (var,))),
         f"without the constraint of '{title}'",
         # Nothing is copied if the constraint made nothing.
         partial(drain, map(var.detach().copy_, made)),
@@ -257,10 +257,10 @@ def constrained(var: Tensor, title: str) -> list[BaseException]:
     """
     if variable_constraint(var) is None:
         return []
-    return written([], [constraint_of(var, title)])
+    return write_step([], [constraint_of(var, title)])
 
 
-def _constrained(var: Tensor, title: str) -> Tensor:
+def _constrain(var: Tensor, title: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()

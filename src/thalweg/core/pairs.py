@@ -104,7 +104,7 @@ def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
     if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
     if isinstance(var_list, Mapping):
-        var_list = _sorted(cast("Mapping[Any, Any]", var_list), title)
+        var_list = _sort_named(cast("Mapping[Any, Any]", var_list), title)
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         hint = " Names are given by thalweg.named_variables(module)."
         raise InvalidTypeError(
@@ -113,7 +113,7 @@ def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
     return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
 
 
-def _sorted(named: Mapping[Any, Any], title: str) -> list[Any]:
+def _sort_named(named: Mapping[Any, Any], title: str) -> list[Any]:
     try:
         return [named[key] for key in sorted(named)]
     except TypeError as error:

@@ -23,7 +23,7 @@ from torch._C import (
     _DisableTorchDispatch,  # pyright: ignore[reportPrivateUsage]
 )
 
-from thalweg.engines.layout import span
+from thalweg.engines.layout import byte_span
 from thalweg.ground.switches import Call
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
@@ -54,14 +54,14 @@ def unless_resized(call: Call) -> Call:
         given += one if isinstance(one, list) else [one]
     tensors = [one for one in given if isinstance(one, torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    needed = list(map(_end, tensors))
+    needed = list(map(_end_of, tensors))
     fits = map(operator.le, needed, map(torch.UntypedStorage.nbytes, storages))
     return when(map(all, [fits]), bound)
 
 
-def _end(tensor: torch.Tensor) -> int:
+def _end_of(tensor: torch.Tensor) -> int:
     """How many bytes of its storage a tensor needs."""
-    first, end = span(tensor)
+    first, end = byte_span(tensor)
     return int(tensor.storage_offset()) * tensor.element_size() + end - first if end else 0
 
 

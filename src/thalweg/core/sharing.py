@@ -18,15 +18,15 @@ from thalweg.engines.engine import Ready, Request
 class Sharing(Protocol):
     """One step, as this process sees it."""
 
-    def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+    def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """What lies in this process' memory of gradients and variables, to be looked at."""
         ...
 
-    def share(self, asked: Request) -> Request:
+    def share_out(self, asked: Request) -> Request:
         """This process' part of each variable, with its gradient and its copy."""
         ...
 
-    def measures(self, ready: Ready, asked: Request) -> Measures:
+    def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """What is measured of whole variables.
 
         Args:
@@ -35,9 +35,9 @@ class Sharing(Protocol):
         """
         ...
 
-    def begin(self) -> None:
+    def begin_writing(self) -> None:
         """Called once, before the first write: nothing can fail in this process any more."""
 
-    def joining(self, asked: Request) -> After | None:
+    def joining_calls(self, asked: Request) -> After | None:
         """What brings the parts together after the writes; None if they stay apart."""
         ...

@@ -183,7 +183,7 @@ class SlotStore:
                 if is_scalar:
                     filled = partial(torch.tensor, initial, dtype=dtype)
                 else:
-                    filled = _filled(var, initial, dtype)
+                    filled = _fill_slot(var, initial, dtype)
                 slot = var.beside(filled, titles[index], dtype, () if is_scalar else None)
             else:
                 slot = over(next(tensors), titles[index], self._moves)
@@ -297,5 +297,5 @@ def dtype_of(kind: Slot | None, var: Tensor) -> torch.dtype:
     return torch.float64 if var.dtype == torch.float64 else torch.float32
 
 
-def _filled(var: SymbolicVariable, value: float, dtype: torch.dtype) -> Callable[[], Tensor]:
+def _fill_slot(var: SymbolicVariable, value: float, dtype: torch.dtype) -> Callable[[], Tensor]:
     return lambda: torch.full_like(resolve(var), value, dtype=dtype, requires_grad=False)

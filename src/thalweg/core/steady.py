@@ -150,7 +150,7 @@ def plan_of(planned: Planned) -> DensePlan:
 def stands(planned: Planned, gradients: Sequence[Any]) -> bool:
     """Whether the careful look finds a step to be the one before, with these gradients."""
     try:
-        return planned.ready.again(planned.request._replace(gradients=gradients))
+        return planned.ready.try_rebind(planned.request._replace(gradients=gradients))
     finally:
         planned.ready.release_gradients()
 

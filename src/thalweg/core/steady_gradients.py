@@ -13,8 +13,7 @@ from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import Launch, Launches, Snapshot, look, plan_of
 from thalweg.engines.arrays import Float64
 from thalweg.engines.cpu.team import parallel_address
-from thalweg.engines.engine import Columns, Dtype, Stages
-from thalweg.formula import Formula
+from thalweg.engines.engine import Columns, Dtype, Formulas, Stages
 from thalweg.ground.lazily import lazy
 
 if TYPE_CHECKING:
@@ -141,8 +140,8 @@ class SteadyGradients:
 
     # What `GradientTransforms.known` asks.
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`; of what was measured."""
         if (formulas, stages) != self._asked:
@@ -154,8 +153,8 @@ class SteadyGradients:
             made[members] = sweep.sums()
         return list(made.T)
 
-    def there(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def sums_on_device(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `Ready`: the host is where they are."""
 

@@ -38,7 +38,7 @@ from thalweg.core.outcome import (
     not_taken,
     putting_back,
     say,
-    written,
+    write_step,
 )
 from thalweg.core.pairs import Pair, distinct, has_rows
 from thalweg.core.plan_cache import PlanCache, Planned
@@ -67,10 +67,10 @@ def take(
     Args:
         hooks: The face.
         kept: From the steps before.
-        given: Gradients and variables, as `hooks.convert` takes them.
+        given: Gradients and variables, as `hooks.convert_pairs` takes them.
         how: What happens to the gradients before the rule.
         copies: For each variable a tensor of a 16-bit type that is set to it, or None.
-        is_last: Whether the step ends here, with `finish` and counters.
+        is_last: Whether the step ends here, with `finishing_calls` and counters.
         tries: Whether to try `repeat` first.
 
     Returns:
@@ -122,7 +122,7 @@ def finish(hooks: Hooks) -> list[BaseException]:
     Returns:
         What was raised.
     """
-    return written([], hooks.finish(), [*hooks.counts({}), *hooks.ending])
+    return write_step([], hooks.finishing_calls(), [*hooks.counting_calls({}), *hooks.ending])
 
 
 def _again(
@@ -133,7 +133,7 @@ def _again(
     copies: Copies,
 ) -> Planned | None:
     """The step, if it is the one before with other gradients."""
-    rule = hooks.rule()
+    rule = hooks.step_rule()
     if kept.last is None or rule is None or not hooks.repeats:
         return None
     last, ready, scalar_slots, narrow = kept.last
@@ -143,31 +143,32 @@ def _again(
         return None
     beside = last.slots, last.titles, hooks.selection, copies, hooks.from_copies
     asked = Request(rule, how.stages, variables, gradients, *beside)
-    if how.narrow != narrow or not ready.again(_own(hooks, asked)):
+    if how.narrow != narrow or not ready.try_rebind(_own(hooks, asked)):
         return None
     try:
         _prepare(hooks, variables)
     except BaseException:
         ready.release_gradients()
         raise
-    if hooks.calls and not ready.again(_own(hooks, asked)):
+    if hooks.calls and not ready.try_rebind(_own(hooks, asked)):
         ready.release_gradients()
         return None
     return Planned(asked, ready, scalar_slots, narrow)
 
 
 def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None:
-    hooks.check(pairs if hooks.sharing is None else hooks.sharing.checked(pairs), how.narrow)
+    sharing = hooks.sharing
+    hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
 
 
 def _own(hooks: Hooks, asked: Request) -> Request:
     """What this process does of the step."""
-    return asked if hooks.sharing is None else hooks.sharing.share(asked)
+    return asked if hooks.sharing is None else hooks.sharing.share_out(asked)
 
 
 def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
     if not hooks.is_prepared:
-        hooks.prepare(variables)
+        hooks.read_hypers(variables)
         hooks.is_prepared = True
 
 
@@ -181,12 +182,12 @@ def _plan_step(
 ) -> Outcome:
     """The careful way: everything is looked at, and planned anew where that is needed."""
     kept.last = None
-    pairs = hooks.convert(given)
+    pairs = hooks.convert_pairs(given)
     _check(hooks, pairs, how)
-    hooks.create(distinct([var for _, var in pairs]))
+    hooks.create_state(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
-    pairs = hooks.transform(pairs)
-    rule, is_checked = hooks.rule(), _is_checked(hooks, how)
+    pairs = hooks.transform_pairs(pairs)
+    rule, is_checked = hooks.step_rule(), _is_checked(hooks, how)
     if rule is None or hooks.one_by_one(pairs):
         if is_checked:
             _check_numerics(hooks, pairs)
@@ -205,14 +206,14 @@ def _plan_step(
     if rule.is_whole or how.trust is not None:
         pairs = all_dense(pairs)
     variables = [var for _, var in pairs]
-    slots = [hooks.slots(var) for var in variables]
+    slots = [hooks.slots_of(var) for var in variables]
     own, scalar_slots = _divided(rule, slots)
-    beside = own, hooks.titles(variables), hooks.selection, copies, hooks.from_copies
+    beside = own, hooks.names_of(variables), hooks.selection, copies, hooks.from_copies
     gradients = [grad for grad, _ in pairs]
     asked = Request(rule, how.stages, variables, gradients, *beside)
     if hooks.calls:
         _check(hooks, pairs, how)
-    ready = kept.gate.ready(_own(hooks, asked))
+    ready = kept.gate.plan_step(_own(hooks, asked))
     planned = Planned(asked, ready, scalar_slots, how.narrow)
     outcome = _execute_step(hooks, planned, how, is_last, is_checked, is_new=True)
     if ready.is_single:
@@ -237,12 +238,12 @@ def _execute_step(
     asked, ready, scalar_slots, _ = planned
     rule = asked.rule
     memory = Memory(_own(hooks, asked), scalar_slots) if rule.calls_users else None
-    measures = ready if hooks.sharing is None else hooks.sharing.measures(ready, asked)
+    measures = ready if hooks.sharing is None else hooks.sharing.measure_whole(ready, asked)
     try:
         if is_checked:
             check_numerics(measures.max_abs(), asked.titles)
-        groups = hooks.groups(asked.variables, asked.gradients)
-        each = groups, hooks.scalars, ready.dtypes, asked.variables
+        groups = hooks.group_variables(asked.variables, asked.gradients)
+        each = groups, hooks.scalars_of, ready.dtypes, asked.variables
         if hooks.there is None:
             columns = columns_of(*each)
         else:
@@ -262,7 +263,7 @@ def _execute_step(
                 columns = columns._replace(taken=decision.taken)
             elif not decision.taken:
                 return Outcome(
-                    False, written(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
+                    False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
                 )
             if rule.per_variable is not None:
                 columns, moved = per_variable(asked, scalar_slots, columns, known)
@@ -272,12 +273,12 @@ def _execute_step(
         counts = [*moved, *decision.calls, *hooks.ending]
         then: list[After] = []
         if is_last:
-            counts += hooks.counts(columns.shared)
-            then += hooks.finish()
+            counts += hooks.counting_calls(columns.shared)
+            then += hooks.finishing_calls()
         if memory is not None:
-            memory.check()
+            memory.check_in_place()
         write = _at_once if ready.is_single else _in_rounds
-        errors = write(hooks, asked, ready.rounds(columns), then, counts)
+        errors = write(hooks, asked, ready.make_rounds(columns), then, counts)
         return Outcome(decision.taken, errors)
     finally:
         if hooks.gathered is None:
@@ -301,7 +302,7 @@ def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
     max_abs = engines.Tensors(values, variables).max_abs()
-    check_numerics(max_abs, hooks.titles(variables))
+    check_numerics(max_abs, hooks.names_of(variables))
 
 
 def _is_checked(hooks: Hooks, how: GradientTransforms) -> bool:
@@ -319,17 +320,17 @@ def _at_once(
         places = _constrained(asked)
         owners = _owners(asked)
         then = [constraint_of(owners[k], asked.titles[k]) for k in places] + then
-    joining = None if hooks.sharing is None else hooks.sharing.joining(asked)
+    joining = None if hooks.sharing is None else hooks.sharing.joining_calls(asked)
     if joining is not None:
         then = [joining, *then]
     if hooks.sharing is not None:
-        hooks.sharing.begin()
+        hooks.sharing.begin_writing()
     if hooks.gathered is not None:
         hooks.gathered.add(own.calls, then, counts)
         return []
     if hooks.taken is not None:
-        return written(own.calls, then, counts, hooks.begun, LEFT)
-    return written(own.calls, then, counts, hooks.begun)
+        return write_step(own.calls, then, counts, hooks.begun, LEFT)
+    return write_step(own.calls, then, counts, hooks.begun)
 
 
 def _owners(asked: Request) -> Sequence[Tensor]:
@@ -368,11 +369,11 @@ def _in_rounds(
     try:
         for own in rounds:
             if memory is not None:
-                memory.check()
+                memory.check_in_place()
             drain(calls(own.calls))
             for index in own.members if hooks.constrains else ():
                 errors += constrained(owners[index], asked.titles[index])
-        return errors + written([], then, list(map(unless_resized, counts)), hooks.begun)
+        return errors + write_step([], then, list(map(unless_resized, counts)), hooks.begun)
     except BaseException:
         if not hooks.begun:
             drain(undo)
@@ -391,10 +392,10 @@ def _by_hooks(
     if not decision.taken:
         return _skipped(hooks, decision)
     variables = [var for _, var in pairs]
-    titles = hooks.titles(variables)
+    titles = hooks.names_of(variables)
     errors: list[BaseException] = []
     followers = [copy for copy in copies or () if copy is not None]
-    undone = [*hooks.written(distinct(variables)), *followers]
+    undone = [*hooks.written_tensors(distinct(variables)), *followers]
     check_memories(undone)
     undo = calls(putting_back(undone))
     try:
@@ -404,10 +405,10 @@ def _by_hooks(
                 errors += constrained(var, title)
         check_memories(undone)
         writes = following(copies, variables) if copies else []
-        counts = [*decision.calls, *hooks.ending, *(hooks.counts({}) if is_last else ())]
-        then = hooks.finish() if is_last else []
+        counts = [*decision.calls, *hooks.ending, *(hooks.counting_calls({}) if is_last else ())]
+        then = hooks.finishing_calls() if is_last else []
         counts = list(map(unless_resized, counts))
-        return Outcome(True, errors + written(writes, then, counts, hooks.begun))
+        return Outcome(True, errors + write_step(writes, then, counts, hooks.begun))
     except BaseException:
         if not hooks.begun:
             drain(undo)
@@ -415,7 +416,7 @@ def _by_hooks(
 
 
 def _skipped(hooks: Hooks, decision: Decision) -> Outcome:
-    return Outcome(False, written(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
+    return Outcome(False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
 
 
 def _has_rows(pairs: Sequence[Pair]) -> bool:

@@ -133,7 +133,7 @@ class Trackable:
         A variable that is made in eager mode then begins with it.
         """
         found = [each for each in self._awaited(name, None) if each.is_simple_variable()]
-        return max(found, key=_uid).value() if found else None
+        return max(found, key=_uid_of).value() if found else None
 
     def _handle_deferred_dependencies(self, name: str, trackable: Any) -> None:
         """Give a new child what was restored for it.
@@ -144,7 +144,7 @@ class Trackable:
         found = self._awaited(name, getattr(trackable, "graph", None))
         if not found:
             return
-        max(found, key=_uid).restore(trackable)
+        max(found, key=_uid_of).restore(trackable)
         left = [each for each in self._deferred_dependencies[name] if each not in found]
         self._deferred_dependencies = {**self._deferred_dependencies, name: left}
         if not left:
@@ -341,5 +341,5 @@ class TrackableSlots(Trackable):
         self._waiting = SlotStore()
 
 
-def _uid(position: Position) -> int:
+def _uid_of(position: Position) -> int:
     return position.restore_uid

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines.cuda.available import interprets
+from thalweg.engines.cuda.available import is_interpreted
 from thalweg.engines.engine import Dtype
-from thalweg.engines.engine import some as some
+from thalweg.engines.engine import pick_members as pick_members
 from thalweg.ground import scalars
 
 Device = torch.device | None
-_INTERPRETS = interprets()  # then tensors of the CPU are those of a GPU
+_INTERPRETS = is_interpreted()  # then tensors of the CPU are those of a GPU
 TORCH: dict[Any, torch.dtype] = {np.float32: torch.float32, np.float64: torch.float64}
 
 
@@ -37,19 +37,19 @@ def is_host(tensor: Tensor) -> bool:
     return tensor.is_cpu and not _INTERPRETS
 
 
-def sent(values: Any, device: torch.device) -> Tensor:
+def send_to(values: Any, device: torch.device) -> Tensor:
     """An array on a device."""
     there = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
     there = there.pin_memory() if device.type == "cuda" else there
     return there.to(device, non_blocking=True)
 
 
-def alike(values: Any, vector: Any) -> Any:
+def place_like(values: Any, vector: Any) -> Any:
     """An array where a vector is."""
     there = place_of(vector)
     if isinstance(values, Tensor):
         return values.cpu().numpy() if there is None else values
-    return values if there is None else sent(values, there)
+    return values if there is None else send_to(values, there)
 
 
 def at_least(vector: Any, limit: Any) -> Any:
@@ -71,22 +71,22 @@ def for_each(vector: Any, one: Any) -> Any:
     return one.expand(len(vector)) if isinstance(one, Tensor) else np.full(len(vector), one)
 
 
-def rounded(vector: Any, dtype: Dtype, there: Device) -> Any:
+def round_to(vector: Any, dtype: Dtype, there: Device) -> Any:
     """The same in a compute dtype."""
     if there is None:
         vector = vector.cpu().numpy() if isinstance(vector, Tensor) else vector
         return vector.astype(dtype)
-    return (vector if isinstance(vector, Tensor) else sent(vector, there)).to(TORCH[dtype])
+    return (vector if isinstance(vector, Tensor) else send_to(vector, there)).to(TORCH[dtype])
 
 
-def joined(numbers: Sequence[Any], there: Device) -> Any:
+def join_numbers(numbers: Sequence[Any], there: Device) -> Any:
     """A vector of numbers, in float64."""
     if there is None:
         return np.array(numbers, np.float64)
     return torch.stack(list(numbers)).double()
 
 
-def apart(vector: Any) -> Sequence[Any]:
+def split_numbers(vector: Any) -> Sequence[Any]:
     """The numbers of a vector."""
     return vector.unbind() if isinstance(vector, Tensor) else vector.tolist()
 
@@ -99,7 +99,7 @@ def number(value: Any, there: Device) -> Any:
     return torch.full((), float(value), dtype=dtype, device=there)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def spread(value: Any, dtype: Dtype, count: int, there: Device) -> Any:
+def spread_over(value: Any, dtype: Dtype, count: int, there: Device) -> Any:
     """A number or vector as a vector of so many, in a compute dtype."""
     if there is None:
         return np.broadcast_to(np.asarray(value, dtype), (count,))

@@ -64,11 +64,11 @@ class Sent(Protocol):
         """Wait until nothing of it is under way."""
         ...
 
-    def sums(self) -> dict[int, Tensor]:
+    def wait_for_sums(self) -> dict[int, Tensor]:
         """The sums by the numbers of the tensors; waits for them."""
         ...
 
-    def holders(self) -> int:
+    def count_holders(self) -> int:
         """How many tensors lie in its memory: more than at first if somebody keeps a sum."""
         ...
 
@@ -148,13 +148,13 @@ class Bucket:
             if self._narrow is not None:
                 self._flat.copy_(self._narrow).mul_(self._divisor)
 
-    def sums(self) -> dict[int, Tensor]:
+    def wait_for_sums(self) -> dict[int, Tensor]:
         """See `Sent`; they have the shapes of the tensors, and lie in it."""
         self.wait()
-        # Each time new tensors: `holders` sees those that somebody keeps.
+        # Each time new tensors: `count_holders` sees those that somebody keeps.
         return {place: part.detach() for place, part in self.parts.items()}
 
-    def holders(self) -> int:
+    def count_holders(self) -> int:
         """See `Sent`."""
         return holders_of(self._flat)
 

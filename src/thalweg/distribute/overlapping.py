@@ -55,7 +55,7 @@ class Underway:
                 return
             self._send_next()
 
-    def finish(self) -> bool:
+    def finish_sending(self) -> bool:
         """Send what is left; what did not come is zeros. Returns whether all ranks do."""
         if not self._is_agreed():
             return False
@@ -83,9 +83,11 @@ class Underway:
         sent, version = self._arrived[place]
         return grad is sent and sent._version == version
 
-    def sums(self) -> dict[int, Tensor]:
+    def wait_for_sums(self) -> dict[int, Tensor]:
         """The sums by the numbers of their variables; waits for them."""
-        return {place: sum_ for each in self._buckets for place, sum_ in each.sums().items()}
+        return {
+            place: sum_ for each in self._buckets for place, sum_ in each.wait_for_sums().items()
+        }
 
     def _is_agreed(self) -> bool:
         return self._meeting.reach_agreement()

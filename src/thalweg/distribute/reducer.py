@@ -157,7 +157,7 @@ class Reducer:
         beside, whole_said = self._with_shards(said, scatters)
         agreed = self._agreement.check(own, whole_said, trouble, is_other, signature(given), beside)
         if agreed.is_doubted and underway is not None:
-            underway.sums()  # somebody has changed the gradients since
+            underway.wait_for_sums()  # somebody has changed the gradients since
             underway = None
         if underway is None:
             self._sender.begin_step()
@@ -166,7 +166,7 @@ class Reducer:
         whole = list(pairs) if agreed.is_alike else fill_missing(pairs, self._ranks)
         self._variables = list(variables)
         self._dense = [place for place, (grad, _) in enumerate(whole) if isinstance(grad, Tensor)]
-        sums = {} if underway is None else underway.sums()
+        sums = {} if underway is None else underway.wait_for_sums()
         return whole, {place: sums[place] for place in self._dense if place in sums}
 
     def _make_sender(self, scatters: bool) -> Sender:
@@ -235,7 +235,7 @@ class Reducer:
         if self._declined is not None:
             declined, self._declined = self._declined, None
             declined.reach_agreement()  # or that others do something else goes unheard
-        if self._underway is not None and not self._underway.finish():
+        if self._underway is not None and not self._underway.finish_sending():
             self._underway = None
 
     def _begin_backward(

@@ -121,7 +121,7 @@ def sum_matched_pairs(
     rows = gather_rows([found[place] for place in sparse], sender.ranks)
     for place, slices in zip(sparse, rows, strict=True):
         found[place] = slices
-    for sums in (known, *(bucket.sums() for bucket in buckets)):
+    for sums in (known, *(bucket.wait_for_sums() for bucket in buckets)):
         for place, part in sums.items():
             found[place] = part
     return list(zip(found, variables, strict=True))

@@ -62,10 +62,12 @@ class Sender:
             made = partial(Scatter, self._shards, variables)
             own = [variables[place] for place, _ in like]  # its buckets keep them alive
             layout += [(id(var), self._shards.pieces(var)) for var in own]
-        if layout != self._layout or self._holders != [each.holders() for each in self._buckets]:
+        if layout != self._layout or self._holders != [
+            each.count_holders() for each in self._buckets
+        ]:
             self._layout, self._buckets = None, []  # or they would be there twice for a while
             self._buckets = plan_buckets(like, self._how.bucket_size, made)
-            self._holders = [each.holders() for each in self._buckets]
+            self._holders = [each.count_holders() for each in self._buckets]
             self._layout = layout
         return self._buckets
 

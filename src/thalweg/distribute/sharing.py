@@ -123,7 +123,7 @@ def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
         raise FailedPreconditionError(
             "Slots are shared out in eager mode alone: make the strategy without shard_slots."
         )
-    rule = hooks.rule()
+    rule = hooks.step_rule()
     if rule is None or hooks.one_by_one(given):
         raise FailedPreconditionError(
             f"The slots of {owner._name} cannot be shared out over the ranks: its variables are not"

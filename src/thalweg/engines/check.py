@@ -11,13 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from thalweg.engines.given import check_given
-from thalweg.engines.transcribe import (
-    LOCAL_PREFIX,
-    Transcript,
-    check_counts,
-    place,
-    transcribe,
-)
+from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, check_counts, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
 from thalweg.ground import scalars
@@ -41,11 +35,11 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
             `prepare` fails or returns no dict of numbers. Names the rule, and the file and line.
     """
     try:
-        known = _scalars(rule, hypers or {})
+        known = _first_scalars(rule, hypers or {})
         for measure in rule.measures.values():
             slots = [slot.name for slot in rule.element_slots]
             _check_order(slots, measure, transcribe(measure), True)
-            check_given(place(measure), transcribe(measure).scalars, known, rule)
+            check_given(place_of(measure), transcribe(measure).scalars, known, rule)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
@@ -54,12 +48,12 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
         raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
 
 
-def _scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
+def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     """What formulas may ask for at the first step, as float32."""
     own = {hyper.name: hyper.default for hyper in rule.hypers}
-    own |= {name: value for name, value in given.items() if name not in own or _plain(value)}
+    own |= {name: value for name, value in given.items() if name not in own or _is_number(value)}
     known: dict[str, Any] = {
-        name: np.float32(value) if _plain(value) else _FIRST_STEP for name, value in own.items()
+        name: np.float32(value) if _is_number(value) else _FIRST_STEP for name, value in own.items()
     }
     for power, hyper in rule.powers.items():
         known[power] = scalars.power(known[hyper], _FIRST_STEP)
@@ -67,24 +61,24 @@ def _scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     if rule.per_variable is None:
         known |= {slot.name: np.float32(slot.initial) for slot in rule.scalar_slots}
     if rule.prepare is not None:
-        known |= _made(rule, rule.prepare, "prepare", known)
+        known |= _call_on_host(rule, rule.prepare, "prepare", known)
     if rule.per_variable is not None:
         one = np.ones(1, np.float32)
         beside = dict.fromkeys(rule.measures, np.ones(1)) | {
             slot.name: one * np.float32(slot.initial) for slot in rule.scalar_slots
         }
-        made = _made(rule, rule.per_variable, "per_variable", {**known, **beside})
+        made = _call_on_host(rule, rule.per_variable, "per_variable", {**known, **beside})
         known |= {name: np.float32(np.ravel(value)[0]) for name, value in made.items()}
     return known
 
 
-def _plain(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, Real)
 
 
-def _made(rule: Rule, function: Any, role: str, known: Mapping[str, Any]) -> dict[str, Any]:
+def _call_on_host(rule: Rule, function: Any, role: str, known: Mapping[str, Any]) -> dict[str, Any]:
     """What a host's function of the rule makes of what is known."""
-    where = place(function)
+    where = place_of(function)
     if not where.startswith(role):
         where = f"{role}, {where},"
     try:
@@ -114,13 +108,13 @@ def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]
     check_counts(formula, transcript, grad, len(slots))
     _check_order(slots, formula, transcript, grad)
     _check_results(slots, formula, transcript)
-    check_given(place(formula), transcript.scalars, known, rule)
+    check_given(place_of(formula), transcript.scalars, known, rule)
     for name in transcript.scalars:
         try:
             float(known[name])
         except (TypeError, ValueError):
             raise RuleError(
-                f"{place(formula)} asks for the scalar {name}, of which prepare makes"
+                f"{place_of(formula)} asks for the scalar {name}, of which prepare makes"
                 f" {known[name]!r}; that is no number."
             ) from None
 
@@ -133,14 +127,14 @@ def _check_sides(
         early = [name for name in transcript.positional[first:] if name in known.keys() - {*slots}]
         if early:
             raise RuleError(
-                f"{place(formula)} takes {', '.join(early)} by position; scalars come after *:"
-                f" {_signature(formula, transcript, early, [])}."
+                f"{place_of(formula)} takes {', '.join(early)} by position; scalars come after *:"
+                f" {_signature_of(formula, transcript, early, [])}."
             )
     late = [name for name in transcript.scalars if name in slots and name not in known]
     if late:
         raise RuleError(
-            f"{place(formula)} takes {', '.join(late)} after the *; slots come before it:"
-            f" {_signature(formula, transcript, [], late)}."
+            f"{place_of(formula)} takes {', '.join(late)} after the *; slots come before it:"
+            f" {_signature_of(formula, transcript, [], late)}."
         )
 
 
@@ -148,11 +142,11 @@ def _check_order(slots: list[str], formula: Any, transcript: Transcript, grad: b
     """Refuse parameters that have the name of what comes in another place."""
     own = {"var", "grad"} - set(slots)
     wanted = ["var", *["grad"] * grad, *slots]
-    for given, place_of in zip(transcript.positional, wanted, strict=False):
-        if given != place_of and given in {*own, *slots}:
+    for given, other in zip(transcript.positional, wanted, strict=False):
+        if given != other and given in {*own, *slots}:
             raise RuleError(
-                f"{place(formula)} takes {', '.join(transcript.positional)}: {given} is where"
-                f" {place_of} comes. Values are given by position, in the order of the rule's"
+                f"{place_of(formula)} takes {', '.join(transcript.positional)}: {given} is where"
+                f" {other} comes. Values are given by position, in the order of the rule's"
                 f" slots: {', '.join(wanted)}."
             )
 
@@ -163,7 +157,7 @@ def _check_results(slots: list[str], formula: Any, transcript: Transcript) -> No
     A slot alone may get what another one was before, as where an old value is kept.
     """
     wanted = ["var", *slots]
-    given = [_bare(result) for result in transcript.results]
+    given = [_bare_name(result) for result in transcript.results]
     comes_from = {
         name: other
         for name, other in zip(wanted, given, strict=True)
@@ -177,17 +171,17 @@ def _check_results(slots: list[str], formula: Any, transcript: Transcript) -> No
         if other == name:
             shown = [each or "..." for each in given]
             raise RuleError(
-                f"{place(formula)} returns {', '.join(shown)}, in another order than the rule's"
+                f"{place_of(formula)} returns {', '.join(shown)}, in another order than the rule's"
                 f" slots: {', '.join(wanted)}."
             )
 
 
-def _bare(result: ast.expr) -> str | None:
+def _bare_name(result: ast.expr) -> str | None:
     """The name that a result is, if it is no more than that."""
     return result.id.removeprefix(LOCAL_PREFIX) if isinstance(result, ast.Name) else None
 
 
-def _signature(formula: Any, transcript: Transcript, early: list[str], late: list[str]) -> str:
+def _signature_of(formula: Any, transcript: Transcript, early: list[str], late: list[str]) -> str:
     before = [name for name in transcript.positional if name not in early] + late
     after = early + [name for name in transcript.scalars if name not in late]
     return f"`def {formula.__name__}({', '.join([*before, *(['*'] if after else []), *after])})`"

@@ -45,7 +45,7 @@ def digest(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
-def indented(lines: list[str], depth: int) -> str:
+def indent_by(lines: list[str], depth: int) -> str:
     """Lines of a body so many levels deep."""
     return "\n".join("    " * depth + line for line in lines)
 
@@ -61,31 +61,31 @@ class FormulaWriter:
 
     decorator = ""
 
-    def text(self, node: ast.AST) -> str:
+    def text_of(self, node: ast.AST) -> str:
         """A part of a formula."""
         return ast.unparse(node)
 
-    def lines(self, formula: Transcript) -> list[str]:
+    def assignments_of(self, formula: Transcript) -> list[str]:
         """The assignments of a formula."""
-        return [line for each in formula.body for line in self.text(each).splitlines()]
+        return [line for each in formula.body for line in self.text_of(each).splitlines()]
 
-    def result(self, formula: Transcript, index: int) -> str:
+    def result_of(self, formula: Transcript, index: int) -> str:
         """A result of it."""
-        return self.text(formula.results[index])
+        return self.text_of(formula.results[index])
 
-    def helpers(self, formula: Transcript) -> dict[str, str]:
+    def helpers_of(self, formula: Transcript) -> dict[str, str]:
         """The helpers of it."""
-        return {each.name: self.decorator + self.text(each) for each in formula.helpers}
+        return {each.name: self.decorator + self.text_of(each) for each in formula.helpers}
 
-    def definition(self, name: str, formula: Transcript) -> dict[str, str]:
+    def define_function(self, name: str, formula: Transcript) -> dict[str, str]:
         """A formula of one result as a function of that name, after the helpers that it calls."""
         # Its helpers are numbered like those of other formulas, so they get the function's name.
         own, theirs = FUNCTION_PREFIX + HELPER_PREFIX, f"{FUNCTION_PREFIX}{name}_{HELPER_PREFIX}"
         every = (*formula.positional, *formula.scalars)
         parameters = ", ".join(LOCAL_PREFIX + each for each in every)
-        body = [*self.lines(formula), f"return {self.result(formula, 0)}"]
-        text = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{indented(body, 1)}"
-        found = {**self.helpers(formula), name: text}
+        body = [*self.assignments_of(formula), f"return {self.result_of(formula, 0)}"]
+        text = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{indent_by(body, 1)}"
+        found = {**self.helpers_of(formula), name: text}
         return {key.replace(own, theirs): each.replace(own, theirs) for key, each in found.items()}
 
 
@@ -126,8 +126,8 @@ class Update:
         self.formula, self.storage, self.grad = transcribe(formula), storage, grad
         self.copy, self.from_copy = copy, from_copy
         check_counts(formula, self.formula, grad, len(storage) - 1 - grad - copy)
-        self.stages = _named("stage", stages)
-        self.entries = _named("entry", entries)
+        self.stages = _name_stages("stage", stages)
+        self.entries = _name_stages("entry", entries)
         self.before: Stages = [(before_name, transcribe(before))] if before else []
         for _, each in self.before:
             check_counts(before, each, False, 0)
@@ -135,14 +135,14 @@ class Update:
         self.scalar = name_scalars(*(each for _, each in self._named), self.formula)
         self.scalars = tuple(self.scalar)
 
-    def definitions(self, writer: FormulaWriter) -> dict[str, str]:
+    def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """The functions that an element's lines call."""
-        found = writer.helpers(self.formula)
+        found = writer.helpers_of(self.formula)
         for name, each in self._named:
-            found |= writer.definition(name, each)
+            found |= writer.define_function(name, each)
         return found
 
-    def local(self, stream: int) -> str:
+    def name_of(self, stream: int) -> str:
         """What a stream's number is called within the formula."""
         return LOCAL_PREFIX + self.formula.positional[stream]
 
@@ -150,7 +150,7 @@ class Update:
         """The streams that the formula takes."""
         return range(len(self.storage) - self.copy)
 
-    def applied(self, stages: Stages, value: str) -> str:
+    def apply_stages(self, stages: Stages, value: str) -> str:
         """An expression for a value after stages."""
         for name, each in stages:
             arguments = ", ".join([value, *(self.scalar[scalar] for scalar in each.scalars)])
@@ -161,30 +161,30 @@ class Update:
         """Apply the stages."""
         if not self.stages:
             return []
-        return [f"{self.local(1)} = {self.applied(self.stages, self.local(1))}"]
+        return [f"{self.name_of(1)} = {self.apply_stages(self.stages, self.name_of(1))}"]
 
     def local_scalars(self) -> list[str]:
         """Give the formula its scalars, anew for each element: it may assign to them."""
         return [f"{LOCAL_PREFIX}{name} = {self.scalar[name]}" for name in self.formula.scalars]
 
-    def results(self, writer: FormulaWriter) -> list[str]:
+    def compute_results(self, writer: FormulaWriter) -> list[str]:
         """Compute the formula."""
         indices = range(len(self.formula.results))
-        made = [f"out{index} = {writer.result(self.formula, index)}" for index in indices]
-        return [*writer.lines(self.formula), *made]
+        made = [f"out{index} = {writer.result_of(self.formula, index)}" for index in indices]
+        return [*writer.assignments_of(self.formula), *made]
 
-    def written(self) -> Iterator[tuple[int, int]]:
+    def written_results(self) -> Iterator[tuple[int, int]]:
         """The results that are written, each with its stream; the others are what was read."""
         for result in range(len(self.formula.results)):
             stream = result + (self.grad and result > 0)
-            if not self.formula.passes(result, stream) or (self.before and result == 0):
+            if not self.formula.passes_through(result, stream) or (self.before and result == 0):
                 yield result, stream
 
     def writes_copy(self) -> bool:
         """Whether the copy is written."""
-        leaves_variable = self.formula.passes(0, 0) and not self.before
+        leaves_variable = self.formula.passes_through(0, 0) and not self.before
         return self.copy and not (self.from_copy and leaves_variable)
 
 
-def _named(prefix: str, formulas: tuple[Formula, ...]) -> Stages:
+def _name_stages(prefix: str, formulas: tuple[Formula, ...]) -> Stages:
     return [(f"{prefix}{index}", transcribe(each)) for index, each in enumerate(formulas)]

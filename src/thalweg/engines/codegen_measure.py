@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from thalweg.engines.codegen import name_scalars
-from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, counted, place, transcribe
+from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, count_of, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula
 
@@ -59,7 +59,7 @@ def _check_measure(formula: Formula, measure: Transcript, streams: int) -> None:
     if len(measure.results) == 1 and len(measure.positional) <= streams:
         return
     raise RuleError(
-        f"{place(formula)} takes {counted(len(measure.positional), 'value')} and returns"
-        f" {len(measure.results)}; a measure of {counted(streams, 'tensor')} takes up to"
+        f"{place_of(formula)} takes {count_of(len(measure.positional), 'value')} and returns"
+        f" {len(measure.results)}; a measure of {count_of(streams, 'tensor')} takes up to"
         f" {streams} (var, grad, *slots) and returns 1."
     )

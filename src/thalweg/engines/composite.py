@@ -10,8 +10,7 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.engine import Call, Columns, Dtype, Request, Round, Stages
-from thalweg.formula import Formula
+from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Request, Round, Stages
 
 
 class Part(Protocol):
@@ -24,21 +23,21 @@ class Part(Protocol):
     @property
     def written(self) -> Sequence[Tensor]: ...
 
-    def again(self, asked: Request, bounds: Int64) -> bool:
-        """As `Ready.again`; no gradient may lie in memory with these bounds."""
+    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
+        """As `Ready.try_rebind`; no gradient may lie in memory with these bounds."""
         ...
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]: ...
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_leaves(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> list[Float64]: ...
 
     def max_abs(self) -> Float64: ...
 
-    def calls(self, columns: Columns) -> list[Call]: ...
+    def make_calls(self, columns: Columns) -> list[Call]: ...
 
     def release_gradients(self) -> None: ...
 
@@ -62,39 +61,37 @@ class CompositeStep:
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in asked.variables)
         )
-        self._bounds = layout.bounds([each for _, part in self._parts for each in part.written])
+        self._bounds = layout.runs_of([each for _, part in self._parts for each in part.written])
 
-    def again(self, asked: Request) -> bool:
+    def try_rebind(self, asked: Request) -> bool:
         """See `Ready`."""
         if not self.is_single or len(asked.variables) != self._count:
             return False
-        if all(part.again(share_of(asked, own), self._bounds) for own, part in self._parts):
+        if all(part.try_rebind(share_of(asked, own), self._bounds) for own, part in self._parts):
             return True
         self.release_gradients()
         return False
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = [np.zeros(self._count, np.float64) for _ in formulas]
         for own, part in self._parts:
             for total, each in zip(
-                found, part.sums(formulas, stages, columns.only(own)), strict=True
+                found, part.compute_sums(formulas, stages, columns.of_members(own)), strict=True
             ):
                 total[own] = each
         return found
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         found = [np.empty((0, len(formulas)))] * self._count
         for own, part in self._parts:
-            parts = part.leaves(formulas, stages, columns.only(own))
+            parts = part.compute_leaves(formulas, stages, columns.of_members(own))
             for index, leaves in zip(own, parts, strict=True):
                 found[index] = leaves
         return found
@@ -109,13 +106,14 @@ class CompositeStep:
     def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `Ready`."""
 
-    def rounds(self, columns: Columns) -> Iterator[Round]:
+    def make_rounds(self, columns: Columns) -> Iterator[Round]:
         """See `Ready`."""
         for parts in self._rounds:
             members = [index for own, _ in parts for index in own]
-            yield Round(
-                members, [call for own, part in parts for call in part.calls(columns.only(own))]
-            )
+            calls = [
+                call for own, part in parts for call in part.make_calls(columns.of_members(own))
+            ]
+            yield Round(members, calls)
 
     def release_gradients(self) -> None:
         """See `Ready`."""
@@ -126,15 +124,15 @@ class CompositeStep:
 def share_of(asked: Request, members: Sequence[int]) -> Request:
     """The share of some of the variables in a step."""
 
-    def every(each: Sequence[Any]) -> list[Any]:
+    def pick_members(each: Sequence[Any]) -> list[Any]:
         return [each[index] for index in members]
 
     return asked._replace(
-        variables=every(asked.variables),
-        gradients=every(asked.gradients),
-        slots=every(asked.slots) if asked.slots else (),
-        titles=every(asked.titles) if asked.titles else (),
-        copies=None if asked.copies is None else every(asked.copies),
+        variables=pick_members(asked.variables),
+        gradients=pick_members(asked.gradients),
+        slots=pick_members(asked.slots) if asked.slots else (),
+        titles=pick_members(asked.titles) if asked.titles else (),
+        copies=None if asked.copies is None else pick_members(asked.copies),
     )
 
 
@@ -149,10 +147,10 @@ class Staying:
         self.asked = asked
         self.runs: dict[int, int] = {}
 
-    def share(self, asked: Request, own: Sequence[int]) -> Request:
+    def take_share(self, asked: Request, own: Sequence[int]) -> Request:
         """The share of some variables in the step."""
         return share_of(asked, own)
 
-    def around(self, own: Sequence[int], part: Part) -> Part:
+    def wrap_part(self, own: Sequence[int], part: Part) -> Part:
         """The part."""
         return part

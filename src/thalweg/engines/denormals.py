@@ -13,18 +13,18 @@ _TINY = np.full(1, 1e-40, np.float32)
 _TWO = np.full(1, 2.0, np.float32)
 
 
-def flushing() -> bool:
+def is_flushing() -> bool:
     """Whether the calling thread treats denormals as zero."""
     return bool((_TINY * _TWO)[0] == 0)
 
 
-def denormals(flush: bool) -> Within:
+def set_denormals(flush: bool) -> Within:
     """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread, in a block."""
-    return Within(partial(_switched, flush))
+    return Within(partial(_switch_flag, flush))
 
 
-def _switched(flush: bool) -> Sections:
-    found = flushing()
+def _switch_flag(flush: bool) -> Sections:
+    found = is_flushing()
     if found == flush:
         return [], []
     return [partial(torch.set_flush_denormal, flush)], [partial(torch.set_flush_denormal, found)]

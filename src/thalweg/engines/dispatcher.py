@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.engines import cpu, cuda, layout
 from thalweg.engines.composite import CompositeStep, Part, Parts, Staying
 from thalweg.engines.cpu.work import ENTRIES
-from thalweg.engines.cuda.available import computes
+from thalweg.engines.cuda.available import takes_device
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
 from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
@@ -69,7 +69,7 @@ def check_gradients(
 
 def engine_of(device: torch.device, name: EngineName) -> Home:
     """The engine that updates variables of a device when the engine of that name is chosen."""
-    if computes(device, name):
+    if takes_device(device, name):
         return "cuda"
     return "cpu" if device.type == "cpu" and name in ("auto", "cpu") else "reference"
 
@@ -84,7 +84,7 @@ class Dispatcher:
         self._far: dict[int, Far] = {}  # by `id` of variables
         self._warned: set[int] = set()
 
-    def ready(self, asked: Request) -> Ready:
+    def plan_step(self, asked: Request) -> Ready:
         """A step that `check_gradients` accepted, ready to be measured and taken.
 
         Raises:
@@ -97,19 +97,21 @@ class Dispatcher:
             self._sparse = {key: each for key, each in self._sparse.items() if key[1] in here}
         copies = asked.copies or [None] * len(variables)
         _check_memory(variables, asked.slots, asked.titles, copies)
-        crossing = self._crossing(asked)
+        crossing = self._plan_transfers(asked)
         asked = crossing.asked
         copies = copies if asked.copies is None else asked.copies
-        asked = asked._replace(gradients=_apart(variables, asked.gradients, asked.slots, copies))
-        homes = self._homes(asked, len(rounds) > 1)
+        gradients = _set_apart(variables, asked.gradients, asked.slots, copies)
+        asked = asked._replace(gradients=gradients)
+        homes = self._engines_of(asked, len(rounds) > 1)
         made = [
-            self._round(asked, number, own, homes, crossing) for number, own in enumerate(rounds)
+            self._plan_round(asked, number, own, homes, crossing)
+            for number, own in enumerate(rounds)
         ]
         if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
             return made[0][0][1]
         return CompositeStep(asked, made)
 
-    def _crossing(self, asked: Request) -> OffloadTransfers | Staying:
+    def _plan_transfers(self, asked: Request) -> OffloadTransfers | Staying:
         """What crosses between devices, if anything does."""
         crossing: OffloadTransfers | Staying = Staying(asked)
         pairs = zip(asked.variables, asked.copies or (), strict=False)
@@ -122,9 +124,9 @@ class Dispatcher:
             self._far = {key: each for key, each in self._far.items() if key in here}
         return crossing
 
-    def _homes(self, asked: Request, repeats: bool) -> list[Home]:
+    def _engines_of(self, asked: Request, repeats: bool) -> list[Home]:
         """The engine of each variable; one that repeats has one engine."""
-        homes: list[Home] = [self._home(asked, index) for index in range(len(asked.variables))]
+        homes: list[Home] = [self._engine_of(asked, index) for index in range(len(asked.variables))]
         if repeats and "reference" in homes:
             pairs = list(zip(asked.variables, homes, strict=True))
             slow = {id(var) for var, home in pairs if home == "reference"}
@@ -133,18 +135,18 @@ class Dispatcher:
                     homes[index] = "reference"
         return homes
 
-    def _home(self, asked: Request, index: int) -> Home:
+    def _engine_of(self, asked: Request, index: int) -> Home:
         home = engine_of(asked.variables[index].device, asked.selection.name)
-        return home if home == "reference" or self._fits(asked, index) else "reference"
+        return home if home == "reference" or self._fits_or_warns(asked, index) else "reference"
 
-    def _fits(self, asked: Request, index: int) -> bool:
+    def _fits_or_warns(self, asked: Request, index: int) -> bool:
         """Whether a variable's memory is fit for an engine that goes by addresses."""
         var, grad = asked.variables[index], asked.gradients[index]
         copy = None if asked.copies is None else asked.copies[index]
         beside = asked.slots[index] if copy is None else [*asked.slots[index], copy]
         fits = (
-            layout.dense(var)
-            and layout.aligned(var)
+            layout.is_dense(var)
+            and layout.is_aligned(var)
             and all(layout.same_strides(other, var) for other in beside)
         )
         if not fits and id(var) not in self._warned:
@@ -155,7 +157,7 @@ class Dispatcher:
             return var.is_contiguous() and len(grad.indices) < ENTRIES
         return fits
 
-    def _round(
+    def _plan_round(
         self,
         asked: Request,
         number: int,
@@ -171,16 +173,17 @@ class Dispatcher:
             if home == "reference":
                 with importing:
                     from thalweg.engines.reference import ReferencePart
-                parts.append(([index], ReferencePart(crossing.share(asked, [index]))))
+                parts.append(([index], ReferencePart(crossing.take_share(asked, [index]))))
             elif not isinstance(asked.gradients[index], IndexedSlices):
                 dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)
             else:
-                share = crossing.share(asked, [index])
+                share = crossing.take_share(asked, [index])
                 parts.append(([index], self._sparse_plan(share, home, number)))
         plans = [
-            (own, self._dense_plan(crossing.share(asked, own), key)) for key, own in dense.items()
+            (own, self._dense_plan(crossing.take_share(asked, own), key))
+            for key, own in dense.items()
         ]
-        return [(own, crossing.around(own, part)) for own, part in (*plans, *parts)]
+        return [(own, crossing.wrap_part(own, part)) for own, part in (*plans, *parts)]
 
     def _sparse_plan(self, asked: Request, home: Home, number: int) -> RowsPlan:
         # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
@@ -193,7 +196,7 @@ class Dispatcher:
 
     def _dense_plan(self, asked: Request, key: tuple[Home, int]) -> DensePlan:
         # A plan points at one step's gradients, so repeats of a variable need plans of their own.
-        fitting = map(layout.like, asked.gradients, asked.variables)
+        fitting = map(layout.with_strides_of, asked.gradients, asked.variables)
         asked = asked._replace(gradients=list(fitting))
         plan = self._dense.get(key)
         if plan is not None and not plan.is_aimed and plan.serves(asked):
@@ -229,7 +232,7 @@ def _check_memory(
     check_writable((tensor, title) for tensor, title in named if id(tensor) not in looked_at)
 
 
-def _apart(
+def _set_apart(
     variables: Sequence[Tensor],
     gradients: Sequence[Gradient],
     slots: Sequence[Sequence[Tensor]],
@@ -238,14 +241,16 @@ def _apart(
     """The gradients, copied where they or their indices lie in memory that the step writes."""
     written = [*variables, *(slot for each in slots for slot in each)]
     written += [copy for copy in copies if copy is not None]
-    spans = sorted(layout.span(tensor) for tensor in written if tensor.device.type in _BY_ADDRESS)
+    spans = sorted(
+        layout.byte_span(tensor) for tensor in written if tensor.device.type in _BY_ADDRESS
+    )
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def apart(memory: Tensor) -> Tensor:
         if memory.device.type not in _BY_ADDRESS:
             return memory
-        start, end = layout.span(memory)
+        start, end = layout.byte_span(memory)
         # Runs that begin before the memory ends; the farthest end among them decides.
         before = int(np.searchsorted(starts, end, side="left"))
         return memory if not before or ends[before - 1] <= start else memory.clone()

@@ -20,6 +20,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 Gradient = Tensor | IndexedSlices
 Dtype = type[np.floating[Any]]
+Formulas = tuple[Formula, ...]
 Stages = tuple[Formula, ...]
 Copies = Sequence[Tensor | None] | None
 Call = Callable[[], Any]
@@ -69,14 +70,14 @@ class Columns(NamedTuple):
     separate: Mapping[str, Any]
     taken: Tensor | None = None
 
-    def only(self, members: Sequence[int]) -> Columns:
+    def of_members(self, members: Sequence[int]) -> Columns:
         """Those of some of the variables."""
         if not self.separate:
             return self
-        separate = {name: some(each, members) for name, each in self.separate.items()}
+        separate = {name: pick_members(each, members) for name, each in self.separate.items()}
         return self._replace(separate=separate)
 
-    def of(self, index: int, dtype: Dtype) -> Scalars:
+    def scalars_of(self, index: int, dtype: Dtype) -> Scalars:
         """Those of one variable, which is computed in `dtype`; numbers."""
         shared = self.shared[dtype]
         if not self.separate:
@@ -85,7 +86,7 @@ class Columns(NamedTuple):
         return {**shared, **own}
 
 
-def some(vector: Any, members: Sequence[int]) -> Any:
+def pick_members(vector: Any, members: Sequence[int]) -> Any:
     """Those of some of the variables, of an array or a tensor over all of them."""
     if not isinstance(vector, Tensor):
         return vector[members]
@@ -139,15 +140,15 @@ class Ready(Protocol):
     @property
     def is_single(self) -> bool: ...
 
-    def again(self, asked: Request) -> bool:
+    def try_rebind(self, asked: Request) -> bool:
         """Whether this is the step asked for, but for its gradients; if so it is ready for them.
 
         Slots and titles are not looked at: they are those of the step before.
         """
         ...
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """For each formula its sum over the elements of each variable, in float64.
 
@@ -158,19 +159,17 @@ class Ready(Protocol):
         """
         ...
 
-    def there(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def sums_on_device(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
-        """As `sums`, on the device of all variables; None if that is the host, or there are more.
+        """As `compute_sums`, on the device of all variables; None on the host, or on several.
 
         Nobody waits for the device.
         """
         ...
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
-        """What `sums` adds up, see `measuring`: for each variable (leaves, formulas), float64.
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
+        """What `compute_sums` adds up, see `measuring`: each variable's (leaves, formulas) float64.
 
         A variable with a sparse gradient has none.
         """
@@ -181,7 +180,7 @@ class Ready(Protocol):
         ...
 
     def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
-        """As `max_abs`, of shape (n,) on the device of all variables, or None; see `there`.
+        """As `max_abs`, of shape (n,) on the device of all variables; see `sums_on_device`.
 
         Args:
             wanted: Whether they are wanted, a bool of shape () there; else they are 0, and no
@@ -189,7 +188,7 @@ class Ready(Protocol):
         """
         ...
 
-    def rounds(self, columns: Columns) -> Iterator[Round]:
+    def make_rounds(self, columns: Columns) -> Iterator[Round]:
         """The writes. A round is asked for when the one before has been written."""
         ...
 

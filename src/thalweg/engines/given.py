@@ -16,7 +16,7 @@ from thalweg.formula import FORMULAS, Formula, Rule
 
 
 @cache
-def _wanted(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of a formula's parameters, those without a default and those with one."""
     found = inspect.signature(formula).parameters.values()
     needed = tuple(each.name for each in found if each.default is each.empty)
@@ -29,7 +29,7 @@ def given_to(rule: Rule, role: str, known: Scalars) -> dict[str, Any]:
     Raises:
         RuleError: It asks for what there is not.
     """
-    needed, optional = _wanted(getattr(rule, role))
+    needed, optional = _parameter_names(getattr(rule, role))
     try:
         arguments = {name: known[name] for name in needed}
     except KeyError:

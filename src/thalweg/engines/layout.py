@@ -35,7 +35,7 @@ def compute_dtype(dtype: torch.dtype) -> type[np.floating]:
     return np.float64 if dtype == torch.float64 else np.float32
 
 
-def dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill one run of memory, in any order of dimensions, each once."""
     expected = 1
     extents = zip(tensor.stride(), tensor.shape, strict=True)
@@ -53,7 +53,7 @@ def same_strides(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def aligned(tensor: Tensor) -> bool:
+def is_aligned(tensor: Tensor) -> bool:
     """Whether the first element lies at a multiple of its size."""
     return tensor.data_ptr() % tensor.element_size() == 0
 
@@ -78,7 +78,7 @@ def check_memory(tensor: Tensor, what: str) -> None:
         except (RuntimeError, NotImplementedError):
             found = False
     needed = tensor.storage_offset() * tensor.element_size() if found else 0
-    first, end = span(tensor) if found else (0, 0)
+    first, end = byte_span(tensor) if found else (0, 0)
     if tensor.numel() and (not found or needed + end - first > nbytes):
         raise LayoutError(
             f"{what} has no memory that holds its {tensor.numel()} elements"
@@ -136,7 +136,7 @@ def check_variable(var: Tensor, name: str) -> None:
             " Call .resolve_neg() on it before giving it to the optimizer."
         )
     check_memory(var, f"'{name}'")
-    if overlapping(var):
+    if may_overlap(var):
         zero = [dim for dim, step in enumerate(var.stride()) if step == 0 and var.shape[dim] > 1]
         why = "stride 0" if zero else f"shape {tuple(var.shape)}, strides {var.stride()}"
         raise LayoutError(
@@ -164,29 +164,29 @@ def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
                 f" {tuple(slot.shape)} on {slot.device}. Make a new optimizer for it."
             )
         check_memory(slot, f"A slot of '{name}'")
-        if slot.is_neg() or overlapping(slot):
+        if slot.is_neg() or may_overlap(slot):
             raise LayoutError(
                 f"cannot update a slot of '{name}' in place: its elements share memory"
                 f" (shape {tuple(slot.shape)}, strides {slot.stride()})."
             )
 
 
-def overlapping(tensor: Tensor) -> bool:
+def may_overlap(tensor: Tensor) -> bool:
     """Whether two elements of a tensor may lie at one address."""
-    if dense(tensor):
+    if is_dense(tensor):
         return False
     extents = zip(tensor.stride(), tensor.shape, strict=True)
     reach = 0
     for stride, size in sorted(pair for pair in extents if pair[1] != 1):
         if stride <= reach:
             # The quick test cannot tell; look at the addresses themselves.
-            offsets = _offsets(tensor)
+            offsets = _element_offsets(tensor)
             return offsets is None or len(np.unique(offsets)) < len(offsets)
         reach += stride * (size - 1)
     return False
 
 
-def _offsets(tensor: Tensor) -> Int64 | None:
+def _element_offsets(tensor: Tensor) -> Int64 | None:
     if tensor.numel() > _ENUMERABLE:
         return None
     total = np.zeros((), np.int64)
@@ -195,7 +195,7 @@ def _offsets(tensor: Tensor) -> Int64 | None:
     return total.ravel()
 
 
-def span(tensor: Tensor) -> tuple[int, int]:
+def byte_span(tensor: Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that a tensor reaches."""
     if tensor.numel() == 0:
         return 0, 0
@@ -209,9 +209,9 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def bounds(tensors: Sequence[Tensor]) -> Int64:
+def runs_of(tensors: Sequence[Tensor]) -> Int64:
     """Where tensors lie: start, end, start, end ... of disjoint runs of addresses, ascending."""
-    spans = np.array([span(tensor) for tensor in tensors if tensor.numel()], np.int64)
+    spans = np.array([byte_span(tensor) for tensor in tensors if tensor.numel()], np.int64)
     # Address 0 counts as theirs: a gradient there lies on the meta device.
     spans = np.concatenate([np.array([[-1, 1]]), spans.reshape(-1, 2)])
     spans = spans[np.argsort(spans[:, 0])]
@@ -221,7 +221,7 @@ def bounds(tensors: Sequence[Tensor]) -> Int64:
     return np.stack([spans[first, 0], reach[last]], axis=1).ravel()
 
 
-def apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
+def lie_apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
     """Whether no run of so many bytes reaches into memory with these bounds."""
     # A run that begins inside lies after an odd number of bounds; one that ends inside, or behind,
     # has more of them before its end than before its start.
@@ -235,13 +235,13 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
     Raises:
         LayoutError: Names the first pair found.
     """
-    spans = [(*span(tensor), index) for index, tensor in enumerate(tensors) if tensor.numel()]
+    spans = [(*byte_span(tensor), index) for index, tensor in enumerate(tensors) if tensor.numel()]
     spans.sort()
     open_spans: list[tuple[int, int]] = []
     for start, end, index in spans:
         open_spans = [other for other in open_spans if other[0] > start]
         for _, other in open_spans:
-            if _share(tensors[other], tensors[index]):
+            if _share_bytes(tensors[other], tensors[index]):
                 first, second = sorted((other, index))
                 raise LayoutError(
                     f"cannot update '{names[first]}' and '{names[second]}' in one step:"
@@ -250,14 +250,14 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         open_spans.append((end, index))
 
 
-def _share(a: Tensor, b: Tensor) -> bool:
+def _share_bytes(a: Tensor, b: Tensor) -> bool:
     if a.device != b.device:
         return False
-    if dense(a) and dense(b):
+    if is_dense(a) and is_dense(b):
         return True
     addresses: list[Int64] = []
     for tensor in (a, b):
-        offsets = _offsets(tensor)
+        offsets = _element_offsets(tensor)
         if offsets is None:
             return True
         starts = offsets * tensor.element_size() + tensor.data_ptr()
@@ -388,21 +388,21 @@ def check_slices(
         raise
 
 
-def like(grad: Tensor, var: Tensor) -> Tensor:
+def with_strides_of(grad: Tensor, var: Tensor) -> Tensor:
     """The gradient in the variable's own strides, copied only if it has others."""
     grad = grad.detach()
     if grad.is_neg() or grad.is_conj():
         grad = grad.resolve_neg().resolve_conj()
-    if same_strides(grad, var) and aligned(grad):
+    if same_strides(grad, var) and is_aligned(grad):
         return grad
     copy = torch.empty_strided(var.shape, var.stride(), dtype=grad.dtype, device=grad.device)
     return copy.copy_(grad)
 
 
-def packed(values: Tensor) -> Tensor:
+def as_packed(values: Tensor) -> Tensor:
     """The values contiguous, aligned and as they read; copied only if they are not."""
     values = values.detach().resolve_neg().contiguous()
-    return values if aligned(values) else values.clone()
+    return values if is_aligned(values) else values.clone()
 
 
 def warn_slow(name: str, why: str) -> None:

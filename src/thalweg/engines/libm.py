@@ -13,16 +13,16 @@ from collections.abc import Callable
 _LIBRARY = ctypes.CDLL("ucrtbase" if os.name == "nt" else None)
 
 
-def _function(name: str, arguments: int) -> Callable[..., float]:
+def _c_function(name: str, arguments: int) -> Callable[..., float]:
     return ctypes.CFUNCTYPE(ctypes.c_double, *[ctypes.c_double] * arguments)((name, _LIBRARY))
 
 
-exp, log, power = _function("exp", 1), _function("log", 1), _function("pow", 2)
+exp, log, power = _c_function("exp", 1), _c_function("log", 1), _c_function("pow", 2)
 
 # What compiled code calls them: names that LLVM does not know.
 SYMBOLS = {"thalweg_exp": exp, "thalweg_log": log, "thalweg_pow": power}
 
 
-def address(function: Callable[..., float]) -> int:
+def address_of(function: Callable[..., float]) -> int:
     """Where the machine code of one of these functions lies."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # pyright: ignore[reportArgumentType]

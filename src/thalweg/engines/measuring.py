@@ -71,12 +71,12 @@ class Tree:
     def __init__(
         self, counts: npt.NDArray[np.int64], device: torch.device | str | None = None
     ) -> None:
-        def placed(indices: npt.NDArray[np.int64]) -> Any:
+        def to_device(indices: npt.NDArray[np.int64]) -> Any:
             return indices if device is None else torch.from_numpy(indices).to(device)  # pyright: ignore[reportUnknownMemberType]
 
         self._tensors = len(counts)
         present = np.flatnonzero(counts)
-        self._present = None if len(present) == len(counts) else placed(present)
+        self._present = None if len(present) == len(counts) else to_device(present)
         counts = counts[present]
         # For each level: the left one of each pair, and which of them have a right one.
         self._levels: list[tuple[Any, Any, Any]] = []
@@ -85,10 +85,10 @@ class Tree:
             tensor, number = numbered(above)
             left = (np.cumsum(counts) - counts)[tensor] + 2 * number
             paired = np.flatnonzero(2 * number + 1 < counts[tensor])
-            self._levels.append((placed(left), placed(paired), placed(left[paired] + 1)))
+            self._levels.append((to_device(left), to_device(paired), to_device(left[paired] + 1)))
             counts = above
 
-    def combined(self, leaves: Array) -> Array:
+    def combine(self, leaves: Array) -> Array:
         """One number for each tensor.
 
         Args:
@@ -111,8 +111,8 @@ class Tree:
         return result
 
 
-def combined_few(values: list[float]) -> float:
-    """As `Tree.combined` of one tensor, faster while it has few leaves."""
+def combine_few(values: list[float]) -> float:
+    """As `Tree.combine` of one tensor, faster while it has few leaves."""
     while len(values) > 1:
         odd = values[-1:] if len(values) % 2 else []
         values = [left + right for left, right in zip(values[::2], values[1::2], strict=False)]
@@ -120,6 +120,6 @@ def combined_few(values: list[float]) -> float:
     return values[0] if values else 0.0
 
 
-def combined(leaves: Array, counts: npt.NDArray[np.int64]) -> Array:
-    """One number for each tensor of so many leaves; see `Tree.combined`."""
-    return Tree(counts, None if isinstance(leaves, np.ndarray) else leaves.device).combined(leaves)
+def combine_leaves(leaves: Array, counts: npt.NDArray[np.int64]) -> Array:
+    """One number for each tensor of so many leaves; see `Tree.combine`."""
+    return Tree(counts, None if isinstance(leaves, np.ndarray) else leaves.device).combine(leaves)

@@ -17,9 +17,8 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.composite import Part, share_of
-from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.reference import ReferencePart
-from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 RUN = 1 << 25  # bytes of the variables that are updated in one go
@@ -39,22 +38,22 @@ class Far:
 
     def __init__(self, var: Tensor, copy: Tensor) -> None:
         self._var, self.copy, self._dtype = var, copy, copy.dtype
-        self.near = None if copy.dtype == var.dtype else beside(var, copy)
+        self.near = None if copy.dtype == var.dtype else stand_in_for(var, copy)
         self._gradient: Tensor | None = None
 
     def is_of(self, var: Tensor, copy: Tensor) -> bool:
         """Whether it was made for these two, as they are."""
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
-    def here(self, grad: Any) -> Any:
+    def bring_beside(self, grad: Any) -> Any:
         """A gradient beside the variable; it is on its way there, to memory that the next uses."""
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
         if self._gradient is None or self._gradient.dtype != grad.dtype:
-            self._gradient = beside(self._var, grad)
+            self._gradient = stand_in_for(self._var, grad)
         return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
 
-    def sending(self, rows: Tensor | None) -> list[Call]:
+    def send_rows(self, rows: Tensor | None) -> list[Call]:
         """What has the values on their way there, as functions in C.
 
         Args:
@@ -73,7 +72,7 @@ class Far:
         ]
 
 
-def beside(var: Tensor, there: Tensor) -> Tensor:
+def stand_in_for(var: Tensor, there: Tensor) -> Tensor:
     """A new tensor in a variable's place, of the dtype of one of a GPU, which can read it fast."""
     return torch.empty_like(var, dtype=there.dtype, pin_memory=there.is_cuda).detach()
 
@@ -110,41 +109,43 @@ class OffloadTransfers:
             if not isinstance(gradients[index], IndexedSlices):
                 self.runs[index] = size // RUN
                 size += var.nbytes
-        self._fetch(gradients)
+        self._fetch_gradients(gradients)
         if asked.rule.update_untouched is None:
             sparse = {index: gradients[index] for index in self._far if index not in self.runs}
             self._rows = {index: grad.indices.unique() for index, grad in sparse.items()}
         self.asked = asked._replace(gradients=gradients, copies=copies)
 
-    def _fetch(self, gradients: list[Any]) -> None:
+    def _fetch_gradients(self, gradients: list[Any]) -> None:
         streams: dict[torch.device, Any] = {}
         for index, far in self._far.items():
             device = values_of(gradients[index]).device
             if device.type == "cuda" and device not in streams:
-                streams[device] = _stream(device)
+                streams[device] = _transfer_stream(device)
                 streams[device].wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(streams.get(device)):
-                gradients[index] = far.here(gradients[index])
+                gradients[index] = far.bring_beside(gradients[index])
             if index in self.runs and self.runs[index] != self.runs.get(index + 1):
                 events = [stream.record_event() for stream in streams.values()]
                 self._events[self.runs[index]] = events
 
-    def share(self, asked: Request, own: Sequence[int]) -> Request:
+    def take_share(self, asked: Request, own: Sequence[int]) -> Request:
         """The share of some variables in the step; of copies elsewhere nothing is read."""
         found = share_of(asked, own)
         return found._replace(from_copies=False) if own[0] in self._far else found
 
-    def around(self, own: Sequence[int], part: Part) -> Part:
+    def wrap_part(self, own: Sequence[int], part: Part) -> Part:
         """A part with what crosses for its variables, which are of one run, if anything does."""
         if own[0] not in self._far:
             return part
-        sends = [call for index in own for call in self._far[index].sending(self._rows.get(index))]
+        sends = [
+            call for index in own for call in self._far[index].send_rows(self._rows.get(index))
+        ]
         copies = [self._far[index].copy for index in own]
         return FarPart(part, copies, self._events.get(self.runs.get(own[0], -1), []), sends)
 
 
 @cache
-def _stream(device: torch.device) -> Any:
+def _transfer_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
@@ -168,42 +169,40 @@ class FarPart:
         """See `Part`."""
         return [*self._inner.written, *self._copies]
 
-    def again(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 
-    def _waiting(self) -> list[Call]:
+    def _wait_calls(self) -> list[Call]:
         # As torch.cuda.Event has it, but in C.
         return [partial(torch._C._CudaEventBase.synchronize, each) for each in self._events]  # pyright: ignore
 
-    def _wait(self) -> None:
+    def _wait_for_rows(self) -> None:
         for event in self._events:
             event.synchronize()
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        self._wait()
-        return self._inner.sums(formulas, stages, columns)
+        self._wait_for_rows()
+        return self._inner.compute_sums(formulas, stages, columns)
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
-        self._wait()
-        return self._inner.leaves(formulas, stages, columns)
+        self._wait_for_rows()
+        return self._inner.compute_leaves(formulas, stages, columns)
 
     def max_abs(self) -> Float64:
         """See `Ready`."""
-        self._wait()
+        self._wait_for_rows()
         return self._inner.max_abs()
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
         if isinstance(self._inner, ReferencePart):  # which computes now
-            self._wait()
-        return [*self._waiting(), *self._inner.calls(columns), *self._sends]
+            self._wait_for_rows()
+        return [*self._wait_calls(), *self._inner.make_calls(columns), *self._sends]
 
     def release_gradients(self) -> None:
         """See `Ready`."""

@@ -14,10 +14,9 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.engine import Call, Columns, Request, Round, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Round, Stages
 from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.storage_guard import StorageGuard
-from thalweg.formula import Formula
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -58,19 +57,15 @@ class Group(Protocol):
         """Set the addresses of this step's gradients, one per member."""
         ...
 
-    def sums(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
+    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
         ...
 
-    def there(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> Tensor | None:
-        """As `sums`, on the device of the members; None if that is the host."""
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor | None:
+        """As `compute_sums`, on the device of the members; None if that is the host."""
         ...
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
         ...
 
@@ -86,7 +81,7 @@ class Group(Protocol):
         """
         ...
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """What launches the kernel, as functions in C."""
         ...
 
@@ -149,7 +144,7 @@ class DensePlan:
         self._strides = list(map(Tensor.stride, variables))
         self._dtypes = [each.dtype for each in variables]
         self._contiguous = all(map(Tensor.is_contiguous, variables))
-        self.bounds = layout.bounds([*variables, *apart, *copied])
+        self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
@@ -162,7 +157,7 @@ class DensePlan:
         self.is_aimed = False
         self.point_at(asked.gradients)
 
-    def again(self, asked: Request, bounds: Int64 | None = None) -> bool:
+    def try_rebind(self, asked: Request, bounds: Int64 | None = None) -> bool:
         """See `Ready`.
 
         Args:
@@ -208,7 +203,7 @@ class DensePlan:
         try:
             if list(map(Tensor.data_ptr, self.written)) != self._pointers:
                 return False
-            if not self._watched.stand():
+            if not self._watched.confirm_places():
                 return False
         except RuntimeError:
             return False
@@ -254,7 +249,7 @@ class DensePlan:
                 for group in self.groups:
                     own = addresses if group.whole else addresses[group.members]
                     # A gradient inside memory that the step writes must be copied first.
-                    if not layout.apart(own, group.bytes, bounds):
+                    if not layout.lie_apart(own, group.bytes, bounds):
                         return False
                     group.point_at(own)
                 self._ids, self._aimed, self._apart_from = _ids(gradients), addresses, bounds
@@ -297,20 +292,20 @@ class DensePlan:
             group.point_at(addresses[group.members])
         self._held, self.is_aimed = gradients, True
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.zeros((len(self.variables), len(formulas)), np.float64)
         for group in self.groups:
-            found[group.members] = group.sums(formulas, stages, columns)
+            found[group.members] = group.compute_sums(formulas, stages, columns)
         return list(found.T)
 
-    def there(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def sums_on_device(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `Ready`."""
-        found = self._there(lambda group: group.there(formulas, stages, columns))
+        found = self._there(lambda group: group.sums_on_device(formulas, stages, columns))
         return None if found is None else found.unbind(1)
 
     def _there(self, part_of: Callable[[Group], Tensor | None]) -> Tensor | None:
@@ -327,13 +322,11 @@ class DensePlan:
             found.index_copy_(0, group.positions(), part)
         return found
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         found = [np.empty((0, len(formulas)))] * len(self.variables)
         for group in self.groups:
-            parts = group.leaves(formulas, stages, columns)
+            parts = group.compute_leaves(formulas, stages, columns)
             for index, leaves in zip(group.members, parts, strict=True):
                 found[index] = leaves
         return found
@@ -349,14 +342,14 @@ class DensePlan:
         """See `Ready`."""
         return self._there(lambda group: group.max_abs_on_device(wanted))
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""
-        made = [call for group in self.groups for call in group.calls(columns)]
+        made = [call for group in self.groups for call in group.make_calls(columns)]
         return [*made, self._mark]
 
-    def rounds(self, columns: Columns) -> Iterator[Round]:
+    def make_rounds(self, columns: Columns) -> Iterator[Round]:
         """See `Ready`."""
-        yield Round(range(len(self.variables)), self.calls(columns))
+        yield Round(range(len(self.variables)), self.make_calls(columns))
 
     def release_gradients(self) -> None:
         """See `Ready`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from thalweg.engines.layout import span
+from thalweg.engines.layout import byte_span
 from thalweg.errors import LayoutError
 
 _MAPS = "/proc/self/maps"
@@ -61,7 +61,7 @@ def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:
         return
     maps = _maps()
     for tensor, name in foreign:
-        if _is_protected(maps, *span(tensor)):
+        if _is_protected(maps, *byte_span(tensor)):
             raise LayoutError(
                 f"cannot update '{name}' in place: its memory may only be read. Give the optimizer"
                 " a .clone() of it, or map the file for writing."

@@ -19,11 +19,12 @@ from torch import Tensor
 from thalweg.engines import layout, libm
 from thalweg.engines.arrays import Array, Float64, Int64
 from thalweg.engines.copies import resumed, saturated
-from thalweg.engines.denormals import denormals
+from thalweg.engines.denormals import set_denormals
 from thalweg.engines.engine import (
     Call,
     Columns,
     Dtype,
+    Formulas,
     Gradient,
     Request,
     Scalars,
@@ -31,8 +32,8 @@ from thalweg.engines.engine import (
     formula_of_rows,
 )
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.measuring import combined, leaves_of
-from thalweg.engines.transcribe import bind, transcribe
+from thalweg.engines.measuring import combine_leaves, leaves_of
+from thalweg.engines.transcribe import bind_formula, transcribe
 from thalweg.formula import Formula, Rule, narrow, variable_squares, wide
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
@@ -129,13 +130,13 @@ TORCH: dict[str, Callable[..., Any]] = {
 @cache
 def numpy_formula(formula: Formula, dtype: type[np.floating]) -> Formula:
     """The formula on NumPy arrays of `dtype`."""
-    return bind(formula, NUMPY, dtype)
+    return bind_formula(formula, NUMPY, dtype)
 
 
 @cache
 def torch_formula(formula: Formula, dtype: torch.dtype, device: torch.device, dim: int) -> Formula:
     """The formula on tensors of `dtype` with so many dimensions."""
-    return bind(formula, TORCH, _torch_number(dtype, device, dim))
+    return bind_formula(formula, TORCH, _torch_number(dtype, device, dim))
 
 
 def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[float], Tensor]:
@@ -147,17 +148,19 @@ def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callabl
     return partial(torch.full, (1,) * min(dim, 1), dtype=dtype, device=device)
 
 
-def _pick(formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]) -> dict[str, Any]:
+def _pick_scalars(
+    formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]
+) -> dict[str, Any]:
     return {name: dtype(scalars[name]) for name in transcribe(formula).scalars}
 
 
-def _numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
+def _to_numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
     """A copy of a tensor, or of rows of it."""
     own = tensor.detach() if rows is None else tensor.detach()[torch.from_numpy(rows)]
     return numpy_copy(own if own.dtype in _WIDE else own.float())
 
 
-def evaluate(
+def evaluate_on(
     formula: Formula,
     tensors: list[Tensor],
     scalars: Scalars,
@@ -170,19 +173,19 @@ def evaluate(
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
     # Copies, because a result may be a parameter into which another result is stored first.
-    arrays = [_numpy(tensor, rows).astype(dtype, copy=False) for tensor in tensors]
+    arrays = [_to_numpy(tensor, rows).astype(dtype, copy=False) for tensor in tensors]
     function = numpy_formula(formula, dtype)
     with np.errstate(all="ignore"):
-        results = function(*arrays, **_pick(formula, scalars, dtype))
-        return _flushed(formula, results, arrays[0], len(arrays) - len(results))
+        results = function(*arrays, **_pick_scalars(formula, scalars, dtype))
+        return _flush_results(formula, results, arrays[0], len(arrays) - len(results))
 
 
-def _flushed(formula: Formula, results: Sequence[Any], var: Array, grad: int) -> list[Array]:
+def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grad: int) -> list[Array]:
     """The results as arrays; times 1, which flushes a number that was chosen and not computed."""
     one, transcript = var.dtype.type(1), transcribe(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):
-        passed = transcript.passes(index, index + (grad if index else 0))
+        passed = transcript.passes_through(index, index + (grad if index else 0))
         array = np.asarray(result, var.dtype)
         arrays.append(np.broadcast_to(array if passed else array * one, var.shape))
     return arrays
@@ -193,7 +196,7 @@ def torch_evaluate(formula: Formula, tensors: list[Tensor], scalars: Scalars) ->
     first = tensors[0]
     how = first.dtype, first.device, first.dim()
     function = torch_formula(formula, *how)
-    results = function(*tensors, **_pick(formula, scalars, _torch_number(*how)))
+    results = function(*tensors, **_pick_scalars(formula, scalars, _torch_number(*how)))
     return [result.to(first.dtype).expand(first.shape) for result in results]
 
 
@@ -213,19 +216,19 @@ def transform(
         return grad
     kind = kind or grad.dtype
     if grad.device.type != "cpu":
-        changed = grad.detach().to(_of(compute_dtype(kind)))
+        changed = grad.detach().to(_namespace_of(compute_dtype(kind)))
         for stage in stages:
             changed = torch_evaluate(stage, [changed], scalars)[0]
         return changed.to(kind)
-    with denormals(flush):
+    with set_denormals(flush):
         array, dtype = grad.detach(), compute_dtype(kind)
         for stage in stages:
-            result = evaluate(stage, [array], scalars, dtype)[0]
+            result = evaluate_on(stage, [array], scalars, dtype)[0]
             array = torch.from_numpy(np.array(result, order="C"))
         return array.to(kind)
 
 
-def _waves(rows: Int64) -> list[Int64]:
+def _repeated_waves(rows: Int64) -> list[Int64]:
     """Positions of first, second, third ... occurrences of each row, in order of appearance."""
     seen: dict[int, int] = {}
     waves: list[list[int]] = []
@@ -238,9 +241,9 @@ def _waves(rows: Int64) -> list[Int64]:
     return [np.array(wave, np.int64) for wave in waves]
 
 
-def _grouped(values: Array, rows: Int64) -> tuple[Array, Int64]:
+def _sum_by_row(values: Array, rows: Int64) -> tuple[Array, Int64]:
     """Each row once, in order of first appearance, with its values added in order of appearance."""
-    waves = _waves(rows)
+    waves = _repeated_waves(rows)
     first = waves[0] if waves else np.empty(0, np.int64)
     position = {row: index for index, row in enumerate(rows[first].tolist())}
     total = values[first].copy()
@@ -277,98 +280,96 @@ class ReferencePart:
         return self._tensors if self._copy is None else [*self._tensors, self._copy]
 
     @property
-    def _gradient(self) -> Gradient:
+    def _staged_gradient(self) -> Gradient:
         if self._grad is None:
             raise RuntimeError("the part is not aimed at a gradient")
         return self._grad
 
     @property
-    def _values(self) -> Tensor:
+    def _measured_values(self) -> Tensor:
         """What is measured: the elements of the gradient, the values of a sparse one as they are.
 
         Elements count in the order of the variable's memory, where they fill one run of it.
         """
-        grad, var = self._gradient, self._tensors[0]
+        grad, var = self._staged_gradient, self._tensors[0]
         if isinstance(grad, IndexedSlices):
-            return layout.packed(grad.values)
-        return layout.like(grad, var) if layout.dense(var) else layout.packed(grad)
+            return layout.as_packed(grad.values)
+        return layout.with_strides_of(grad, var) if layout.is_dense(var) else layout.as_packed(grad)
 
     @property
-    def _resumed(self) -> Tensor:
+    def _resume_at_copy(self) -> Tensor:
         """What the step begins at."""
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
 
-    def again(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        if isinstance(self._gradient, IndexedSlices):
-            grad, var = self._staged(stages, columns), self._resumed
+        if isinstance(self._staged_gradient, IndexedSlices):
+            grad, var = self._apply_stages(stages, columns), self._resume_at_copy
             beside = [var if each is variable_squares else grad for each in formulas]
-            found = [_leaves(each, [one, one], {}) for each, one in zip(formulas, beside)]
-            return [combined(each, np.array([len(each)])) for each in found]
-        (leaves,) = self.leaves(formulas, stages, columns)
-        return list(combined(leaves, np.array([len(leaves)])).T)
+            found = [_leaves_of_sum(each, [one, one], {}) for each, one in zip(formulas, beside)]
+            return [combine_leaves(each, np.array([len(each)])) for each in found]
+        (leaves,) = self.compute_leaves(formulas, stages, columns)
+        return list(combine_leaves(leaves, np.array([len(leaves)])).T)
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
-        if isinstance(self._gradient, IndexedSlices):
+        if isinstance(self._staged_gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]
-        var, own = self._tensors[0], columns.of(0, self._dtype)
-        tensors = [self._resumed, self._staged(stages, columns), *self._tensors[1:]]
-        flat = [_flat(tensor, var) for tensor in tensors]
-        return [np.stack([_leaves(each, flat, own) for each in formulas], axis=-1)]
+        var, own = self._tensors[0], columns.scalars_of(0, self._dtype)
+        tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._tensors[1:]]
+        flat = [_flatten_like(tensor, var) for tensor in tensors]
+        return [np.stack([_leaves_of_sum(each, flat, own) for each in formulas], axis=-1)]
 
-    def _staged(self, stages: Stages, columns: Columns) -> Tensor:
+    def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
         """The gradient, or its values, after the stages."""
-        grad = self._values
+        grad = self._measured_values
         if not stages:
             return grad
-        own = columns.of(0, self._dtype)
-        return transform(stages, grad, own, self._flush, _of(self._dtype))
+        own = columns.scalars_of(0, self._dtype)
+        return transform(stages, grad, own, self._flush, _namespace_of(self._dtype))
 
     def max_abs(self) -> Float64:
         """See `Ready`."""
-        values = self._values
+        values = self._measured_values
         if not values.numel():
             return np.zeros(1)
         return values.detach().abs().max().double().reshape(1).cpu().numpy()
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """What copies the new values; they are computed now."""
         if columns.taken is not None and not columns.taken:
             return []
-        scalars = columns.of(0, self._dtype)
-        grad = self._gradient
-        with no_grad(), denormals(self._flush):
+        scalars = columns.scalars_of(0, self._dtype)
+        grad = self._staged_gradient
+        with no_grad(), set_denormals(self._flush):
             if isinstance(grad, IndexedSlices):
-                return self._rows(grad, scalars)
-            return self._whole(grad, scalars)
+                return self._update_rows(grad, scalars)
+            return self._update_whole(grad, scalars)
 
     def release_gradients(self) -> None:
         """See `Ready`."""
         self._grad = None
 
-    def _whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
+    def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var, *slots = self._tensors
-        tensors = [_begun(self._rule, self._resumed, scalars, self._flush), *slots]
+        tensors = [_apply_before(self._rule, self._resume_at_copy, scalars, self._flush), *slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
-        changed = self._changed(self._rule.update, 1)
+        changed = self._changed_by(self._rule.update, 1)
         values = {index: results[index].to(self._tensors[index].dtype) for index in changed}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
         return [partial(each.detach().copy_, value) for each, value in pairs]
 
-    def _changed(self, formula: Formula, grad: int) -> list[int]:
+    def _changed_by(self, formula: Formula, grad: int) -> list[int]:
         """Positions of the tensors to which a formula gives new values.
 
         Others keep theirs to the last bit, which the type of the arithmetic may not hold.
@@ -377,15 +378,16 @@ class ReferencePart:
         return [
             index
             for index in range(len(self._tensors))
-            if not transcript.passes(index, index + (grad if index else 0)) or (begun and not index)
+            if not transcript.passes_through(index, index + (grad if index else 0))
+            or (begun and not index)
         ]
 
-    def _rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
+    def _update_rows(self, grad: IndexedSlices, scalars: Scalars) -> list[Call]:
         values = transform(self._stages, grad.values, scalars, self._flush, self._tensors[0].dtype)
         made: list[Call] = []
         for formula, rows, results in _row_results(
             self._rule,
-            [self._resumed, *self._tensors[1:]],
+            [self._resume_at_copy, *self._tensors[1:]],
             values,
             grad.indices,
             scalars,
@@ -396,7 +398,7 @@ class ReferencePart:
                 torch.from_numpy(value).to(each.dtype).to(each.device)
                 for each, value in zip(self._tensors, results, strict=True)
             ]
-            changed = self._changed(formula, int(formula is not self._rule.update_untouched))
+            changed = self._changed_by(formula, int(formula is not self._rule.update_untouched))
             pairs = [(self._tensors[each], values[each]) for each in changed]
             if self._copy is not None and (0 in changed or not self._from_copy):
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
@@ -404,24 +406,24 @@ class ReferencePart:
         return made
 
 
-def _of(dtype: Dtype) -> torch.dtype:
+def _namespace_of(dtype: Dtype) -> torch.dtype:
     return torch.float64 if dtype is np.float64 else torch.float32
 
 
-def _flat(tensor: Tensor, var: Tensor) -> Tensor:
+def _flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
     """The elements in the order of the variable's memory, where they fill one run of it."""
-    if not layout.dense(var):
-        return layout.packed(tensor).reshape(-1)
-    return layout.like(tensor, var).as_strided((var.numel(),), (1,))
+    if not layout.is_dense(var):
+        return layout.as_packed(tensor).reshape(-1)
+    return layout.with_strides_of(tensor, var).as_strided((var.numel(),), (1,))
 
 
-def _leaves(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
+def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
     """The leaves of the sum of a formula over elements, in the order that all engines have."""
     wide = [tensor.detach().double() for tensor in tensors][: formula.__code__.co_argcount]
     if wide[0].device.type == "cpu":
         with np.errstate(all="ignore"):
             values = numpy_formula(formula, np.float64)(
-                *map(_numpy, wide), **_pick(formula, scalars, np.float64)
+                *map(_to_numpy, wide), **_pick_scalars(formula, scalars, np.float64)
             )[0]
         return leaves_of(values.reshape(-1))
     values = torch_evaluate(formula, wide, scalars)[0]
@@ -434,9 +436,9 @@ def _numpy_results(
     """The variable and its slots after a step, in the type of the arithmetic."""
     grad = grad.detach()
     for stage in stages:
-        array = evaluate(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
+        array = evaluate_on(stage, [grad], scalars, compute_dtype(tensors[0].dtype))[0]
         grad = torch.from_numpy(np.array(array, order="C"))
-    results = evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
+    results = evaluate_on(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
     return [torch.from_numpy(np.array(each, order="C")) for each in results]
 
 
@@ -444,14 +446,14 @@ def _torch_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
     """The same on any device."""
-    kind = _of(compute_dtype(tensors[0].dtype))
+    kind = _namespace_of(compute_dtype(tensors[0].dtype))
     var, changed, *slots = (each.detach().to(kind) for each in (tensors[0], grad, *tensors[1:]))
     for stage in stages:
         changed = torch_evaluate(stage, [changed], scalars)[0]
     return torch_evaluate(rule.update, [var, changed, *slots], scalars)
 
 
-def _begun(rule: Rule, var: Tensor, scalars: Scalars, flush: bool) -> Tensor:
+def _apply_before(rule: Rule, var: Tensor, scalars: Scalars, flush: bool) -> Tensor:
     """The variable, or rows of it, as the rule's other formulas read it."""
     return var if rule.before is None else transform((rule.before,), var, scalars, flush)
 
@@ -469,31 +471,31 @@ def _row_results(
     formula = formula_of_rows(rule, var)
     dtype = compute_dtype(var.dtype)
     rows = indices.detach().cpu().numpy().astype(np.int64)
-    array = _numpy(values.cpu()).astype(dtype, copy=False)
+    array = _to_numpy(values.cpu()).astype(dtype, copy=False)
     touched, places = np.unique(rows, return_inverse=True)
-    kept = [_numpy(tensor.cpu(), touched) for tensor in tensors]
-    begun = _begun(rule, torch.from_numpy(kept[0]).to(var.dtype), scalars, flush)
-    kept = [each.astype(dtype, copy=False) for each in (_numpy(begun), *kept[1:])]
+    kept = [_to_numpy(tensor.cpu(), touched) for tensor in tensors]
+    begun = _apply_before(rule, torch.from_numpy(kept[0]).to(var.dtype), scalars, flush)
+    kept = [each.astype(dtype, copy=False) for each in (_to_numpy(begun), *kept[1:])]
     if rule.duplicates == "sum":
-        array, places = _grouped(array, places)
+        array, places = _sum_by_row(array, places)
         # TensorFlow adds the rows onto zeros, which takes the sign from -0.
-        array = _numpy(torch.from_numpy(array).to(var.dtype)) + dtype(0)
+        array = _to_numpy(torch.from_numpy(array).to(var.dtype)) + dtype(0)
         steps = [np.arange(len(places))]
     else:
-        steps = _waves(places)
-    function, picked = numpy_formula(formula, dtype), _pick(formula, scalars, dtype)
+        steps = _repeated_waves(places)
+    function, picked = numpy_formula(formula, dtype), _pick_scalars(formula, scalars, dtype)
     with np.errstate(all="ignore"):
         for step in steps:
             own = places[step]
             arrays = [each[own] for each in kept]
             results = function(arrays[0], array[step], *arrays[1:], **picked)
-            results = _flushed(formula, results, arrays[0], 1)
+            results = _flush_results(formula, results, arrays[0], 1)
             for each, tensor, result in zip(kept, tensors, results, strict=True):
                 stored = torch.from_numpy(np.array(result, order="C")).to(tensor.dtype)
-                each[own] = _numpy(stored)
+                each[own] = _to_numpy(stored)
     yield formula, touched, kept
     if rule.update_untouched is not None:
         others = np.setdiff1d(np.arange(var.shape[0]), touched)
         cpu = [tensor.cpu() for tensor in tensors]
-        results = evaluate(rule.update_untouched, cpu, scalars, rows=others)
+        results = evaluate_on(rule.update_untouched, cpu, scalars, rows=others)
         yield rule.update_untouched, others, [np.array(each, order="C") for each in results]

@@ -97,9 +97,9 @@ def engine(
         "math": math,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    return Within(partial(_choosing, chosen))
+    return Within(partial(_choose_within, chosen))
 
 
-def _choosing(changes: dict[str, Any]) -> Sections:
+def _choose_within(changes: dict[str, Any]) -> Sections:
     outside = _chosen.get()
     return [partial(_chosen.set, {**outside, **changes})], [partial(_chosen.set, outside)]

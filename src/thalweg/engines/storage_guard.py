@@ -24,14 +24,14 @@ class StorageGuard:
     def __init__(self, slots: Sequence[Tensor]) -> None:
         self._slots = slots
         self._addresses = list(map(Tensor.data_ptr, slots))
-        self._layouts = list(map(_layout, slots))
+        self._layouts = list(map(_layout_of, slots))
         # The slots of a store share one record.
         found = {id(slot.moves): slot.moves for slot in slots if isinstance(slot, StateVariable)}
         self._moves = list(found.values())
         self._moved = [each.count for each in self._moves]
-        self._watch()
+        self._watch_storages()
 
-    def _watch(self) -> None:
+    def _watch_storages(self) -> None:
         self._handed = [len(each.handed) for each in self._moves]
         handed = {key for each in self._moves for key in each.handed}
         self._places = [
@@ -43,7 +43,7 @@ class StorageGuard:
         self._watched_at = [self._addresses[place] for place in self._places]
         self._seen = Likeness()
 
-    def stand(self) -> bool:
+    def confirm_places(self) -> bool:
         """Whether they all lie where they lay, and as they did.
 
         Raises:
@@ -52,13 +52,13 @@ class StorageGuard:
         if [each.count for each in self._moves] != self._moved:
             return False
         if [len(each.handed) for each in self._moves] != self._handed:
-            self._watch()
+            self._watch_storages()
         if not self._watched:
             return True
         if list(map(Tensor.data_ptr, self._watched)) != self._watched_at:
             return False
         if not self._seen.holds(self._watched):
-            if list(map(_layout, self._watched)) != [self._layouts[k] for k in self._places]:
+            if list(map(_layout_of, self._watched)) != [self._layouts[k] for k in self._places]:
                 return False
             self._seen = Likeness(self._watched)
         return True
@@ -69,5 +69,5 @@ def _is_strange(slot: Tensor) -> bool:
     return type(slot) is not StateVariable
 
 
-def _layout(tensor: Tensor) -> tuple[object, ...]:
+def _layout_of(tensor: Tensor) -> tuple[object, ...]:
     return tensor.dtype, tensor.shape, tensor.stride()

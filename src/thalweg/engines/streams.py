@@ -36,7 +36,7 @@ class Streams(NamedTuple):
     base: Int64
 
     @property
-    def measured(self) -> tuple[str, ...]:
+    def measured_types(self) -> tuple[str, ...]:
         """The storage types of what measures may read."""
         return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
 

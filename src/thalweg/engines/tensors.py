@@ -9,9 +9,9 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64
 from thalweg.engines.cpu import measure
-from thalweg.engines.engine import Columns, Stages
+from thalweg.engines.engine import Columns, Formulas, Stages
 from thalweg.engines.layout import compute_dtype
-from thalweg.formula import Formula, variable_squares
+from thalweg.formula import variable_squares
 
 
 class Tensors:
@@ -27,28 +27,30 @@ class Tensors:
         self, gradients: Sequence[Tensor], variables: Sequence[Tensor], flush: bool = False
     ) -> None:
         self._flush = flush
-        self._gradients = list(map(measure.ordered, gradients, variables))
+        self._gradients = list(map(measure.in_order_of, gradients, variables))
         self._variables = variables
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`; formulas read the gradient, but for `variable_squares`."""
         if not stages:
             return [
-                measure.sums(each, self._variables if each is variable_squares else self._gradients)
+                measure.sums_of(
+                    each, self._variables if each is variable_squares else self._gradients
+                )
                 for each in formulas
             ]
         found = np.zeros((len(formulas), len(self._variables)))
         for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
             dtype = compute_dtype(var.dtype)
-            own = columns.of(index, dtype)
+            own = columns.scalars_of(index, dtype)
             found[:, index] = np.concatenate(
                 measure.sums_of_pair(formulas, grad, var, stages, own, dtype, self._flush)
             )
         return list(found)
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:

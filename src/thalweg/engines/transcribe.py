@@ -69,19 +69,19 @@ class Transcript:
     helpers: tuple[ast.FunctionDef, ...]
     filename: str
 
-    def passes(self, result: int, parameter: int) -> bool:
+    def passes_through(self, result: int, parameter: int) -> bool:
         """Whether a result is nothing but the parameter at that position, never assigned."""
         name, expression = LOCAL_PREFIX + self.positional[parameter], self.results[result]
         is_name = isinstance(expression, ast.Name) and expression.id == name
-        return is_name and name not in self._assigned
+        return is_name and name not in self._assigned_names
 
     @lazy
-    def _assigned(self) -> set[str]:
+    def _assigned_names(self) -> set[str]:
         nodes = (node for statement in self.body for node in ast.walk(statement))
         names = [node for node in nodes if isinstance(node, ast.Name)]
         return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
-    def rounded(self, result: int) -> bool:
+    def is_rounded(self, result: int) -> bool:
         """Whether a result comes out of arithmetic, which has flushed it where denormals are."""
         expression = self.results[result]
         for statement in reversed(self.body):
@@ -91,14 +91,14 @@ class Transcript:
         return isinstance(expression, ast.BinOp)
 
 
-def place(function: Any, line: int | None = None) -> str:
+def place_of(function: Any, line: int | None = None) -> str:
     """A function's name with its file and line, or the line given."""
     name = f"{getattr(function, '__qualname__', function)!s}"
     code = getattr(function, "__code__", None)
     return f"{name} ({code.co_filename}:{line or code.co_firstlineno})" if code else name
 
 
-def _advice(node: ast.AST) -> str:
+def _advice_for(node: ast.AST) -> str:
     """What to write instead of what a formula cannot contain."""
     if isinstance(node, ast.IfExp):
         parts = ", ".join(map(ast.unparse, (node.test, node.body, node.orelse)))
@@ -123,7 +123,7 @@ def _advice(node: ast.AST) -> str:
     return ""
 
 
-def _instead(call: ast.Call) -> str:
+def _instead_of(call: ast.Call) -> str:
     """The function of `thalweg.formula` that one of another library stands for."""
     last = ast.unparse(call.func).rpartition(".")[2]
     name = _ALIASES.get(last, last)
@@ -143,7 +143,7 @@ def _instead(call: ast.Call) -> str:
     return f"; write `{name}(...)`, from thalweg import {name}"
 
 
-def _definition(function: Any) -> ast.FunctionDef:
+def _parse_definition(function: Any) -> ast.FunctionDef:
     if not isinstance(function, types.FunctionType):
         raise RuleError(f"A formula must be a function written with def, not {function!r}.")
     try:
@@ -152,12 +152,12 @@ def _definition(function: Any) -> ast.FunctionDef:
         _check_current(function)
     except (OSError, TypeError, SyntaxError, IndentationError) as error:
         raise RuleError(
-            f"Cannot read the source of {place(function)}: {error}."
+            f"Cannot read the source of {place_of(function)}: {error}."
             " Define the formula with def in a file."
         ) from None
     node = tree.body[0] if tree.body else None
     if not isinstance(node, ast.FunctionDef):
-        raise RuleError(f"{place(function)} must be written with def, not as a lambda.")
+        raise RuleError(f"{place_of(function)} must be written with def, not as a lambda.")
     ast.increment_lineno(node, function.__code__.co_firstlineno - 1)
     return node
 
@@ -171,15 +171,15 @@ def _check_current(function: types.FunctionType) -> None:
         compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
     ]
     for code in found:  # grows: the functions inside functions
-        if code.co_name == loaded.co_name and _fingerprint(code) == _fingerprint(loaded):
+        if code.co_name == loaded.co_name and _fingerprint_of(code) == _fingerprint_of(loaded):
             return
         found += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     raise RuleError(
-        f"The source of {place(function)} changed after it was imported; import it again."
+        f"The source of {place_of(function)} changed after it was imported; import it again."
     )
 
 
-def _fingerprint(code: types.CodeType) -> tuple[Any, ...]:
+def _fingerprint_of(code: types.CodeType) -> tuple[Any, ...]:
     numbers = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
     counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
     return code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, counts, numbers
@@ -196,11 +196,11 @@ class _Writer(ast.NodeTransformer):
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
 
     def refuse(self, node: ast.AST, why: str) -> RuleError:
-        return RuleError(f"{place(self.function, getattr(node, 'lineno', None))}: {why}")
+        return RuleError(f"{place_of(self.function, getattr(node, 'lineno', None))}: {why}")
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         what = ast.unparse(node).splitlines()[0]
-        raise self.refuse(node, f"a formula cannot contain `{what}`{_advice(node)}.")
+        raise self.refuse(node, f"a formula cannot contain `{what}`{_advice_for(node)}.")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self.locals or isinstance(node.ctx, ast.Store):
@@ -209,7 +209,7 @@ class _Writer(ast.NodeTransformer):
             raise self.refuse(node, f"`{node.id}` is not defined.")
         value = self.outer[node.id]
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return self.literal(node, float(value))
+            return self.write_literal(node, float(value))
         raise self.refuse(
             node,
             f"a formula cannot use `{node.id}`, a {type(value).__name__};"
@@ -227,7 +227,7 @@ class _Writer(ast.NodeTransformer):
             )
         return self.generic_visit(node)
 
-    def literal(self, node: ast.expr, value: float) -> ast.expr:
+    def write_literal(self, node: ast.expr, value: float) -> ast.expr:
         written: ast.expr = ast.Constant(value)
         if value != value:  # NaN has no literal
             infinity = ast.Constant(float("inf"))
@@ -238,64 +238,68 @@ class _Writer(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
             raise self.refuse(node, f"a formula cannot contain {node.value!r}.")
-        return self.literal(node, float(node.value))
+        return self.write_literal(node, float(node.value))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if not isinstance(node.op, ast.USub | ast.UAdd):
             return self.generic_visit(node)
-        return ast.copy_location(ast.UnaryOp(node.op, self.number(node.operand)), node)
+        return ast.copy_location(ast.UnaryOp(node.op, self.as_number(node.operand)), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not isinstance(node.op, _OPERATORS):
             return self.generic_visit(node)
-        operand = self.condition if isinstance(node.op, _LOGICAL) else self.number
+        operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
         left = operand(node.left)
         if isinstance(node.op, ast.Pow):
             if isinstance(node.right, ast.Constant) and node.right.value == 2:
-                return self.call(node, "square", [left])
-            return self.call(node, "power", [left, self.number(node.right)])
+                return self.write_call(node, "square", [left])
+            return self.write_call(node, "power", [left, self.as_number(node.right)])
         return ast.copy_location(ast.BinOp(left, node.op, operand(node.right)), node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) != 1 or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
             raise self.refuse(node, f"write `{ast.unparse(node)}` with single comparisons and `&`.")
-        left, right = self.number(node.left), self.number(node.comparators[0])
+        left, right = self.as_number(node.left), self.as_number(node.comparators[0])
         return ast.copy_location(ast.Compare(left, node.ops, [right]), node)
 
-    def call(self, node: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
+    def write_call(self, node: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
         made = ast.Call(ast.Name(FUNCTION_PREFIX + name, ast.Load()), args, [])
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
             text = ast.unparse(node)
-            raise self.refuse(node, f"a formula cannot call `{text}`{_instead(node)}.")
+            raise self.refuse(node, f"a formula cannot call `{text}`{_instead_of(node)}.")
         function = self.outer.get(node.func.id)
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
         if name is None:
             if not isinstance(function, types.FunctionType):
-                raise self.refuse(node, f"a formula cannot call `{node.func.id}`{_instead(node)}.")
-            name = self.helpers.name(function)
-            self.count(node, function.__code__.co_argcount)
+                raise self.refuse(
+                    node, f"a formula cannot call `{node.func.id}`{_instead_of(node)}."
+                )
+            name = self.helpers.name_helper(function)
+            self.check_count(node, function.__code__.co_argcount)
             kinds = self.helpers.parameters[function]
             accepted = [
-                self.visit(arg) if kind is None else (self.condition if kind else self.number)(arg)
+                self.visit(arg)
+                if kind is None
+                else (self.as_condition if kind else self.as_number)(arg)
                 for arg, kind in zip(node.args, kinds, strict=True)
             ]
-            return self.call(node, name, accepted)
-        self.count(node, _ARGUMENTS[name])
+            return self.write_call(node, name, accepted)
+        self.check_count(node, _ARGUMENTS[name])
         if name == "where":
             test, *values = node.args
             kinds = {self.is_condition(value) for value in values}
-            accept = self.condition if True in kinds else self.number
-            return self.call(node, name, [self.condition(test), *map(accept, values)])
-        return self.call(node, name, [self.number(arg) for arg in node.args])
+            accept = self.as_condition if True in kinds else self.as_number
+            return self.write_call(node, name, [self.as_condition(test), *map(accept, values)])
+        return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
-    def count(self, node: ast.Call, wanted: int) -> None:
+    def check_count(self, node: ast.Call, wanted: int) -> None:
         if len(node.args) != wanted:
-            needs = counted(wanted, "argument")
+            needs = count_of(wanted, "argument")
             raise self.refuse(node, f"`{ast.unparse(node)}` needs {needs}.")
 
     def is_condition(self, node: ast.expr) -> bool | None:
@@ -314,7 +318,7 @@ class _Writer(ast.NodeTransformer):
                 return self.helpers.conditions[function]
         return False
 
-    def number(self, node: ast.expr) -> ast.expr:
+    def as_number(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
         if self.settle_kind(node, False):
             return written
@@ -322,7 +326,7 @@ class _Writer(ast.NodeTransformer):
             node, f"`{ast.unparse(node)}` is no number; write where({ast.unparse(node)}, 1, 0)."
         )
 
-    def condition(self, node: ast.expr) -> ast.expr:
+    def as_condition(self, node: ast.expr) -> ast.expr:
         written = self.visit(node)
         if self.settle_kind(node, True):
             return written
@@ -342,7 +346,7 @@ class _Writer(ast.NodeTransformer):
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
             raise self.refuse(node, "assign one name at a time.")
         is_condition = self.is_condition(node.value)
-        value = (self.condition if is_condition else self.number)(node.value)
+        value = (self.as_condition if is_condition else self.as_number)(node.value)
         kind = self.is_condition(node.value)
         before = self.conditions.get(target.id)
         if target.id in self.locals and None not in (kind, before) and kind != before:
@@ -361,7 +365,7 @@ class _Writer(ast.NodeTransformer):
         value = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
 
-    def write(self, node: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
+    def write_statement(self, node: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
         arguments = node.args
         if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
             raise self.refuse(node, "a formula takes plain parameters without defaults or *args.")
@@ -388,22 +392,22 @@ class _Helpers:
         self.conditions: dict[Any, bool | None] = {}  # whether it returns one
         self.parameters: dict[Any, list[bool | None]] = {}  # whether they are; None is either
 
-    def name(self, function: types.FunctionType) -> str:
+    def name_helper(self, function: types.FunctionType) -> str:
         """The name under which a helper is called; writes its definition at the first call."""
         if function in self._open:
-            raise RuleError(f"{place(function)} calls itself, which a formula cannot.")
+            raise RuleError(f"{place_of(function)} calls itself, which a formula cannot.")
         if function not in self._names:
             self._names[function] = f"{HELPER_PREFIX}{len(self._names)}_{function.__name__}"
             self._open.add(function)
-            self.definitions.append(self._definition(function))
+            self.definitions.append(self._write_definition(function))
             self._open.remove(function)
         return self._names[function]
 
-    def _definition(self, function: types.FunctionType) -> ast.FunctionDef:
-        node = _definition(function)
+    def _write_definition(self, function: types.FunctionType) -> ast.FunctionDef:
+        node = _parse_definition(function)
         writer = _Writer(function, self)
-        assigned, result = writer.write(node)
-        accept = writer.condition if writer.is_condition(result) else writer.number
+        assigned, result = writer.write_statement(node)
+        accept = writer.as_condition if writer.is_condition(result) else writer.as_number
         returned = ast.copy_location(ast.Return(accept(result)), result)
         body: list[ast.stmt] = [*assigned, returned]
         if node.args.kwonlyargs:
@@ -421,25 +425,25 @@ class _Helpers:
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
 
-def _transcribe(function: Any) -> Transcript:
-    node = _definition(function)
+def _transcribe_once(function: Any) -> Transcript:
+    node = _parse_definition(function)
     helpers = _Helpers()
     writer = _Writer(function, helpers)
     parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     writer.conditions = {parameter.arg: False for parameter in parameters}
-    body, returned = writer.write(node)
+    body, returned = writer.write_statement(node)
     elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
     return Transcript(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
         body=tuple(body),
-        results=tuple(writer.number(element) for element in elements),
+        results=tuple(writer.as_number(element) for element in elements),
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
     )
 
 
-def counted(count: int, what: str) -> str:
+def count_of(count: int, what: str) -> str:
     """`1 slot`, `2 slots`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
@@ -460,8 +464,8 @@ def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) 
     if (len(transcript.positional), len(transcript.results)) == (wanted, 1 + slots):
         return
     raise RuleError(
-        f"{place(function)} takes {counted(len(transcript.positional), 'value')} and returns"
-        f" {len(transcript.results)}; with {counted(slots, 'slot')} it must take {wanted}"
+        f"{place_of(function)} takes {count_of(len(transcript.positional), 'value')} and returns"
+        f" {len(transcript.results)}; with {count_of(slots, 'slot')} it must take {wanted}"
         f" ({'var, grad, *slots' if grad else 'var, *slots'}) and return {1 + slots}"
         " (var, *slots)."
     )
@@ -486,17 +490,17 @@ class _Renamed(ast.NodeTransformer):
         return node
 
 
-def _depth(formula: Formula | Then) -> int:
+def _chain_depth(formula: Formula | Then) -> int:
     """How many formulas follow the first one already, whose names are taken."""
-    return 1 + _depth(formula.first) if isinstance(formula, Then) else 0
+    return 1 + _chain_depth(formula.first) if isinstance(formula, Then) else 0
 
 
-def _composed(formula: Then) -> Transcript:
+def _compose(formula: Then) -> Transcript:
     """One formula and then another, as `Then` says."""
     first, then = transcribe(formula.first), transcribe(formula.then)
     if then.helpers:
-        raise RuleError(f"{place(formula.then)} follows another formula and calls a helper.")
-    depth = _depth(formula.first)
+        raise RuleError(f"{place_of(formula.then)} follows another formula and calls a helper.")
+    depth = _chain_depth(formula.first)
     prefix = f"{_THEN}{depth}_" if depth else _THEN
     made = first.results[0]
     body = list(first.body)
@@ -533,12 +537,12 @@ def transcribe(function: Any) -> Transcript:
     known = isinstance(function, types.FunctionType | Then)
     transcript = _transcripts.get(function) if known else None
     if transcript is None:
-        made = _composed(function) if isinstance(function, Then) else _transcribe(function)
+        made = _compose(function) if isinstance(function, Then) else _transcribe_once(function)
         transcript = _transcripts[function] = made
     return transcript
 
 
-def bind(formula: Any, namespace: Mapping[str, Callable[..., Any]], literal: Any) -> Any:
+def bind_formula(formula: Any, namespace: Mapping[str, Callable[..., Any]], literal: Any) -> Any:
     """The formula as a Python function over an engine's functions and number type.
 
     The lines keep their file and numbers, so that a debugger steps through the user's own source.

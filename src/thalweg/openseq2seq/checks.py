@@ -68,7 +68,7 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
 
 
 def _try(optimizer: Any) -> None:
-    read = optimizer._read()
+    read = optimizer._read_values()
     for name in getattr(optimizer, "HYPERS", ()):
         with of_key(name):
             as_scalar(read[name], np.float32)

@@ -32,7 +32,7 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
     _sparse = "Adam does not support sparse gradients, please consider SparseAdam instead"
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_AMSGRAD if group["amsgrad"] else rules.TORCH_ADAM
 
 
@@ -45,7 +45,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
     _torch = torch.optim.AdamW
     _sparse = Adam._sparse
     _fixed = {"decoupled_weight_decay": True}  # torch before 2.7 has no such key
-    _rule = staticmethod(Adam._rule)
+    _choose_rule = staticmethod(Adam._choose_rule)
 
 
 class SGD(FusedTorchOptimizer, torch.optim.SGD):
@@ -62,7 +62,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     _optional = _rowwise = ("momentum_buffer",)
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_MOMENTUM if group["momentum"] else rules.TORCH_SGD
 
     @staticmethod
@@ -101,7 +101,7 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
     _sparse = "RMSprop does not support sparse gradients"
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         centered = group["centered"]
         if group["momentum"] > 0:
             if centered:
@@ -122,7 +122,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     _unread = ("initial_accumulator_value",)
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_ADAGRAD
 
     @staticmethod
@@ -147,7 +147,7 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
     _sparse = "Adadelta does not support sparse gradients"
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_ADADELTA
 
 
@@ -163,7 +163,7 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
     _sparse = "Adamax does not support sparse gradients"
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_ADAMAX
 
 
@@ -180,7 +180,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
     _sparse = "NAdam does not support sparse gradients"
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_NADAM
 
 
@@ -196,7 +196,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
     _sparse = "RAdam does not support sparse gradients"
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_RADAM
 
 
@@ -215,7 +215,7 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
     _unread = ("maximize",)
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_SPARSE_ADAM
 
 
@@ -233,7 +233,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
     _single = ("step", "eta", "mu")
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_ASGD
 
     def _starts_of(self, group: Group) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
     _sparse = "Rprop does not support sparse gradients"
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_RPROP
 
     def _starts_of(self, group: Group) -> dict[str, Any]:

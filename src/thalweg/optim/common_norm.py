@@ -27,7 +27,7 @@ class CommonNorm:
         self._gate = Dispatcher()
         self._ready: Ready | None = None
 
-    def again(self, shares: Sequence[Share]) -> bool:
+    def try_rebind(self, shares: Sequence[Share]) -> bool:
         """Whether gradients are like those before; if so `clip_factor` is ready for them.
 
         Args:
@@ -35,7 +35,7 @@ class CommonNorm:
         """
         pairs = [pair for _, given in shares for pair in given]
         asked = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
-        if self._ready is not None and not self._ready.again(_own(shares, asked)):
+        if self._ready is not None and not self._ready.try_rebind(_own(shares, asked)):
             self._ready = None
         return self._ready is not None
 
@@ -45,7 +45,7 @@ class CommonNorm:
         """What clips all gradients.
 
         Args:
-            shares: Those that `again` was given.
+            shares: Those that `try_rebind` was given.
             how: What happens to all their gradients.
             seen: Is told of them.
 
@@ -58,7 +58,7 @@ class CommonNorm:
             measures, variables = self._measure_anew(shares, how)
         sharing = _sharing(shares)
         if sharing is not None:
-            measures = sharing.measures(measures, _asked(shares, (), variables))
+            measures = sharing.measure_whole(measures, _asked(shares, (), variables))
         try:
             known = how.known(measures, variables)
             seen(known)
@@ -74,9 +74,9 @@ class CommonNorm:
         gradients: list[Any] = []
         variables: list[Tensor] = []
         for hooks, given in shares:
-            pairs = hooks.convert(given)
+            pairs = hooks.convert_pairs(given)
             sharing = hooks.sharing
-            hooks.check(pairs if sharing is None else sharing.checked(pairs), how.narrow)
+            hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
             gradients += [grad for grad, _ in pairs]
             variables += [var for _, var in pairs]
         asked = _asked(shares, gradients, variables)
@@ -85,7 +85,7 @@ class CommonNorm:
             flush = asked.selection.denormals == "flush"
             values = list(map(values_of, gradients))
             return engines.Tensors(values, variables, flush), variables
-        self._ready = self._gate.ready(_own(shares, asked))
+        self._ready = self._gate.plan_step(_own(shares, asked))
         return self._ready, variables
 
 
@@ -98,7 +98,7 @@ def _asked(shares: Sequence[Share], gradients: Sequence[Any], variables: Any) ->
 
 def _own(shares: Sequence[Share], asked: Request) -> Request:
     sharing = _sharing(shares)
-    return asked if sharing is None else sharing.share(asked)
+    return asked if sharing is None else sharing.share_out(asked)
 
 
 def _sharing(shares: Sequence[Share]) -> Any:

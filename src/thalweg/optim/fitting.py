@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.core.meshes import any_on_mesh, is_on_mesh, local
 from thalweg.core.vectors import is_host as is_on_host
 from thalweg.engines import current
-from thalweg.engines.cuda.available import computes
+from thalweg.engines.cuda.available import takes_device
 from thalweg.formula import STORED
 from thalweg.variable import REDUCED
 
@@ -101,7 +101,7 @@ def device_of(params: Sequence[Tensor]) -> torch.device | None:
     if is_host(params):
         return None
     device = params[0].device
-    if not computes(device, current().name):
+    if not takes_device(device, current().name):
         return None
     is_one = all(param.device == device for param in params)
     return device if is_one and not any_on_mesh(params) else None
@@ -114,4 +114,4 @@ def is_host(params: Sequence[Tensor]) -> bool:
 
 def _has_engine(device: torch.device) -> bool:
     """Whether an engine here computes what lies on a device, and is not ruled out by name."""
-    return device.type == "cpu" or computes(device, current().name)
+    return device.type == "cpu" or takes_device(device, current().name)

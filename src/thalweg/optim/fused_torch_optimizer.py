@@ -86,7 +86,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             starts = self._starts_of(group)
             for param in group["params"]:
                 own = self.state.get(param, {})
-                for slot in self._rule(group).element_slots:
+                for slot in self._choose_rule(group).element_slots:
                     made = own.get(slot.name)
                     if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
                         continue
@@ -94,7 +94,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                     own[slot.name] = torch.full_like(made, start, dtype=kinds.of(slot, param))
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         """The rule that updates a group."""
         raise NotImplementedError
 
@@ -132,7 +132,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         around, unscaling = self._around, self._unscaling()
         if len(shares) > 1 and around.beside.global_clipnorm is not None:
             norm, all_of_it = self._own.norm, [(hooks[rule], given[rule][0]) for rule in shares]
-            if not norm.again(all_of_it) and not all(map(self._fits, shares.values())):
+            if not norm.try_rebind(all_of_it) and not all(map(self._fits, shares.values())):
                 return self._step_of_torch()
             count = sum(len(share.pairs) for share in shares.values())
             how = gradient_transforms(around, unscaling, count, seen, is_torchs=True)
@@ -159,7 +159,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 errors += outcome.errors
             if gathered is not None:
                 with writable():
-                    errors += gathered.written()
+                    errors += gathered.write_all()
         finally:
             if gathered is not None:
                 gathered.release_gradients()
@@ -176,7 +176,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return TorchHooks(self, part, params, places)
 
     def _rules(self) -> set[Rule]:
-        return {self._around.rule(self._rule(group)) for group in self.param_groups}
+        return {self._around.rule(self._choose_rule(group)) for group in self.param_groups}
 
     def _is_of(self, part: ParamState, gradients: Sequence[Any]) -> bool:
         if part.hold(self.param_groups):
@@ -225,7 +225,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         if not params:
             return True
-        slots = self._around.rule(self._rule(group)).slots
+        slots = self._around.rule(self._choose_rule(group)).slots
         names = {slot.name for slot in slots}.union((STEP,) if self._keeps_step else ())
         return all(names <= self.state.get(param, {}).keys() for param in params)
 
@@ -246,7 +246,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 return False
         wide = around.kinds.masters and self._own.sums is not None
         away = around.kinds.device is not None
-        rule = around.rule(self._rule(self.param_groups[share.places[0]]))
+        rule = around.rule(self._choose_rule(self.param_groups[share.places[0]]))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         return fits(share.pairs, self.state, names, wide, away)
 
@@ -271,7 +271,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
         own = self.state.get(param, {})
-        names = [slot.name for slot in self._rule(group).element_slots if slot.name in own]
+        names = [slot.name for slot in self._choose_rule(group).element_slots if slot.name in own]
         return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
 
     @staticmethod
@@ -286,7 +286,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             given = zip(self._gradients(params), params, strict=True)
             pairs = [(grad, param) for grad, param in given if grad is not None]
             if pairs:
-                share = found.setdefault(self._around.rule(self._rule(group)), _Share([], []))
+                rule = self._around.rule(self._choose_rule(group))
+                share = found.setdefault(rule, _Share([], []))
                 share.pairs.extend(pairs)
                 share.places.extend([place] * len(pairs))
         return found
@@ -296,7 +297,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         with importing:
             from thalweg.optim.in_backward import place_of
         place = cast("int", place_of(self, param))
-        rule = self._around.rule(self._rule(self.param_groups[place]))
+        rule = self._around.rule(self._choose_rule(self.param_groups[place]))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule) -> dict[str, Number]:
@@ -334,7 +335,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
-        slots = self._rule(group or self.param_groups[0]).slots
+        slots = self._choose_rule(group or self.param_groups[0]).slots
         scalars = [STEP] * self._counts + [slot.name for slot in slots if slot.scalar]
         beside = [*self._optional, *self._around.keys(param)]
         others = [*(slot.name for slot in slots if not slot.scalar), *beside]

@@ -80,7 +80,7 @@ class GroupHooks(Hooks):
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
         """Pairs with gradients as options are to see them."""
-        return all_summed(pairs, self.titles) if self._optimizer._around.clips else pairs
+        return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
 
     def _aimed(
         self, pairs: list[tuple[Any, Tensor]]
@@ -97,23 +97,23 @@ class GroupHooks(Hooks):
         }
         return given, [self._real.get(id(target)) for _, target in given]
 
-    def rule(self) -> Any:
+    def step_rule(self) -> Any:
         return self._part.rule
 
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         own = [self._real.get(id(var), var) for var in variables]
         return titles_in(self._optimizer.param_groups, own)
 
-    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         for grad, param in given:
             if grad.layout == torch.sparse_coo:
-                title = self.titles([param])[0]
+                title = self.names_of([param])[0]
                 layout.check_parts(grad, f"The gradient of '{title}'")
         return [self._converted(grad, param) for grad, param in given]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
         if grad.layout == torch.sparse_coo:
-            rows = rows_of(grad, *self.titles([param]))
+            rows = rows_of(grad, *self.names_of([param]))
             if layout.is_far(rows, param.device):
                 values, indices = rows.values.to(param.device), rows.indices.to(param.device)
                 rows = IndexedSlices(values, indices, rows.dense_shape)
@@ -125,33 +125,33 @@ class GroupHooks(Hooks):
         self._real[id(real)] = param
         return as_real(grad), real
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         for grad, var in pairs:
             param = self._real.get(id(var), var)
             if isinstance(grad, IndexedSlices) and variable_constraint(param) is not None:
-                raise sparse_and_constrained(*self.titles([param]))
+                raise sparse_and_constrained(*self.names_of([param]))
         variables = [var for _, var in pairs]
         # A gradient is where its parameter is, which may be elsewhere than what is updated.
         homes = [self._real.get(id(var), var).device for var in variables]
-        check_pairs(pairs, self.titles(variables), scatter=True, narrow=narrow, devices=homes)
+        check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=homes)
 
-    def create(self, variables: Sequence[Tensor]) -> None:
+    def create_state(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer
-        for param, title in zip(self._params, self.titles(self._params), strict=True):
+        for param, title in zip(self._params, self.names_of(self._params), strict=True):
             for name, value in (optimizer.state.get(param) or {}).items():
                 if isinstance(value, Tensor) and not value.dim():
                     layout.check_memory(local(value), f"'{name}' of '{title}'")
         starts = optimizer._starts(self._params, self._places)
         self._part.make(optimizer.state, self._params, starts, self._homes)
 
-    def slots(self, var: Tensor) -> list[Tensor]:
+    def slots_of(self, var: Tensor) -> list[Tensor]:
         param = self._real.get(id(var))
         if param is None:
-            return self._part.slots(var)
-        slots = self._part.slots(param)
+            return self._part.slots_of(var)
+        slots = self._part.slots_of(param)
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
-    def prepare(self, variables: Sequence[Tensor]) -> None:
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self._part, self._places
         for column in part.columns:
             column.read()
@@ -167,10 +167,10 @@ class GroupHooks(Hooks):
         elif places and places[0] != places[-1]:
             self._keys = list(places)
 
-    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
+    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
         return self._keys
 
-    def counts(self, shared: Shared) -> list[Call]:
+    def counting_calls(self, shared: Shared) -> list[Call]:
         calls = self._part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self._part.columns:
@@ -236,7 +236,7 @@ class TorchHooks(GroupHooks):
         self.selection = current(_KEEP)
         self._made: dict[Hashable, dict[str, Any]] = {}
 
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if group not in self._made:
             self._made[group] = self._prepared(group)
         return self._made[group]

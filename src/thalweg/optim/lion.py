@@ -87,5 +87,5 @@ class Lion(FusedTorchOptimizer, PlainLion):
     _counts = False
 
     @staticmethod
-    def _rule(group: Group) -> Rule:
+    def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_LION

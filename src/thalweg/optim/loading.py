@@ -98,9 +98,9 @@ def as_torch(
     if not optimizer._around.is_lossless:
         _give_back_dtypes(twin, given, kinds, optimizer._around.keeps_as_torch)
         for group in twin.param_groups:
-            slots = optimizer._rule(group).slots
+            slots = optimizer._choose_rule(group).slots
             for param in group["params"]:
-                kinds.widen(twin.state.get(param, {}), slots, param)
+                kinds.widen_slots(twin.state.get(param, {}), slots, param)
     for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
     twin._own.blocks.gather(twin.state, twin._single)
@@ -218,13 +218,13 @@ def _give_back_dtypes(
     keys = [key for group in given["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin._rule(group).scalar_slots}
+        numbers = {slot.name for slot in twin._choose_rule(group).scalar_slots}
         for name, value in given["state"].get(key, {}).items():
             own = twin.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
             if (keeps_as_torch and name != SUM) or not both:
                 continue
-            home = kinds.home(name, param)
+            home = kinds.home_of(name, param)
             is_moved = kinds.device is not None and own.device != home
             is_other = is_moved or own.shape != value.shape  # what torch was not given, say
             is_torchs = name in numbers and not kinds.has_master(param)

@@ -135,7 +135,7 @@ class ParamState:
             and all(map(is_, state.values(), self._states))
             and self._have(known)
             and all(column.stands() for column in self.columns)
-            and self._stand_ins.stand()
+            and self._stand_ins.are_in_place()
         )
 
     def _have(self, known: Sequence[Any]) -> bool:
@@ -304,7 +304,7 @@ class ParamState:
         stand_ins = self._stand_ins
         if not stands:
             self._known = None  # this step may fail, and others stand for the parameters by then
-        targets = stand_ins.again() if stands else stand_ins.stand_for(params, state)
+        targets = stand_ins.refresh_targets() if stands else stand_ins.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
         return targets
 
@@ -325,7 +325,7 @@ class ParamState:
         known.check_memory()
         return known
 
-    def slots(self, param: Tensor) -> list[Tensor]:
+    def slots_of(self, param: Tensor) -> list[Tensor]:
         """The slots of a parameter of the step, those of the rule's scalars among them."""
         own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         found = [own[slot.name] for slot in self.rule.slots]

@@ -153,7 +153,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         rule, first = self.rule, self.param_groups[0]["params"][0]
         found = {STEP: Number(0, torch.int64)}
         found |= {name: Number(1.0, torch.float32) for name in self._products}
-        kind = self._around.kinds.updated(first)
+        kind = self._around.kinds.updated_dtype(first)
         found |= {name: Number(start, kind) for name, start in self._extra.items()}
         if rule.per_variable is None:  # else that reads and writes them
             found |= {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
@@ -272,7 +272,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _end_step(self) -> None:
         part, params, places = self._whole()
         hooks = TensorFlowHooks(self, part, params, places, [])
-        hooks.prepare(params)
+        hooks.read_hypers(params)
         hooks.ending = self._ending(GradientReport())
         errors = finish(hooks)
         hooks.settle()

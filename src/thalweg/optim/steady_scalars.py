@@ -14,12 +14,12 @@ from thalweg.optim.hooks import TorchHooks
 
 
 class TorchScalars:
-    """The scalars of a group from one step to the next, as `TorchHooks.scalars` makes them."""
+    """The scalars of a group from one step to the next, as `TorchHooks.scalars_of` makes them."""
 
     def __init__(self, hooks: TorchHooks, place: int) -> None:
         self.place = place
         self._hooks = hooks
-        self._rule = hooks.rule()
+        self._rule = hooks.step_rule()
         self._read()
         # Numbers beside those of the rule, or that others may write to.
         wrapping = hooks._optimizer._around.wrapping

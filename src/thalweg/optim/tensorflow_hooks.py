@@ -15,7 +15,7 @@ from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper, as_number, as_step_scalar
 from thalweg.core.pairs import Pair
 from thalweg.core.there import derived_there
-from thalweg.core.vectors import TORCH, some, without_denormals
+from thalweg.core.vectors import TORCH, pick_members, without_denormals
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.scalars import product
@@ -48,24 +48,25 @@ class TensorFlowHooks(GroupHooks):
         self._members = members
         self._made: dict[tuple[Dtype, Hashable], dict[str, Any]] = {}
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         own = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in own if var.is_complex()]
         if unreal and not self._part.rule.linear:
             var = unreal[0][1]
-            raise not_defined(self._part.rule, var, self.titles([var])[0])
-        super().check(pairs, narrow)
+            raise not_defined(self._part.rule, var, self.names_of([var])[0])
+        super().check_pairs(pairs, narrow)
 
-    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
+    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
         keys = self._keys
         return None if keys is None else [keys[member] for member in self._members]
 
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         made = self._of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
             return made
+        own = self._members
         return {
-            name: some(each, self._members) if isinstance(each, Tensor) and each.dim() else each
+            name: pick_members(each, own) if isinstance(each, Tensor) and each.dim() else each
             for name, each in made.items()
         }
 

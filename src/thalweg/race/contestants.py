@@ -16,7 +16,7 @@ from thalweg.formula import Rule
 from thalweg.keras import optimizers
 from thalweg.race.entry import load
 from thalweg.race.errors import EntryError, RaceError
-from thalweg.race.rates import default
+from thalweg.race.rates import default_rate
 from thalweg.rules import KERAS_RULES
 from thalweg.v1 import train
 
@@ -73,7 +73,7 @@ def line_up(
     contestants: list[Contestant] = []
     left = {name.lower(): (name, value) for name, value in rates.items()}
     for name in names:
-        contestant = _find(name, problem)
+        contestant = _find_optimizer(name, problem)
         if any(contestant.name == other.name for other in contestants):
             known = {each.lower() for each in [*catalogue.names(), *catalogue.by_torch()]}
             if contestant.name.lower() in known and name.lower() in known:
@@ -82,7 +82,7 @@ def line_up(
         keys = dict.fromkeys((contestant.name.lower(), name.rpartition(":")[2].lower()))
         given = [left.pop(key)[1] for key in keys if key in left] or [rate]
         if given[0] is not None:
-            contestant = replace(contestant, learning_rate=_checked(given[0], contestant.name))
+            contestant = replace(contestant, learning_rate=_check_rate(given[0], contestant.name))
         contestant.make(contestant.learning_rate)  # what cannot be made fails here, not in the race
         contestants.append(contestant)
     if not contestants:
@@ -93,21 +93,21 @@ def line_up(
     return contestants
 
 
-def _checked(rate: float, name: str) -> float:
+def _check_rate(rate: float, name: str) -> float:
     if not (math.isfinite(rate) and rate > 0):
         raise RaceError(f"the learning rate of {name} must be a positive number, not {rate}.")
     return rate
 
 
-def _find(name: str, problem: str) -> Contestant:
+def _find_optimizer(name: str, problem: str) -> Contestant:
     try:
         known = catalogue.spelled(name, "optimizer")
     except NotFoundError as error:
         if ".py" not in name:
             raise RaceError(str(error)) from error
-        return _entered(name, load(name))
+        return _enter_own(name, load(name))
     named = catalogue.named(known)
-    rate = default(problem, known, named.of)
+    rate = default_rate(problem, known, named.of)
     if known in RULES:
         arguments, rule = ARGUMENTS.get(known, {}), RULES[known]
         if arguments:
@@ -126,14 +126,14 @@ def _by_rule(rule: Rule) -> Callable[[float | None], Optimizer]:
     return lambda rate: optimizers.RuleOptimizer(rule, rate)
 
 
-def _entered(text: str, thing: Any) -> Contestant:
+def _enter_own(text: str, thing: Any) -> Contestant:
     """A contestant of the user's."""
     name = text.rpartition(":")[2]
     if isinstance(thing, Rule):
         check_rule(thing)
         return Contestant(thing.name, _by_rule(thing), None, text)
     if isinstance(thing, Optimizer):
-        return Contestant(name, lambda rate: _rated(thing, rate, text), None, text)
+        return Contestant(name, lambda rate: _with_rate(thing, rate, text), None, text)
     if not callable(thing):
         raise RaceError(
             f"'{text}' is a {type(thing).__name__}; a thalweg.Rule, an Optimizer, or a function "
@@ -150,12 +150,12 @@ def _entered(text: str, thing: Any) -> Contestant:
             ) from error
         if not isinstance(made, Optimizer):
             raise RaceError(f"'{text}' made a {type(made).__name__}, not a thalweg Optimizer.")
-        return made if takes else _rated(made, rate, text)
+        return made if takes else _with_rate(made, rate, text)
 
     return Contestant(name, make, None, text)
 
 
-def _rated(optimizer: Any, rate: float | None, text: str) -> Optimizer:
+def _with_rate(optimizer: Any, rate: float | None, text: str) -> Optimizer:
     if rate is not None:
         attribute = catalogue.rate_name(optimizer)
         if attribute is None:

@@ -25,7 +25,7 @@ def load(text: str) -> Any:
     path = Path(file if not name and file.endswith(".py") else f"{file}.py").expanduser()
     if not path.is_file():
         raise RaceError(f"there is no file '{path}' (for '{text}').")
-    module = _import(path)
+    module = _import_file(path)
     if name and hasattr(module, name):
         return getattr(module, name)
     rules = [key for key, value in vars(module).items() if isinstance(value, Rule)]
@@ -36,7 +36,7 @@ def load(text: str) -> Any:
     raise RaceError(f"'{path}' {problem}; {listed}.")
 
 
-def _import(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(f"thalweg_race_{digest}_{path.stem}", path)

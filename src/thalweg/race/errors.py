@@ -22,7 +22,7 @@ class MissingExtraError(ThalwegError, ImportError):
     """A package of an extra is not installed."""
 
 
-def need(*modules: str, extra: str = "race") -> None:
+def need_modules(*modules: str, extra: str = "race") -> None:
     """Refuse to go on without modules that an extra of thalweg brings.
 
     Raises:

@@ -48,10 +48,10 @@ def save(outcome: Outcome, folder: Path) -> None:
         for lane in race.lanes:
             run = lane.name.replace("/", "_").replace(":", "_")
             with SummaryWriter(str(folder / f"{run}{seed}")) as writer:
-                _write(lane, writer)
+                _write_lane(lane, writer)
 
 
-def _write(lane: Lane, writer: Any) -> None:
+def _write_lane(lane: Lane, writer: Any) -> None:
     for step, loss in enumerate(lane.losses, 1):
         writer.add_scalar("loss/batch", loss, step)
     for step, scores in lane.evaluations:

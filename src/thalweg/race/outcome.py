@@ -64,7 +64,7 @@ class Part:
 Progress = Callable[[Race, Part], None]
 
 
-def ran(
+def race_seeds(
     load: Callable[[int], Problem], contestants: Sequence[Contestant], *, seeds: Sequence[int],
     sweeps: bool = False, epochs: int | None = None, threads: int = 1,
     progress: Progress | None = None, strategy: Strategy | None = None,
@@ -96,9 +96,9 @@ def ran(
         part = Part(title, begins, 1 / whole if number else first / whole, searching)
         try:
             race = run(
-                load(seed), sweep.entrants(contestants) if searching else contestants,
+                load(seed), sweep.enter_rates(contestants) if searching else contestants,
                 epochs=epochs, seed=seed, threads=threads, strategy=strategy,
-                progress=None if progress is None else partial(_told, progress, part),
+                progress=None if progress is None else partial(_tell_part, progress, part),
             )  # fmt: skip
         except KeyboardInterrupt:
             if not outcome.races:
@@ -106,7 +106,7 @@ def ran(
             outcome.stopped = True
             break
         if searching:
-            chosen = [sweep.best(lanes) for lanes in sweep.tried(race)]
+            chosen = [sweep.best_lane(lanes) for lanes in sweep.lanes_by_rate(race)]
             contestants = [lane.contestant for lane in chosen]
             outcome.swept, race = race, replace(race, lanes=chosen)
         outcome.stopped = race.stopped
@@ -117,5 +117,5 @@ def ran(
     return outcome
 
 
-def _told(progress: Progress, part: Part, race: Race) -> None:
+def _tell_part(progress: Progress, part: Part, race: Race) -> None:
     progress(race, part)

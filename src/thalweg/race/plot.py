@@ -12,7 +12,7 @@ import numpy as np
 from thalweg.race import report
 from thalweg.race.outcome import Outcome
 from thalweg.race.run import Race
-from thalweg.race.standings import Standing, standings
+from thalweg.race.standings import Standing, rank_contestants
 
 # Distinct for colour-blind readers: the palette of Okabe and Ito, then dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -35,16 +35,16 @@ def figure(races: Sequence[Race]) -> Any:
 
     made = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
     left, right = made.subplots(1, 2, width_ratios=(3, 2))
-    for number, standing in enumerate(standings(races)):
+    for number, standing in enumerate(rank_contestants(races)):
         style = {
             "color": COLORS[number % len(COLORS)],
             "linestyle": ("-", "--", ":")[number // len(COLORS) % 3],
             "linewidth": 1.6,
         }
-        _lane(left, right, standing, style)
+        _draw_lane(left, right, standing, style)
     left.set_title("loss on the training batches, smoothed", loc="left", fontsize=10)
     left.set_ylabel("cross-entropy (nats)")
-    _scale(left, races)
+    _scale_axes(left, races)
     right.set_title("accuracy on the test examples", loc="left", fontsize=10)
     lanes = [lane for race in races for lane in race.lanes]
     accuracies = [point.scores.test_accuracy for lane in lanes for point in lane.evaluations]
@@ -63,18 +63,22 @@ def figure(races: Sequence[Race]) -> Any:
         frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), title="best first",
         alignment="left",
     )  # fmt: skip
-    about = (races[0].problem.description, report.epochs(races[0]), report.seeds(races))
+    about = (
+        races[0].problem.description,
+        report.format_epochs(races[0]),
+        report.format_seeds(races),
+    )
     title = ", ".join(about)
     made.suptitle(textwrap.fill(title, TITLE), fontsize=11)
     return made
 
 
-def _lane(left: Any, right: Any, standing: Standing, style: dict[str, Any]) -> None:
+def _draw_lane(left: Any, right: Any, standing: Standing, style: dict[str, Any]) -> None:
     lanes, lane = standing.lanes, standing.lanes[0]
-    curves = [smoothed(_finite(each.losses), SMOOTHING) for each in lanes]
+    curves = [smooth_losses(_finite_losses(each.losses), SMOOTHING) for each in lanes]
     length = min(map(len, curves))
     steps = np.arange(1, length + 1)
-    smooth = _drawn(left, steps, [curve[:length] for curve in curves], style)
+    smooth = _draw_curves(left, steps, [curve[:length] for curve in curves], style)
     if standing.diverged and length:
         left.plot(length, smooth[-1], "x", color=style["color"], markersize=8)
     rate = "" if lane.learning_rate is None else f" (lr {lane.learning_rate:g})"
@@ -84,10 +88,10 @@ def _lane(left: Any, right: Any, standing: Standing, style: dict[str, Any]) -> N
     end = "NaN" if standing.diverged else f"{standing.accuracy:.1%}" if count else ""
     name = lane.name if len(lane.name) <= NAME else f"...{lane.name[3 - NAME :]}"
     style = {**style, "marker": "o", "markersize": 3, "label": f"{name}{rate} {end}"}
-    _drawn(right, [point.step for point in lane.evaluations[:count]], accuracies, style)
+    _draw_curves(right, [point.step for point in lane.evaluations[:count]], accuracies, style)
 
 
-def _drawn(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, Any]) -> np.ndarray:
+def _draw_curves(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, Any]) -> np.ndarray:
     """The mean of the curves as a line, and all of them as an area behind it."""
     values = np.asarray(curves)
     mean = values.mean(0)
@@ -99,11 +103,11 @@ def _drawn(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, Any]) 
     return mean
 
 
-def _finite(losses: Sequence[float]) -> np.ndarray:
+def _finite_losses(losses: Sequence[float]) -> np.ndarray:
     return np.asarray(losses)[np.isfinite(losses)]
 
 
-def smoothed(losses: np.ndarray, window: int) -> np.ndarray:
+def smooth_losses(losses: np.ndarray, window: int) -> np.ndarray:
     """The mean of the last `window` losses, fewer at the beginning."""
     total = np.concatenate([[0.0], np.cumsum(losses)])
     last = np.arange(1, len(losses) + 1)
@@ -111,7 +115,7 @@ def smoothed(losses: np.ndarray, window: int) -> np.ndarray:
     return (total[last] - total[first]) / (last - first)
 
 
-def _scale(axes: Any, races: Sequence[Race]) -> None:
+def _scale_axes(axes: Any, races: Sequence[Race]) -> None:
     lanes = [lane for race in races for lane in race.lanes]
     finals = [lane.scores.train_loss for lane in lanes if lane.diverged_at is None]
     start = max((lane.losses[0] for lane in lanes if lane.losses), default=1.0)

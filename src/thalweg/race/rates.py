@@ -7,7 +7,7 @@ _LIKE = {
 }  # fmt: skip
 
 
-def default(problem: str, name: str, of: str) -> float:
+def default_rate(problem: str, name: str, of: str) -> float:
     """The rate of an optimizer.
 
     Args:

@@ -17,7 +17,7 @@ from thalweg.ground.tables import fitted
 from thalweg.race import sweep
 from thalweg.race.outcome import Outcome
 from thalweg.race.run import BLOCK, Lane, Race
-from thalweg.race.standings import Standing, standings
+from thalweg.race.standings import Standing, rank_contestants
 from thalweg.storage import calls
 from thalweg.version import __version__
 
@@ -35,15 +35,17 @@ DROPPED = ("seconds", "us/step", "train loss", "lr", "#")
 
 def table(races: Sequence[Race], width: int) -> Table:
     """The ranking as a table, with as many columns as fit into the width of a terminal."""
-    found = standings(races)
+    found = rank_contestants(races)
     rows: list[dict[str, Any]] = []
     for each in found:
-        rows.append(dict(zip(HEADINGS, (_ranks(each), each.name, *cells(each)), strict=True)))
+        rows.append(
+            dict(zip(HEADINGS, (_format_ranks(each), each.name, *cells_of(each)), strict=True))
+        )
     styles = ["green" if each.first == 1 and each.is_scored else None for each in found]
-    return fitted(partial(_made, rows, styles), HEADINGS, DROPPED, width)
+    return fitted(partial(_lay_out_table, rows, styles), HEADINGS, DROPPED, width)
 
 
-def _made(
+def _lay_out_table(
     rows: Sequence[Mapping[str, Any]], styles: Sequence[str | None], headings: list[str]
 ) -> Table:
     from rich import box
@@ -60,12 +62,12 @@ def _made(
     return made
 
 
-def _ranks(standing: Standing) -> str:
+def _format_ranks(standing: Standing) -> str:
     first, last = standing.first, standing.last
     return str(first) if first == last else f"{first}-{last}"
 
 
-def cells(standing: Standing) -> list[str]:
+def cells_of(standing: Standing) -> list[str]:
     """Learning rate, train loss, test accuracy, seconds and microseconds of one, as text."""
     lanes, lane = standing.lanes, standing.lanes[0]
     rate = "-" if lane.learning_rate is None else f"{lane.learning_rate:g}"
@@ -86,12 +88,12 @@ def cells(standing: Standing) -> list[str]:
     ]  # fmt: skip
 
 
-def footnotes(races: Sequence[Race]) -> list[str]:
+def write_footnotes(races: Sequence[Race]) -> list[str]:
     """How the table ranks, and what it cannot tell."""
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
         return [f"Ranked by test accuracy, then train loss. {chance} {_TIMES}"]
-    best, *others = standings(races)
+    best, *others = rank_contestants(races)
     near = [each.name for each in others if each.first == 1]
     return [
         f"Ranked by the mean test accuracy of {len(races)} seeds, ± their standard deviation. Of"
@@ -107,8 +109,8 @@ def sweep_table(swept: Race, width: int) -> Table:
     from rich.text import Text
 
     rows: list[dict[str, Any]] = []
-    for lanes in sweep.tried(swept):
-        won = sweep.best(lanes)
+    for lanes in sweep.lanes_by_rate(swept):
+        won = sweep.best_lane(lanes)
         mark = " *" if sweep.is_at_the_edge(lanes) else "  "
         row: dict[str, Any] = {"optimizer": won.name, "lr": f"{won.learning_rate:g}{mark}"}
         for factor, lane in zip(sweep.FACTORS, lanes, strict=True):
@@ -118,7 +120,7 @@ def sweep_table(swept: Race, width: int) -> Table:
         rows.append(row)
     factors = [f"x {factor:g}" for factor in sweep.FACTORS]
     dropped = [factors[place] for place in (0, 4, 1, 3, 2)]
-    made = partial(_made, rows, [None] * len(rows))
+    made = partial(_lay_out_table, rows, [None] * len(rows))
     return fitted(made, ["optimizer", "lr", *factors], dropped, width)
 
 
@@ -129,18 +131,18 @@ def sweep_note(swept: Race) -> str:
         f" {sweep.FACTORS[0]:g} to {sweep.FACTORS[-1]:g} times the usual one, seed {swept.seed};"
         " the lowest wins."
     )
-    if any(map(sweep.is_at_the_edge, sweep.tried(swept))):
+    if any(map(sweep.is_at_the_edge, sweep.lanes_by_rate(swept))):
         note += " *: the lowest or highest that was tried, so one beyond may be better."
     return note
 
 
-def seeds(races: Sequence[Race]) -> str:
+def format_seeds(races: Sequence[Race]) -> str:
     """The seeds, as one writes them."""
     first, last = races[0].seed, races[-1].seed
     return f"seed {first}" if first == last else f"seeds {first} to {last}"
 
 
-def epochs(race: Race) -> str:
+def format_epochs(race: Race) -> str:
     """The number of epochs, as one writes it."""
     return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
 
@@ -171,27 +173,28 @@ def report(outcome: Outcome) -> dict[str, Any]:
             "threads": race.threads,
             "ranks": race.ranks,
         },
-        "versions": _versions(),
+        "versions": _list_versions(),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         "seconds": outcome.seconds,
         "stopped": outcome.stopped,
         "stopped_at_step": race.step if race.stopped else None,
     }
     if outcome.swept is not None:
-        told["sweep"] = [_rates(lanes) for lanes in sweep.tried(outcome.swept)]
-    found = standings(outcome.races)
+        told["sweep"] = [_rates_of(lanes) for lanes in sweep.lanes_by_rate(outcome.swept)]
+    found = rank_contestants(outcome.races)
     if several:
-        told["results"] = [_mean(each) for each in found]
+        told["results"] = [_mean_of(each) for each in found]
         told["races"] = [
-            {"seed": each.seed, "results": _results(standings([each]))} for each in outcome.races
+            {"seed": each.seed, "results": _make_results(rank_contestants([each]))}
+            for each in outcome.races
         ]
     else:
-        told["results"] = _results(found)
+        told["results"] = _make_results(found)
     return _finite(told)
 
 
-def _rates(lanes: Sequence[Lane]) -> dict[str, Any]:
-    best = sweep.best(lanes)
+def _rates_of(lanes: Sequence[Lane]) -> dict[str, Any]:
+    best = sweep.best_lane(lanes)
     return {
         "optimizer": best.name,
         "learning_rate": best.learning_rate,
@@ -200,7 +203,7 @@ def _rates(lanes: Sequence[Lane]) -> dict[str, Any]:
     }
 
 
-def _mean(standing: Standing) -> dict[str, Any]:
+def _mean_of(standing: Standing) -> dict[str, Any]:
     lane = standing.lanes[0]
     return {
         "rank": standing.first,
@@ -219,11 +222,11 @@ def _mean(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _results(found: Sequence[Standing]) -> list[dict[str, Any]]:
-    return [_result(rank, each.lanes[0]) for rank, each in enumerate(found, start=1)]
+def _make_results(found: Sequence[Standing]) -> list[dict[str, Any]]:
+    return [_make_result(rank, each.lanes[0]) for rank, each in enumerate(found, start=1)]
 
 
-def _result(rank: int, lane: Lane) -> dict[str, Any]:
+def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
     scores = lane.scores
     return {
         "rank": rank,
@@ -244,7 +247,7 @@ def _result(rank: int, lane: Lane) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -147,7 +147,7 @@ def run(
     epochs = problem.epochs if epochs is None else epochs
     strategy = Strategy.alone() if strategy is None else strategy
     start_time = perf_counter()
-    with _threads(threads), torch.random.fork_rng(devices=[]):
+    with _set_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         start = problem.make_model()
         order = problem.order(epochs, seed)
@@ -173,11 +173,11 @@ def _take_turns(
 ) -> None:  # fmt: skip
     problem, lanes = race.problem, race.lanes
     every = max(1, math.ceil(race.steps / EVALUATIONS))
-    for number, (first, last) in enumerate(_blocks(race.steps, every)):
+    for number, (first, last) in enumerate(_cut_blocks(race.steps, every)):
         turn = number % len(lanes)  # nobody is always first
         for lane in lanes[turn:] + lanes[:turn]:
             if lane.diverged_at is None:
-                _advance(lane, problem, order[first:last], strategy)
+                _advance_lane(lane, problem, order[first:last], strategy)
                 if last % every == 0 or last == race.steps:
                     lane.evaluations.append(Evaluation(last, problem.scores(lane.model)))
             race.step, race.seconds = last, perf_counter() - start_time
@@ -185,7 +185,7 @@ def _take_turns(
                 progress(race)
 
 
-def _blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
+def _cut_blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
     """Blocks of steps that end where an evaluation is due."""
     first = 0
     while first < steps:
@@ -194,12 +194,12 @@ def _blocks(steps: int, every: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _advance(lane: Lane, problem: Problem, order: Tensor, strategy: Strategy) -> None:
+def _advance_lane(lane: Lane, problem: Problem, order: Tensor, strategy: Strategy) -> None:
     parameters = list(lane.model.parameters())
-    apply = _applied(lane.optimizer, strategy)
+    apply = _applier_of(lane.optimizer, strategy)
     for rows in order:
         begin = perf_counter()
-        loss = _loss(lane.model, problem, rows, strategy)
+        loss = _share_of_loss(lane.model, problem, rows, strategy)
         gradients = torch.autograd.grad(loss, parameters)
         lane.losses.append(strategy.reduce("sum", loss.detach()).item())
         middle = perf_counter()
@@ -215,7 +215,7 @@ def _advance(lane: Lane, problem: Problem, order: Tensor, strategy: Strategy) ->
             return
 
 
-def _loss(model: nn.Module, problem: Problem, rows: Tensor, strategy: Strategy) -> Tensor:
+def _share_of_loss(model: nn.Module, problem: Problem, rows: Tensor, strategy: Strategy) -> Tensor:
     """This rank's share of a batch's loss: those of all ranks add up to the mean."""
     if strategy.ranks.is_alone:
         return problem.loss(model, rows)
@@ -223,7 +223,7 @@ def _loss(model: nn.Module, problem: Problem, rows: Tensor, strategy: Strategy) 
     return problem.loss(model, own) * (len(own) / len(rows))
 
 
-def _applied(optimizer: Any, strategy: Strategy) -> Callable[[Any], Any]:
+def _applier_of(optimizer: Any, strategy: Strategy) -> Callable[[Any], Any]:
     apply = applied(optimizer)
     if strategy.ranks.is_alone:
         return apply
@@ -244,7 +244,7 @@ def _warm_up(problem: Problem, model: nn.Module, rows: Tensor) -> None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _set_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -66,12 +66,12 @@ class Standing:
     @property
     def train_loss(self) -> float:
         """The mean loss on the training examples, of the seeds where it is a number."""
-        return _mean([lane.scores.train_loss for lane in self.lanes])
+        return _mean_of([lane.scores.train_loss for lane in self.lanes])
 
     @property
     def seconds(self) -> float:
         """Of all steps but the first, the mean."""
-        return _mean([lane.seconds for lane in self.lanes])
+        return _mean_of([lane.seconds for lane in self.lanes])
 
     @property
     def step_time(self) -> float:
@@ -79,7 +79,7 @@ class Standing:
         return statistics.median(lane.step_time for lane in self.lanes)
 
 
-def standings(races: Sequence[Race]) -> list[Standing]:
+def rank_contestants(races: Sequence[Race]) -> list[Standing]:
     """The best first, each with the ranks that are left open.
 
     The same seed gives all contestants the same weights and batches, so pairs are compared: one is
@@ -96,18 +96,18 @@ def standings(races: Sequence[Race]) -> list[Standing]:
     for rank, each in enumerate(found, start=1):
         each.first = each.last = rank
         if len(races) > 1:
-            each.first = 1 + sum(_better(other, each) for other in found)
-            each.last = len(found) - sum(_better(each, other) for other in found)
+            each.first = 1 + sum(_is_better(other, each) for other in found)
+            each.last = len(found) - sum(_is_better(each, other) for other in found)
     return found
 
 
-def _better(one: Standing, other: Standing) -> bool:
+def _is_better(one: Standing, other: Standing) -> bool:
     differences = [a - b for a, b in zip(one.accuracies, other.accuracies, strict=True)]
     count = len(differences)
     t = _T[count - 2] if count - 2 < len(_T) else _FEWEST_T
     return statistics.fmean(differences) > t * statistics.stdev(differences) / math.sqrt(count)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean_of(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return statistics.fmean(finite) if finite else math.nan

@@ -13,7 +13,7 @@ from thalweg.race.run import Lane, Race, rate_of
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
-def entrants(contestants: Sequence[Contestant]) -> list[Contestant]:
+def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
     """Each contestant once for each factor.
 
     Raises:
@@ -31,13 +31,13 @@ def entrants(contestants: Sequence[Contestant]) -> list[Contestant]:
     return entered
 
 
-def tried(race: Race) -> list[list[Lane]]:
+def lanes_by_rate(race: Race) -> list[list[Lane]]:
     """The lanes of each contestant, by rising learning rate."""
     size = len(FACTORS)
     return [race.lanes[first : first + size] for first in range(0, len(race.lanes), size)]
 
 
-def best(lanes: Sequence[Lane]) -> Lane:
+def best_lane(lanes: Sequence[Lane]) -> Lane:
     """The lane with the lowest train loss; the test examples have no say."""
 
     def key(lane: Lane) -> tuple[bool, float]:
@@ -49,4 +49,4 @@ def best(lanes: Sequence[Lane]) -> Lane:
 
 def is_at_the_edge(lanes: Sequence[Lane]) -> bool:
     """Whether the best rate is the lowest or highest, so that one beyond may be better."""
-    return best(lanes) in (lanes[0], lanes[-1])
+    return best_lane(lanes) in (lanes[0], lanes[-1])

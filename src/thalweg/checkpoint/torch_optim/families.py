@@ -168,7 +168,7 @@ def counterpart_of(optimizer: Any) -> Counterpart:
             f"{type(optimizer).__name__} wraps an optimizer: give that, the"
             f" {type(inside).__name__}."
         )
-    rule = getattr(optimizer, "_rule", None)
+    rule = getattr(optimizer, "_choose_rule", None)
     name = "" if rule is None else rule().name
     if name not in COUNTERPARTS:
         what = f"the rule {name}" if name else "no rule of the library"

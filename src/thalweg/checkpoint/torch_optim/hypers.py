@@ -21,7 +21,7 @@ def constant_hypers(optimizer: Any) -> dict[str, float]:
     else:
         numbers, exact = optimizer._hyper.numbers(), getattr(optimizer, "EXACT", {})
         names = getattr(optimizer, "NAMES", {})
-        for hyper in optimizer._rule().hypers:
+        for hyper in optimizer._choose_rule().hypers:
             own = numbers.get(names.get(hyper.name, hyper.name))
             given[hyper.name] = (
                 getattr(optimizer, exact[hyper.name]) if hyper.name in exact else own
@@ -37,7 +37,7 @@ def is_classic(optimizer: Any) -> bool:
 def current_hypers(optimizer: Any) -> dict[str, float]:
     """All of them as the next step will have them; schedules and callables are called."""
     if is_classic(optimizer):
-        values: dict[str, Any] = optimizer._read()
+        values: dict[str, Any] = optimizer._read_values()
         names = [*getattr(optimizer, "HYPERS", {}), "decoupled_decay"]
         found = {
             name: float(as_hyper(values[name], np.float64)) for name in names if name in values
@@ -57,7 +57,7 @@ def beta_of(optimizer: Any, name: str) -> Any:
 
 def decay_of(optimizer: Any) -> float:
     """The `decay` of the learning rate of an optimizer of Keras; 0 for others."""
-    has_decay = "decay" not in {hyper.name for hyper in optimizer._rule().hypers}
+    has_decay = "decay" not in {hyper.name for hyper in optimizer._choose_rule().hypers}
     return float(getattr(optimizer, "_initial_decay", 0.0)) if has_decay else 0.0
 
 

@@ -20,7 +20,8 @@ from thalweg.core.options.option import Option
 from thalweg.core.rows import check_inside
 from thalweg.core.section import Call, run
 from thalweg.core.state import shown
-from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts, dense, overlapping
+from thalweg.engines import layout
+from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.variable import REDUCED, dtype_name
 
@@ -64,7 +65,7 @@ def add_to_sums(
     given = [param.grad for param in params]
     _check_all(given, sums_before, partial(titles_in, groups, params))
     del given  # one more holder of each gradient
-    count = _counted(groups) + 1
+    count = _count_passes(groups) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []
     gradients: list[Tensor] = []
@@ -76,10 +77,10 @@ def add_to_sums(
         is_alone = kept is None and _is_alone(param)
         grad = param.grad.detach()
         if kept is None:
-            begun = _begun(grad, unscaling, wide, is_alone)
+            begun = _begin_sum(grad, unscaling, wide, is_alone)
             calls.append(partial(own.__setitem__, SUM, begun))
         elif grad.is_sparse or kept.is_sparse:
-            further = _begun(grad, unscaling, wide, is_alone=True)  # and is not written to
+            further = _begin_sum(grad, unscaling, wide, is_alone=True)  # and is not written to
             added = further + kept if kept.is_sparse else kept + further
             calls.append(partial(own.__setitem__, SUM, added))
         else:
@@ -87,7 +88,7 @@ def add_to_sums(
             gradients.append(grad)
         calls.append(partial(setattr, param, "grad", None))
     if sums:
-        gradients = _apart(params, sums_before, gradients, partial(titles_in, groups))
+        gradients = _copy_shared(params, sums_before, gradients, partial(titles_in, groups))
         alpha = 1 if unscaling is None else unscaling
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
@@ -101,7 +102,7 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _counted(groups: Sequence[Group]) -> int:
+def _count_passes(groups: Sequence[Group]) -> int:
     counts = [group.get(COUNT, 0) for group in groups]
     for place, each in enumerate(counts):
         if not is_count(each):
@@ -123,7 +124,7 @@ def _check_all(
     strange = has_rows if _are_usual(others) else repeat(True)
     names = titles()
     for (grad, kept), name in compress(zip(pairs, names, strict=True), strange):
-        _check(grad, kept, name)
+        _check_sum(grad, kept, name)
 
 
 def _is_of_rows(value: Any) -> bool:
@@ -131,7 +132,7 @@ def _is_of_rows(value: Any) -> bool:
 
 
 def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
-    """Whether `_check` would certainly find nothing."""
+    """Whether `_check_sum` would certainly find nothing."""
     gradients = [grad for grad, _ in pairs if grad is not None]
     sums = [kept for _, kept in pairs if kept is not None]
     if not (all_have_memory(gradients) and all_have_memory(sums)):
@@ -147,7 +148,7 @@ def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
     )
 
 
-def _check(grad: Tensor | None, kept: Any, title: str) -> None:
+def _check_sum(grad: Tensor | None, kept: Any, title: str) -> None:
     if grad is not None:
         check_parts(grad, f"The gradient of '{title}'")
         if grad.is_sparse:
@@ -157,7 +158,7 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
     check_parts(kept, f"The sum of gradients of '{title}'")
-    if kept.layout == torch.strided and overlapping(kept):
+    if kept.layout == torch.strided and layout.may_overlap(kept):
         raise LayoutError(
             f"cannot add to the sum of gradients of '{title}' in place: its elements share memory"
             f" (shape {tuple(kept.shape)}, strides {kept.stride()})."
@@ -176,7 +177,7 @@ def _check(grad: Tensor | None, kept: Any, title: str) -> None:
         )
 
 
-def _apart(
+def _copy_shared(
     params: Sequence[Tensor],
     sums: Sequence[Tensor | None],
     gradients: list[Tensor],
@@ -190,25 +191,25 @@ def _apart(
         titles_of: Gives names of parameters, for messages.
     """
     written = [kept for kept in sums if kept is not None and not kept.is_sparse]
-    homes = set(_storages(written))
-    if len(homes) < len(written) or not homes.isdisjoint(_storages(params)):
+    homes = set(_storages_of(written))
+    if len(homes) < len(written) or not homes.isdisjoint(_storages_of(params)):
         titles = titles_of(params)
         pairs = zip(sums, titles, strict=True)
         named = [
             f"{title}/{SUM}" for kept, title in pairs if kept is not None and not kept.is_sparse
         ]
         check_disjoint([*written, *params], [*named, *titles])
-    if homes.isdisjoint(_storages(gradients)):
+    if homes.isdisjoint(_storages_of(gradients)):
         return gradients
-    homes_of = zip(gradients, _storages(gradients), strict=True)
+    homes_of = zip(gradients, _storages_of(gradients), strict=True)
     return [grad.clone() if home in homes else grad for grad, home in homes_of]
 
 
-def _storages(tensors: Iterable[Tensor]) -> Iterable[int]:
+def _storages_of(tensors: Iterable[Tensor]) -> Iterable[int]:
     return map(attrgetter("_cdata"), map(Tensor.untyped_storage, tensors))
 
 
-def _begun(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) -> Tensor:
+def _begin_sum(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) -> Tensor:
     """The first gradient of a sum; nobody else will hold it."""
     if wide and grad.dtype in REDUCED:
         grad = grad.float()
@@ -221,10 +222,10 @@ def _is_alone(param: Tensor) -> bool:
     """Whether nobody else holds a gradient or its memory, as a bucket, a list or an array may."""
     grad = cast("Tensor", param.grad)
     # One whose elements share memory cannot be added to.
-    return not grad.is_sparse and dense(grad) and _holders(param) == _of_one()
+    return not grad.is_sparse and layout.is_dense(grad) and _count_holders(param) == _of_one()
 
 
-def _holders(param: Tensor) -> tuple[int, ...]:
+def _count_holders(param: Tensor) -> tuple[int, ...]:
     grad = cast("Tensor", param.grad)
     memory = grad.untyped_storage()
     tensors = torch._C._storage_Use_Count(memory._cdata)  # pyright: ignore
@@ -233,10 +234,10 @@ def _holders(param: Tensor) -> tuple[int, ...]:
 
 @cache
 def _of_one() -> tuple[int, ...]:
-    """What `_holders` counts of a gradient that its parameter alone holds."""
+    """What `_count_holders` counts of a gradient that its parameter alone holds."""
     param = torch.zeros(1, requires_grad=True)
     param.grad = torch.zeros(1)
-    return _holders(param)
+    return _count_holders(param)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.options.following import followed
+from thalweg.core.options.following import follow_rule
 from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
@@ -19,9 +19,9 @@ from thalweg.rules.average import EMA, WEIGHT, average
 
 
 @cache
-def averaged(rule: Rule) -> Rule:
+def add_average(rule: Rule) -> Rule:
     """The rule with the average of its variable as a last slot."""
-    return followed(rule, f"{rule.name} with an average", average, EMA)
+    return follow_rule(rule, f"{rule.name} with an average", average, EMA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Average(Option):
             object.__setattr__(self, "ema_decay", decay)
 
     def rule(self, rule: Rule) -> Rule:
-        return averaged(rule)
+        return add_average(rule)
 
     def scalars(self, lacked: Container[str], step: Any) -> Mapping[str, Any]:
         return {WEIGHT: self._weight(EMA in lacked, step)}

@@ -9,7 +9,7 @@ from thalweg.errors import RuleError
 from thalweg.formula import Formula, Rule, Slot, Then
 
 
-def followed(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
+def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
     """A rule after which a formula runs; see `Then`.
 
     Rows that a sparse gradient does not name follow it, too; entries of one row are added up, so

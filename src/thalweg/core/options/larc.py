@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from thalweg.core.vectors import alike, functions_of, number, place_of, rounded
+from thalweg.core.vectors import functions_of, number, place_like, place_of, round_to
 from thalweg.engines import saturated
 from thalweg.variable import REDUCED
 
@@ -45,8 +45,8 @@ class Larc(NamedTuple):
         """
         of, there = functions_of(variable_norms), place_of(variable_norms)
         with np.errstate(all="ignore"):
-            sizes = rounded(variable_norms, np.float32, there)
-            bounds = rounded(gradient_norms, np.float32, there) + float(self.epsilon)
+            sizes = round_to(variable_norms, np.float32, there)
+            bounds = round_to(gradient_norms, np.float32, there) + float(self.epsilon)
             if self.clips:
                 bounds = number(np.float32(float(rate)), there) * bounds
             ratio = float(self.eta) * sizes / bounds
@@ -60,6 +60,6 @@ class Larc(NamedTuple):
         found = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore
         found = found.clamp(-_LARGEST, 1.0 if self.clips else _LARGEST)
         for dtype in [each for each in REDUCED if each in dtypes]:
-            own = alike(np.array([each is dtype for each in dtypes]), found)
+            own = place_like(np.array([each is dtype for each in dtypes]), found)
             found = torch.where(own, saturated(found, dtype).float(), found)
         return found.numpy() if is_array else found

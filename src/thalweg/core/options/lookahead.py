@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.options.following import followed
+from thalweg.core.options.following import follow_rule
 from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule, where
@@ -33,7 +33,7 @@ def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
 @cache
 def with_slow_weights(rule: Rule) -> Rule:
     """The rule with slow weights as a last slot."""
-    return followed(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
+    return follow_rule(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,14 +21,14 @@ from thalweg.ground.scalars import ScalarType, as_scalar, power, scalar_type
 from thalweg.variable import check_held, name_of
 
 
-def toward(var: Any, grad: Any, *, share: Any) -> Any:
+def move_toward(var: Any, grad: Any, *, share: Any) -> Any:
     """Once per element; `grad` is the value that is averaged."""
     return (var - (var - grad) * share,)
 
 
 MOVING_AVERAGE = Rule(
     name="MovingAverage",
-    update=toward,
+    update=move_toward,
     hypers=(Hyper("share", 0.1, "how far the average goes toward the value"),),
     source="tf.train.ExponentialMovingAverage",
 )
@@ -68,14 +68,14 @@ def move(
         raise_first(take(hooks, kept, pairs).errors)
 
 
-def debiasing(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> list[Call]:
+def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> list[Call]:
     """What divides an average that began at 0 by the weight it will have gathered."""
-    weight = _gathered(share, step.item() + 1, scalar_type(step))
+    weight = _gather_weight(share, step.item() + 1, scalar_type(step))
     source, target = biased.detach(), average.detach()
     return [partial(step.detach().add_, 1), partial(torch.div, source, float(weight), out=target)]
 
 
-def assign(
+def assign_average(
     variable: Tensor, value: Tensor, decay: Any, biased: Tensor | None, step: Tensor | None
 ) -> Tensor:
     """Move a variable toward a value; see `assign_moving_average`.
@@ -94,7 +94,7 @@ def assign(
     share = as_scalar(1.0 - decay, kind)
     own = variable.detach()
     before = own if biased is None else biased.detach()
-    (moved,) = toward(before, value.detach(), share=torch.tensor(share, dtype=own.dtype))
+    (moved,) = move_toward(before, value.detach(), share=torch.tensor(share, dtype=own.dtype))
     if moved.shape != own.shape:
         raise InvalidArgumentError(
             f"The value for '{name_of(variable, 'Tensor')}' has shape {tuple(value.shape)}, and the"
@@ -102,13 +102,13 @@ def assign(
         )
     found, writes = moved, [partial(before.copy_, moved)]
     if biased is not None:
-        weight = _gathered(share, 1 if step is None else int((step.detach() + 1).item()), kind)
+        weight = _gather_weight(share, 1 if step is None else int((step.detach() + 1).item()), kind)
         found = moved / torch.tensor(weight, dtype=own.dtype)
         writes.append(partial(own.copy_, found))
     run([*writes, *(() if step is None else [partial(step.detach().add_, 1)])])
     return found
 
 
-def _gathered(share: Any, count: float, kind: ScalarType) -> Any:
+def _gather_weight(share: Any, count: float, kind: ScalarType) -> Any:
     """The weight of all values in an average that began at 0."""
     return kind(1) - power(kind(1) - kind(share), kind(count))

@@ -59,7 +59,7 @@ def _overflows(has_nan: Any, amax: Any) -> Any:
     return has_nan | ~vectors.functions_of(amax).isfinite(amax)
 
 
-def _clamped(scale: Any, params: Mapping[str, Any]) -> Any:
+def _clamp_scale(scale: Any, params: Mapping[str, Any]) -> Any:
     lowest, highest = (float(np.float32(params[name])) for name in ("scale_min", "scale_max"))
     return vectors.at_least(vectors.at_most(scale, highest), lowest)
 
@@ -89,8 +89,8 @@ def backoff(state: State, _: Any, overflow: Any, **params: Any) -> State:
     scale, iteration = state["scale"], state["iteration"]
     last = state["last_overflow_iteration"]
     where, factor = vectors.functions_of(scale).where, np.float32(params["step_factor"])
-    lower = _clamped(scale * float(reciprocal(factor)), params)
-    higher = _clamped(scale * float(factor), params)
+    lower = _clamp_scale(scale * float(reciprocal(factor)), params)
+    higher = _clamp_scale(scale * float(factor), params)
     is_due = (iteration - last) % params["step_window"] == 0
     return {
         "scale": where(overflow, lower, where(is_due, higher, scale)),
@@ -124,7 +124,7 @@ def log_max(state: State, amax: Any, overflow: Any, *, as_shipped: bool, **param
     square = found["xsquared_hat"] / (1 - found["b2_correction"])
     deviation = of.sqrt(vectors.at_least(square - slow_mean * slow_mean, 0.0))
     room = ceiling - mean - deviation * float(np.float32(params["overflow_std_dev"]))
-    found["scale"] = _clamped(vectors.power(2.0, room), params)
+    found["scale"] = _clamp_scale(vectors.power(2.0, room), params)
     if not as_shipped:
         is_idle = (amax == 0) & ~overflow
         found = {name: of.where(is_idle, state[name], each) for name, each in found.items()}

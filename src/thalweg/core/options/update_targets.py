@@ -45,7 +45,7 @@ class StateStorage(NamedTuple):
         """Whether a parameter has a master, which is state."""
         return self.masters and param.dtype in REDUCED
 
-    def updated(self, param: Tensor) -> torch.dtype:
+    def updated_dtype(self, param: Tensor) -> torch.dtype:
         """The dtype of what a step updates: a parameter, or its master."""
         return torch.float32 if self.has_master(param) else param.dtype
 
@@ -53,7 +53,7 @@ class StateStorage(NamedTuple):
         """Whether a parameter is on another device than its state."""
         return self.device is not None and layout.is_far(param, self.device)
 
-    def home(self, name: str, param: Tensor) -> torch.device:
+    def home_of(self, name: str, param: Tensor) -> torch.device:
         """The device of a tensor in a parameter's state; sums are where the gradients are."""
         return param.device if self.device is None or name == SUM else self.device
 
@@ -62,7 +62,7 @@ class StateStorage(NamedTuple):
         if not self.is_away(param):
             return {}
         found = {name: each for name, each in own.items() if isinstance(each, Tensor)}
-        homes = {name: self.home(name, param) for name in found}
+        homes = {name: self.home_of(name, param) for name in found}
         return {n: each.to(homes[n]) for n, each in found.items() if each.device != homes[n]}
 
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
@@ -76,7 +76,7 @@ class StateStorage(NamedTuple):
             return self.state
         return torch.float32 if self.masters and dtype in REDUCED else dtype
 
-    def widen(self, own: dict[str, Any], slots: Sequence[Slot], param: Tensor) -> None:
+    def widen_slots(self, own: dict[str, Any], slots: Sequence[Slot], param: Tensor) -> None:
         """Have slots of 16 bits beside a master be what the options say, which they were not once.
 
         Args:
@@ -138,9 +138,9 @@ class UpdateTargets:
                 self._versions.pop(id(param), None)
         both = zip(params, self._targets, strict=True)
         self._far = [(param, target) for param, target in both if kinds.is_away(param)]
-        return self.again()
+        return self.refresh_targets()
 
-    def stand(self) -> bool:
+    def are_in_place(self) -> bool:
         """Whether parameters lie where they lay, as what they were."""
         # `param.data = other` is no write that torch counts.
         return all(map(_lies_at, self._params, self._places))
@@ -150,7 +150,7 @@ class UpdateTargets:
         if known is not None and known[0] is param and _lies_at(param, known[1]):
             return known[2]
         # In the order of their elements, as the slots of a parameter with gaps.
-        order = torch.preserve_format if layout.dense(param) else torch.contiguous_format
+        order = torch.preserve_format if layout.is_dense(param) else torch.contiguous_format
         here = torch.empty_like(
             param, device=self._kinds.device, pin_memory=param.is_cuda, memory_format=order
         )
@@ -159,7 +159,7 @@ class UpdateTargets:
         self._versions[id(param)] = param._version
         return here
 
-    def again(self) -> list[Tensor]:
+    def refresh_targets(self) -> list[Tensor]:
         """The same. What others wrote to parameters elsewhere since the last step is taken over."""
         for param, target in self._far:
             version = param._version

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.state.entries import Entry, has_storage, kept, plain
-from thalweg.engines.layout import span
+from thalweg.engines.layout import byte_span
 
 _ALIGNED = 16  # bytes, a multiple of each element's size
 
@@ -25,7 +25,7 @@ def _groups(pairs: Iterable[tuple[Entry, Any]]) -> Iterator[list[_Place]]:
     """Those that lie in one run of memory, in the order in which they are set."""
     places = [(plain(entry.own), entry, value) for entry, value in pairs]
     found = [
-        (str(place[0].device), *span(place[0]), index)
+        (str(place[0].device), *byte_span(place[0]), index)
         for index, place in enumerate(places)
         if place[0].numel() and has_storage(place[0])
     ]
@@ -53,10 +53,10 @@ def _distinct(group: Sequence[_Place]) -> list[_Place]:
 def _of_group(group: Sequence[_Place]) -> list[str]:
     if len(group) < 2:
         return []
-    start = min(span(own)[0] for own, _, _ in group) // _ALIGNED * _ALIGNED
-    size = max(span(own)[1] for own, _, _ in group) - start
+    start = min(byte_span(own)[0] for own, _, _ in group) // _ALIGNED * _ALIGNED
+    size = max(byte_span(own)[1] for own, _, _ in group) - start
     memory = torch.empty(-(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8)
-    views = [_view(memory, own, span(own)[0] - start) for own, _, _ in group]
+    views = [_view(memory, own, byte_span(own)[0] - start) for own, _, _ in group]
     values = [kept(value, own.dtype) for own, _, value in group]
     for view, value in zip(views, values, strict=True):
         view.copy_(value)
@@ -77,9 +77,9 @@ def _view(memory: Tensor, own: Tensor, offset: int) -> Tensor:
 
 
 def _later(group: Sequence[_Place], index: int) -> str:
-    start, end = span(group[index][0])
+    start, end = byte_span(group[index][0])
     for own, entry, _ in group[index + 1 :]:
-        first, last = span(own)
+        first, last = byte_span(own)
         if first < end and start < last:
             return entry.name
     return group[-1][1].name

@@ -81,7 +81,7 @@ class _Parcel:
             if rank != self._rank and not _is_sent_as_it_is(views):
                 copy_all(views, buffer.split([each.numel() for each in views]))
         for each, elements in zip(self._updated, self._flat, strict=True):
-            if not layout.dense(each):
+            if not layout.is_dense(each):
                 each.copy_(elements.view(each.shape))
 
 

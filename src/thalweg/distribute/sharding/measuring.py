@@ -9,10 +9,9 @@ import torch
 
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.engines.arrays import Float64, Int64
-from thalweg.engines.engine import Columns, Ready, Request, Stages
-from thalweg.engines.measuring import LEAF, combined, leaf_counts
+from thalweg.engines.engine import Columns, Formulas, Ready, Request, Stages
+from thalweg.engines.measuring import LEAF, combine_leaves, leaf_counts
 from thalweg.engines.tensors import Tensors
-from thalweg.formula import Formula
 from thalweg.indexed_slices import IndexedSlices
 
 
@@ -34,12 +33,12 @@ class Measured:
     ) -> None:
         self._shards, self._ready, self._asked, self._meet = shards, ready, asked, meet
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         asked = self._asked
-        own = self._ready.leaves(formulas, stages, columns)
+        own = self._ready.compute_leaves(formulas, stages, columns)
         found = np.zeros((len(own), len(formulas)))
         rows: list[int] = []
         dense: list[int] = []
@@ -48,7 +47,9 @@ class Measured:
         flush = asked.selection.denormals == "flush"
         for place in rows:
             tensors = Tensors([asked.gradients[place].values], [asked.variables[place]], flush)
-            found[place] = np.concatenate(tensors.sums(formulas, stages, columns.only([place])))
+            found[place] = np.concatenate(
+                tensors.compute_sums(formulas, stages, columns.of_members([place]))
+            )
         if dense:
             mine = np.concatenate([own[place] for place in dense])
             found[dense] = self._combine_leaves(dense, np.ascontiguousarray(mine))
@@ -75,9 +76,9 @@ class Measured:
         for each, part in zip(homes, parts, strict=True):
             if each:
                 leaves[np.concatenate(each)] = part.cpu().numpy()
-        return combined(leaves, counts)
+        return combine_leaves(leaves, counts)
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:

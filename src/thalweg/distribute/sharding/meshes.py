@@ -22,10 +22,9 @@ from thalweg.core.slots import SlotStore
 from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.arrays import Float64
-from thalweg.engines.engine import Columns, Ready, Request, Stages
+from thalweg.engines.engine import Columns, Formulas, Ready, Request, Stages
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.formula import Formula
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of, variable_constraint
@@ -121,7 +120,7 @@ class LocalStep:
     def __init__(self, parts: Locals) -> None:
         self._parts = parts
 
-    def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+    def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
         for grad, var in pairs:
             if is_on_mesh(var) and isinstance(grad, IndexedSlices):
@@ -135,7 +134,7 @@ class LocalStep:
                 )
         return [(self._local_gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
 
-    def share(self, asked: Request) -> Request:
+    def share_out(self, asked: Request) -> Request:
         """See `Sharing`."""
         variables = asked.variables
         copies = asked.copies and [
@@ -150,14 +149,14 @@ class LocalStep:
     def _local_gradient(self, grad: Any, var: Tensor) -> Any:
         return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
 
-    def measures(self, ready: Ready, asked: Request) -> Measures:
+    def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
         return _Measured(ready, asked.variables)
 
-    def begin(self) -> None:
+    def begin_writing(self) -> None:
         """See `Sharing`."""
 
-    def joining(self, asked: Request) -> After | None:
+    def joining_calls(self, asked: Request) -> After | None:
         """See `Sharing`."""
         return None
 
@@ -175,11 +174,11 @@ class _Measured:
                 dims = [k for k, each in enumerate(mesh.placements) if not each.is_replicate()]
                 self._cut.setdefault((mesh.device_mesh, *dims), []).append(place)
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        found = np.stack(self._ready.sums(formulas, stages, columns), axis=-1)
+        found = np.stack(self._ready.compute_sums(formulas, stages, columns), axis=-1)
         for (mesh, *dims), places in self._cut.items():
             own = torch.from_numpy(found[places])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
@@ -188,7 +187,7 @@ class _Measured:
             found[places] = own.cpu().numpy()
         return list(found.T)
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:

@@ -85,7 +85,7 @@ class Scatter:
             self._arriving.wait()
             self._arriving = None
 
-    def sums(self) -> dict[int, Tensor]:
+    def wait_for_sums(self) -> dict[int, Tensor]:
         """See `Sent`; they have the shapes of the parts."""
         if self._arriving is None:
             raise RuntimeError("nothing was sent")
@@ -100,6 +100,6 @@ class Scatter:
             begin += size
         return found
 
-    def holders(self) -> int:
+    def count_holders(self) -> int:
         """See `Sent`."""
         return sum(map(holders_of, (self._flat, self._taken)))

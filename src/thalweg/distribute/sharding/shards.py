@@ -73,7 +73,7 @@ class Shards:
         """Cut the variables that are not cut yet; all ranks do so with the same ones."""
         for var in variables:
             if id(var) not in self._known:
-                self._cut_variable(var, not layout.dense(var))
+                self._cut_variable(var, not layout.is_dense(var))
 
     def check_sizes(self, variables: Iterable[Tensor]) -> None:
         """Look whether variables that are cut are as they were then.
@@ -329,7 +329,7 @@ def flatten_like(value: Tensor, var: Tensor) -> Tensor:
     """
     with DisableTorchFunctionSubclass():
         plain = value.detach()
-        if not layout.dense(var):
+        if not layout.is_dense(var):
             return plain.reshape(-1)
-        ordered = plain if value is var else layout.like(plain, var)
+        ordered = plain if value is var else layout.with_strides_of(plain, var)
         return ordered.as_strided((var.numel(),), (1,))

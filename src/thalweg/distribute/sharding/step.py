@@ -39,11 +39,11 @@ class SharedStep:
         self.shards, self._sums, self._number, self._size = shards, sums, number, size
         self._has_met, self._is_joined, self._order = False, False, 0
 
-    def checked(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+    def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
         return pairs
 
-    def share(self, asked: Request) -> Request:
+    def share_out(self, asked: Request) -> Request:
         """See `Sharing`."""
         if len(set(map(id, asked.variables))) < len(asked.variables):
             raise InvalidArgumentError(
@@ -69,16 +69,16 @@ class SharedStep:
         ]
         return asked._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
-    def measures(self, ready: Ready, asked: Request) -> Measures:
+    def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
         return Measured(self.shards, ready, asked, self._wait_for_ranks)
 
-    def begin(self) -> None:
+    def begin_writing(self) -> None:
         """See `Sharing`; raises ReplicaMismatchError if another rank is in trouble."""
         self._wait_for_ranks()
         self._has_met = True
 
-    def joining(self, asked: Request) -> After:
+    def joining_calls(self, asked: Request) -> After:
         """See `Sharing`."""
         rows_alone = asked.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []

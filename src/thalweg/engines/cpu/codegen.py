@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indented
+from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indent_by
 from thalweg.engines.cpu.machine_code import tuning
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
@@ -72,7 +72,7 @@ _SLOW = {FUNCTION_PREFIX + name for name in ("sqrt", "exp", "log", "power", "whe
 
 
 @cache
-def versions() -> str:
+def compiler_digest() -> str:
     """A hash of what makes machine code of a source: llvmlite and our compiler."""
     own = (Path(__file__).with_name(name).read_text() for name in ("compiler.py", "primitives.py"))
     # Asked of the installation: what it imports takes longer than a step.
@@ -83,7 +83,7 @@ def name_kernel(
     kind: str, definitions: str, text: str, scalars: tuple[str, ...], measures: int = 0
 ) -> Kernel:
     """The kernel of a text in which its name is KERNEL_NAME."""
-    name = f"{kind}_{digest(definitions, text, versions())}"
+    name = f"{kind}_{digest(definitions, text, compiler_digest())}"
     return Kernel(name, definitions + text.replace("KERNEL_NAME", name), scalars, measures)
 
 
@@ -98,77 +98,79 @@ class Element:
     def __init__(self, update: Update, compute: str) -> None:
         self.update, self.compute = update, compute
 
-    def definitions(self) -> str:
+    def define_functions(self) -> str:
         """The functions that its lines call."""
-        found = self.update.definitions(FormulaWriter())
+        found = self.update.define_functions(FormulaWriter())
         if self.update.copy:
             found |= of_copies(self.update.storage[-1], self.compute)
         header = HEADER.format(literal=LITERAL, compute=self.compute)
         return header + "\n\n".join(found.values()) + "\n"
 
-    def lines(self) -> list[str]:
+    def update_element(self) -> list[str]:
         """Read what the formula takes, compute it, and write what changes."""
         update = self.update
-        reads = [f"{update.local(each)} = {self.begun(each)}" for each in update.read_streams()]
+        reads = [
+            f"{update.name_of(each)} = {self.begins_at(each)}" for each in update.read_streams()
+        ]
         writes: list[str] = []
-        for result, stream in update.written():
+        for result, stream in update.written_results():
             # A number that was chosen and not computed is flushed by `one`, which LLVM cannot know.
-            value = f"out{result}" if update.formula.rounded(result) else f"out{result} * one"
-            writes.append(self.store(stream, value))
+            value = f"out{result}" if update.formula.is_rounded(result) else f"out{result} * one"
+            writes.append(self.store_value(stream, value))
         if update.writes_copy():
             writes.append(self.store_copy("out0"))
         return [
             *update.local_scalars(),
             *reads,
             *update.staged_gradient(),
-            *update.results(FormulaWriter()),
+            *update.compute_results(FormulaWriter()),
             *(writes or ["pass"]),
         ]
 
-    def begun(self, stream: int) -> str:
-        """What the formula begins with: a number that was read or, of the variable, `changed`."""
+    def begins_at(self, stream: int) -> str:
+        """What the formula begins with: a number that was read; the variable after `before`."""
         if stream or not self.update.before:
-            return self.loaded(stream)
-        return STORAGE[self.update.storage[0]].load.format(self.changed())
+            return self.load_value(stream)
+        return STORAGE[self.update.storage[0]].load.format(self.prepare_variable())
 
-    def changed(self) -> str:
+    def prepare_variable(self) -> str:
         """The variable after `before`, as it is stored."""
-        value = self.update.applied(self.update.before, self.loaded(0))
+        value = self.update.apply_stages(self.update.before, self.load_value(0))
         return STORAGE[self.update.storage[0]].save.format(f"{value} * one")
 
-    def loaded(self, stream: int) -> str:
+    def load_value(self, stream: int) -> str:
         """A number in the type of the arithmetic."""
-        value, kind = self.read(stream), self.update.storage[stream]
+        value, kind = self.read_value(stream), self.update.storage[stream]
         if ("float32" if kind in LARGEST else kind) != self.compute:
             value = f"{LITERAL}({value})"
         if self.update.from_copy and stream == 0:
             value = f"resumed({value}, p{len(self.update.storage) - 1}[i], one)"
         return value
 
-    def read(self, stream: int) -> str:
+    def read_value(self, stream: int) -> str:
         """A number as it is read."""
         return STORAGE[self.update.storage[stream]].load.format(f"p{stream}[i]")
 
-    def store(self, stream: int, value: str) -> str:
+    def store_value(self, stream: int, value: str) -> str:
         """Write a number."""
         return f"p{stream}[i] = {STORAGE[self.update.storage[stream]].save.format(value)}"
 
     def store_copy(self, value: str) -> str:
         """Write the copy of a number."""
-        return self.store(len(self.update.storage) - 1, f"saturated({value}) * one")
+        return self.store_value(len(self.update.storage) - 1, f"saturated({value}) * one")
 
 
-def generate(update: Update, compute: str) -> Kernel:
+def generate_update(update: Update, compute: str) -> Kernel:
     """The kernel of an update of chunks of tensors, in "float32" or "float64"."""
     element = Element(update, compute)
-    definitions, count = element.definitions(), len(update.scalars)
+    definitions, count = element.define_functions(), len(update.scalars)
     text = _KERNEL.format(
         literal=LITERAL,
         compute=compute,
         n_scalars=count,
-        pointers=indented(_pointers(update), 3),
-        scalars=indented([f"s{k} = scalars[row + {k}]" for k in range(count)] or ["pass"], 3),
-        elements=indented(_elements(definitions, element), 3),
+        pointers=indent_by(_point_at_chunk(update), 3),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(count)] or ["pass"], 3),
+        elements=indent_by(_update_chunk(definitions, element), 3),
     )
     return name_kernel("k", definitions, text, update.scalars)
 
@@ -183,7 +185,7 @@ def of_copies(storage: str, compute: str) -> dict[str, str]:
     }
 
 
-def _pointers(update: Update) -> list[str]:
+def _point_at_chunk(update: Update) -> list[str]:
     """Point at what a chunk has of each stream."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
@@ -194,11 +196,11 @@ def _pointers(update: Update) -> list[str]:
     return lines
 
 
-def _elements(definitions: str, element: Element) -> list[str]:
+def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Update the elements of a chunk one after the other."""
-    lines, storage = element.lines(), element.update.storage
-    inner, distance = indented(lines, 1).splitlines(), tuning().prefetch
-    gains = element.update.copy or _gains("\n".join([definitions, *lines]), len(storage))
+    lines, storage = element.update_element(), element.update.storage
+    inner, distance = indent_by(lines, 1).splitlines(), tuning().prefetch
+    gains = element.update.copy or _prefetch_pays("\n".join([definitions, *lines]), len(storage))
     if not (distance and gains):
         return ["for i in range(length):", *inner]
     sizes = [STORAGE[kind].size for kind in storage]
@@ -209,10 +211,10 @@ def _elements(definitions: str, element: Element) -> list[str]:
         places = [index for index, each in enumerate(sizes) if each == size]
         blocks += [f"        prefetch(at{index} + line)" for index in places]
     blocks.append(f"    for i in range(begin, min(begin + {BLOCK}, length)):")
-    return blocks + indented(inner, 1).splitlines()
+    return blocks + indent_by(inner, 1).splitlines()
 
 
-def _gains(source: str, streams: int) -> bool:
+def _prefetch_pays(source: str, streams: int) -> bool:
     """Whether an update of so many streams is faster with prefetches."""
     nodes = list(ast.walk(ast.parse(source)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}

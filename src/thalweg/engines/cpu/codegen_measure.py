@@ -6,7 +6,7 @@ import ast
 import re
 from typing import cast
 
-from thalweg.engines.codegen import FormulaWriter, Kernel, indented
+from thalweg.engines.codegen import FormulaWriter, Kernel, indent_by
 from thalweg.engines.codegen_measure import Sweep
 from thalweg.engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
 from thalweg.engines.measuring import LANES
@@ -88,7 +88,7 @@ def KERNEL_NAME(argument):
 class _Elements(Sweep):
     """The parts of a measuring kernel's text."""
 
-    def pointers(self) -> list[str]:
+    def point_at_leaf(self) -> list[str]:
         """Point at what is read of a leaf."""
         lines: list[str] = []
         for stream in self.read:
@@ -97,7 +97,7 @@ class _Elements(Sweep):
             lines.append(f"p{stream} = {stored.pointer}({address})")
         return lines
 
-    def element(self) -> list[str]:
+    def measure_element(self) -> list[str]:
         """Return every measure of element i."""
         lines: list[str] = []
         for stream in self.used:
@@ -110,52 +110,52 @@ class _Elements(Sweep):
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
         lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
         for index, measure in enumerate(self.measures):
-            lines += self._measure(measure, index)
-        return [*lines, f"return {self._listed('v')}"]
+            lines += self._write_measure(measure, index)
+        return [*lines, f"return {self._list_names('v')}"]
 
-    def _measure(self, measure: Transcript, index: int) -> list[str]:
+    def _write_measure(self, measure: Transcript, index: int) -> list[str]:
         # Not as a function of its own: each costs as much time to compile as all the rest.
         values = {name: f"w{k}" for k, name in enumerate(measure.positional) if k in self.used}
         values |= {name: self.scalar[name] for name in measure.scalars}
         lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
-        *body, result = _function(measure, index).body
+        *body, result = _parse_measure(measure, index).body
         value = cast(ast.expr, cast(ast.Return, result).value)
         return [*lines, *map(ast.unparse, body), f"v{index} = {ast.unparse(value)}"]
 
-    def definitions(self, compute: str) -> list[str]:
-        """The functions that `element` calls."""
+    def define_functions(self, compute: str) -> list[str]:
+        """The functions that `measure_element` calls."""
         found = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages:
             found.append(HEADER.format(literal=_STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
-            texts = FormulaWriter().definition(f"stage{index}", stage).values()
+            texts = FormulaWriter().define_function(f"stage{index}", stage).values()
             found += [re.sub(rf"\b{LITERAL}\b", _STAGE_LITERAL, text) for text in texts]
         for index, measure in enumerate(self.measures):
-            found += list(FormulaWriter().definition(f"measure{index}", measure).values())[:-1]
+            found += list(FormulaWriter().define_function(f"measure{index}", measure).values())[:-1]
         if self.copy is not None:
             found += of_copies(self.storage[-1], self.storage[0]).values()
         return found
 
-    def adding(self, rows: int) -> list[str]:
+    def add_rows(self, rows: int) -> list[str]:
         """Add the elements of so many rows to one lane, row after row."""
-        lines = self.each("sum{0} = lanes{0}[lane]")
+        lines = self.per_measure("sum{0} = lanes{0}[lane]")
         for row in range(rows):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
-            lines.append(f"{self._listed('v')} = measured({values})")
-            lines += self.each("sum{0} += v{0}")
-        return lines + self.each("lanes{0}[lane] = sum{0}")
+            lines.append(f"{self._list_names('v')} = measured({values})")
+            lines += self.per_measure("sum{0} += v{0}")
+        return lines + self.per_measure("lanes{0}[lane] = sum{0}")
 
-    def each(self, *lines: str) -> list[str]:
+    def per_measure(self, *lines: str) -> list[str]:
         """Lines for every measure, with its number."""
         return [line.format(index) for index in range(len(self.measures)) for line in lines]
 
-    def _listed(self, name: str) -> str:
-        return ", ".join(self.each(name + "{0}"))
+    def _list_names(self, name: str) -> str:
+        return ", ".join(self.per_measure(name + "{0}"))
 
 
-def _function(measure: Transcript, index: int) -> ast.FunctionDef:
+def _parse_measure(measure: Transcript, index: int) -> ast.FunctionDef:
     name = f"measure{index}"
-    text = FormulaWriter().definition(name, measure)[name]
+    text = FormulaWriter().define_function(name, measure)[name]
     return cast(ast.FunctionDef, ast.parse(text).body[0])
 
 
@@ -179,19 +179,19 @@ def generate_measure(
     count = len(formulas)
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
-        element=indented(sweep.element(), 1),
-        lanes=indented(sweep.each("lanes{0} = lanes()"), 1),
-        pointers=indented(sweep.pointers() or ["pass"], 3),
-        scalars=indented([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
+        element=indent_by(sweep.measure_element(), 1),
+        lanes=indent_by(sweep.per_measure("lanes{0} = lanes()"), 1),
+        pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,
         rows=_ROWS,
-        zero=indented(sweep.each("lanes{0}[lane] = 0.0"), 4),
-        add_rows=indented(sweep.adding(_ROWS), 5),
-        add_row=indented(sweep.adding(1), 5),
-        fold=indented(sweep.each(*_FOLD), 4),
-        keep=indented(sweep.each(f"leaves[leaf * {count} + {{0}}] = lanes{{0}}[0]"), 3),
+        zero=indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
+        add_rows=indent_by(sweep.add_rows(_ROWS), 5),
+        add_row=indent_by(sweep.add_rows(1), 5),
+        fold=indent_by(sweep.per_measure(*_FOLD), 4),
+        keep=indent_by(sweep.per_measure(f"leaves[leaf * {count} + {{0}}] = lanes{{0}}[0]"), 3),
     )
-    definitions = "\n\n".join(sweep.definitions(compute))
+    definitions = "\n\n".join(sweep.define_functions(compute))
     return name_kernel("m", definitions, text, sweep.scalars, count)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from thalweg.engines.codegen import Kernel, Update, indented
+from thalweg.engines.codegen import Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import LINE, STORAGE, Element, name_kernel
 from thalweg.engines.transcribe import LITERAL
 
@@ -41,15 +41,15 @@ class _Row(Element, ABC):
     """Writes what a kernel does to a row, of which `entry` is the first entry."""
 
     @abstractmethod
-    def row(self) -> list[str]:
+    def update_row(self) -> list[str]:
         """Update the row."""
 
     def update_by_gradient(self) -> list[str]:
         """Update each of its elements, by what lies at `gradient`."""
-        pointers = map(self.pointer, range(len(self.update.storage)))
-        return [*pointers, "for i in range(width):", *_indent(*self.lines())]
+        pointers = map(self.point_at, range(len(self.update.storage)))
+        return [*pointers, "for i in range(width):", *_indent_lines(*self.update_element())]
 
-    def pointer(self, stream: int) -> str:
+    def point_at(self, stream: int) -> str:
         """Point at what the row has of a stream."""
         stored = STORAGE[self.update.storage[stream]]
         address = f"base[{stream}] + offset * {stored.size}" if stream != 1 else "gradient"
@@ -64,7 +64,7 @@ class _Row(Element, ABC):
         value = STORAGE[self.update.storage[1]].load.format(f"{numbers}[i]")
         if not self.update.entries:
             return value
-        value, kind = self.update.applied(self.update.entries, value), self.update.storage[0]
+        value, kind = self.update.apply_stages(self.update.entries, value), self.update.storage[0]
         return (
             value
             if kind == self.compute
@@ -75,20 +75,20 @@ class _Row(Element, ABC):
 class _Summed(_Row):
     """A row is updated once, by the sum of its entries, which has the type of the variable."""
 
-    def row(self) -> list[str]:
-        return [*self._gradient(), *self.update_by_gradient()]
+    def update_row(self) -> list[str]:
+        return [*self._sum_entries(), *self.update_by_gradient()]
 
-    def pointer(self, stream: int) -> str:
+    def point_at(self, stream: int) -> str:
         if stream != 1:
-            return super().pointer(stream)
+            return super().point_at(stream)
         return f"p1 = {STORAGE[self.update.storage[0]].pointer}(gradient)"
 
-    def read(self, stream: int) -> str:
+    def read_value(self, stream: int) -> str:
         if stream != 1:
-            return super().read(stream)
+            return super().read_value(stream)
         return STORAGE[self.update.storage[0]].load.format("p1[i]")
 
-    def _gradient(self) -> list[str]:
+    def _sum_entries(self) -> list[str]:
         """Point at the row's only entry where it lies, or at a sum, in scratch.
 
         The first two entries are added without a copy; a sum in another type is rounded once.
@@ -102,20 +102,20 @@ class _Summed(_Row):
         value = self.entry_value("values")
         if self.update.entries or var != grad:
             begin = ["for i in range(width):", f"    wide[i] = {value}"]
-            return [*start, both, *begin, *self._rest()]
+            return [*start, both, *begin, *self._add_entries()]
         add = f"    wide[i] = {value} + {self.entry_value('more')}"
-        begin = [both, *self._more(), add, _NEXT]
-        return [*start, "if entry >= 0:", *_indent(*begin, *self._rest())]
+        begin = [both, *self._read_entry(), add, _NEXT]
+        return [*start, "if entry >= 0:", *_indent_lines(*begin, *self._add_entries())]
 
-    def _more(self) -> list[str]:
+    def _read_entry(self) -> list[str]:
         """Come to the elements of a further entry."""
         pointer = STORAGE[self.update.storage[1]].pointer
         return [f"more = {pointer}({self.entry_address()})", "for i in range(width):"]
 
-    def _rest(self) -> list[str]:
+    def _add_entries(self) -> list[str]:
         """Add the further entries, and point at the sum in the type of the variable."""
-        add = [*self._more(), f"    wide[i] = wide[i] + {self.entry_value('more')}", _NEXT]
-        lines = ["while entry >= 0:", *_indent(*add), "gradient = scratch"]
+        add = [*self._read_entry(), f"    wide[i] = wide[i] + {self.entry_value('more')}", _NEXT]
+        lines = ["while entry >= 0:", *_indent_lines(*add), "gradient = scratch"]
         stored = STORAGE[self.update.storage[0]]
         if self.update.storage[0] == self.compute:
             return lines
@@ -131,25 +131,25 @@ class _Summed(_Row):
 class _Successive(_Row):
     """A row is updated once for each of its entries."""
 
-    def row(self) -> list[str]:
+    def update_row(self) -> list[str]:
         each = [f"gradient = {self.entry_address()}", _NEXT, *self.update_by_gradient()]
-        return [*self._begin(), "while entry >= 0:", *_indent(*each)]
+        return [*self._begin_row(), "while entry >= 0:", *_indent_lines(*each)]
 
-    def read(self, stream: int) -> str:
-        return super().read(stream) if stream != 1 else self.entry_value("p1")
+    def read_value(self, stream: int) -> str:
+        return super().read_value(stream) if stream != 1 else self.entry_value("p1")
 
-    def begun(self, stream: int) -> str:
-        return self.loaded(stream)
+    def begins_at(self, stream: int) -> str:
+        return self.load_value(stream)
 
-    def _begin(self) -> list[str]:
+    def _begin_row(self) -> list[str]:
         """What the row gets once, before the first of its entries."""
         if not self.update.before:
             return []
-        pointers, writes = [self.pointer(0)], [f"p0[i] = {self.changed()}"]
+        pointers, writes = [self.point_at(0)], [f"p0[i] = {self.prepare_variable()}"]
         if self.update.from_copy:
-            pointers.append(self.pointer(len(self.update.storage) - 1))
+            pointers.append(self.point_at(len(self.update.storage) - 1))
             writes.append(self.store_copy("p0[i]"))
-        return [*pointers, "for i in range(width):", *_indent(*writes)]
+        return [*pointers, "for i in range(width):", *_indent_lines(*writes)]
 
 
 def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "successive"]) -> Kernel:
@@ -164,14 +164,14 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
     text = _ROWS.format(
         literal=LITERAL,
         compute=compute,
-        scalars=indented([f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))], 1),
-        prefetches=indented(_prefetches(update.storage), 3),
-        update=indented(element.row(), 3),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))], 1),
+        prefetches=indent_by(_prefetch_rows(update.storage), 3),
+        update=indent_by(element.update_row(), 3),
     )
-    return name_kernel("k", element.definitions(), text, update.scalars)
+    return name_kernel("k", element.define_functions(), text, update.scalars)
 
 
-def _prefetches(storage: tuple[str, ...]) -> list[str]:
+def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
     lines = [
         f"ahead = group + {_AHEAD}",
         "if ahead < groups:",
@@ -188,5 +188,5 @@ def _prefetches(storage: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def _indent(*lines: str) -> list[str]:
+def _indent_lines(*lines: str) -> list[str]:
     return ["    " + line for line in lines]

@@ -25,7 +25,7 @@ from thalweg.engines.cpu.primitives import (
     Code,
     Kind,
     Value,
-    common,
+    common_kind,
 )
 
 _SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -58,7 +58,7 @@ class _Frame:
     results: list[_Variable] = field(default_factory=list)
 
 
-def intermediate(name: str, source: str, halves: bool = True) -> ir.Module:
+def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
     """The module of a kernel.
 
     Args:
@@ -68,7 +68,7 @@ def intermediate(name: str, source: str, halves: bool = True) -> ir.Module:
     """
     compiler = _Compiler(source, name, halves)
     compiler.write_out(name, [compiler.code.argument])
-    compiler.code.end()
+    compiler.code.end_function()
     return compiler.code.module
 
 
@@ -87,26 +87,26 @@ class _Compiler:
         self._now = _Frame(None)
 
     @property
-    def _write(self) -> Any:
+    def _builder(self) -> Any:
         return self.code.builder
 
     def write_out(self, name: str, given: list[Any]) -> list[Value]:
         """Write the body of a function; returns its results."""
         node, outer = self._defined[name], self._now
-        self._now = frame = _Frame(self.code.block(f"after.{name}"))
+        self._now = frame = _Frame(self.code.append_block(f"after.{name}"))
         for parameter, value in zip(node.args.args, given, strict=True):
-            self._assign(parameter.arg, value)
-        self._run(node.body)
+            self._assign_name(parameter.arg, value)
+        self._write_body(node.body)
         self.code.go_on_at(frame.end)
         self._now = outer
-        return [self._loaded(each) for each in frame.results]
+        return [self._load_variable(each) for each in frame.results]
 
     # Names
 
-    def _loaded(self, variable: _Variable) -> Value:
-        return Value(self._write.load(variable.room), variable.kind)
+    def _load_variable(self, variable: _Variable) -> Value:
+        return Value(self._builder.load(variable.room), variable.kind)
 
-    def _assign(self, name: str, value: Any) -> None:
+    def _assign_name(self, name: str, value: Any) -> None:
         names = self._now.names
         if isinstance(value, Array):
             names[name] = value
@@ -115,187 +115,196 @@ class _Compiler:
         if not isinstance(known, _Variable) or known.kind != value.kind:
             if isinstance(known, _Variable) and known.depth != self._depth:
                 raise TypeError(f"{name} is of two kinds.")
-            known = _Variable(self.code.room(value.kind.llvm), value.kind, self._depth)
+            known = _Variable(self.code.reserve_stack(value.kind.llvm), value.kind, self._depth)
             names[name] = known
-        self._write.store(value.llvm, known.room)
+        self._builder.store(value.llvm, known.room)
 
     # Statements
 
-    def _run(self, body: list[ast.stmt]) -> None:
+    def _write_body(self, body: list[ast.stmt]) -> None:
         for statement in body:
-            getattr(self, f"_{type(statement).__name__}")(statement)
+            getattr(self, f"_visit_{type(statement).__name__}")(statement)
 
-    def _inside(self, block: Any, body: list[ast.stmt], then: Any) -> None:
+    def _write_block(self, block: Any, body: list[ast.stmt], then: Any) -> None:
         """Write statements into a block, from which the code goes on at another."""
-        self._write.position_at_end(block)
+        self._builder.position_at_end(block)
         self._depth += 1
-        self._run(body)
+        self._write_body(body)
         self._depth -= 1
-        self._write.branch(then)
+        self._builder.branch(then)
 
-    def _Pass(self, node: ast.Pass) -> None:
+    def _visit_Pass(self, node: ast.Pass) -> None:
         pass
 
-    def _Expr(self, node: ast.Expr) -> None:
+    def _visit_Expr(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Call):  # else a docstring
-            self._called(node.value)
+            self._write_call(node.value)
 
-    def _Assign(self, node: Any) -> None:
+    def _visit_Assign(self, node: Any) -> None:
         (target,) = node.targets
         if not isinstance(target, ast.Tuple):
-            self._put(target, self._value(node.value))
+            self._write_target(target, self._write_value(node.value))
             return
         is_tuple = isinstance(node.value, ast.Tuple)
-        values = map(self._value, node.value.elts) if is_tuple else self._called(node.value)
+        values = (
+            map(self._write_value, node.value.elts) if is_tuple else self._write_call(node.value)
+        )
         for one, value in zip(target.elts, list(values), strict=True):
-            self._put(one, value)
+            self._write_target(one, value)
 
-    def _AugAssign(self, node: Any) -> None:
+    def _visit_AugAssign(self, node: Any) -> None:
         before = ast.Name(node.target.id) if isinstance(node.target, ast.Name) else node.target
-        self._put(node.target, self._value(ast.BinOp(before, node.op, node.value)))
+        self._write_target(node.target, self._write_value(ast.BinOp(before, node.op, node.value)))
 
-    def _put(self, target: ast.expr, value: Any) -> None:
+    def _write_target(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
-            self._assign(target.id, value)
+            self._assign_name(target.id, value)
         else:
-            place, kind = self._place(target)
-            self._write.store(self.code.cast(value, kind).llvm, place)
+            place, kind = self._write_address(target)
+            self._builder.store(self.code.cast_to(value, kind).llvm, place)
 
-    def _Return(self, node: Any) -> None:
+    def _visit_Return(self, node: Any) -> None:
         frame, returned = self._now, node.value
         several = returned.elts if isinstance(returned, ast.Tuple) else [returned]
-        values = [self._value(each) for each in several]
+        values = [self._write_value(each) for each in several]
         if not frame.results:
             frame.results = [
-                _Variable(self.code.room(value.kind.llvm), value.kind, 0) for value in values
+                _Variable(self.code.reserve_stack(value.kind.llvm), value.kind, 0)
+                for value in values
             ]
         for value, result in zip(values, frame.results, strict=True):
-            self._write.store(self.code.cast(value, result.kind).llvm, result.room)
-        self._write.branch(frame.end)
-        self._write.position_at_end(self.code.block("never"))
+            self._builder.store(self.code.cast_to(value, result.kind).llvm, result.room)
+        self._builder.branch(frame.end)
+        self._builder.position_at_end(self.code.append_block("never"))
 
-    def _If(self, node: ast.If) -> None:
-        yes, no, after = map(self.code.block, ("then", "else", "after"))
-        self._write.cbranch(self._condition(node.test), yes, no)
-        self._inside(yes, node.body, after)
-        self._inside(no, node.orelse, after)
-        self._write.position_at_end(after)
+    def _visit_If(self, node: ast.If) -> None:
+        yes, no, after = map(self.code.append_block, ("then", "else", "after"))
+        self._builder.cbranch(self._write_condition(node.test), yes, no)
+        self._write_block(yes, node.body, after)
+        self._write_block(no, node.orelse, after)
+        self._builder.position_at_end(after)
 
-    def _While(self, node: ast.While) -> None:
-        head, body, after = map(self.code.block, ("while", "do", "done"))
+    def _visit_While(self, node: ast.While) -> None:
+        head, body, after = map(self.code.append_block, ("while", "do", "done"))
         self.code.go_on_at(head)
-        self._write.cbranch(self._condition(node.test), body, after)
-        self._inside(body, node.body, head)
-        self._write.position_at_end(after)
+        self._builder.cbranch(self._write_condition(node.test), body, after)
+        self._write_block(body, node.body, head)
+        self._builder.position_at_end(after)
 
-    def _For(self, node: Any) -> None:
-        limits = [self.code.cast(self._value(each), INT64).llvm for each in node.iter.args]
+    def _visit_For(self, node: Any) -> None:
+        limits = [self.code.cast_to(self._write_value(each), INT64).llvm for each in node.iter.args]
         first, *more = [ir.Constant(INT64.llvm, 0), *limits] if len(limits) == 1 else limits
         end, step = [*more, ir.Constant(INT64.llvm, 1)][:2]
-        counter = self.code.room(INT64.llvm)
-        self._write.store(first, counter)
-        head, body, following, after = map(self.code.block, ("for", "in", "next", "end"))
+        counter = self.code.reserve_stack(INT64.llvm)
+        self._builder.store(first, counter)
+        head, body, following, after = map(self.code.append_block, ("for", "in", "next", "end"))
         self.code.go_on_at(head)
-        now = self._write.load(counter)
-        self._write.cbranch(self._write.icmp_signed("<", now, end), body, after)
-        self._write.position_at_end(body)
-        self._assign(node.target.id, Value(now, INT64))
-        self._inside(body, node.body, following)
-        self._write.position_at_end(following)
-        self._write.store(self._write.add(now, step, flags=["nsw"]), counter)
-        self._write.branch(head)
-        self._write.position_at_end(after)
+        now = self._builder.load(counter)
+        self._builder.cbranch(self._builder.icmp_signed("<", now, end), body, after)
+        self._builder.position_at_end(body)
+        self._assign_name(node.target.id, Value(now, INT64))
+        self._write_block(body, node.body, following)
+        self._builder.position_at_end(following)
+        self._builder.store(self._builder.add(now, step, flags=["nsw"]), counter)
+        self._builder.branch(head)
+        self._builder.position_at_end(after)
 
     # Expressions
 
-    def _value(self, node: ast.expr) -> Any:
-        return getattr(self, f"_{type(node).__name__}")(node)
+    def _write_value(self, node: ast.expr) -> Any:
+        return getattr(self, f"_visit_{type(node).__name__}")(node)
 
-    def _condition(self, node: ast.expr) -> Any:
-        return self.code.cast(self._value(node), BOOL).llvm
+    def _write_condition(self, node: ast.expr) -> Any:
+        return self.code.cast_to(self._write_value(node), BOOL).llvm
 
-    def _Constant(self, node: Any) -> Value:
-        return self.code.number(node.value, FLOAT64 if isinstance(node.value, float) else INT64)
+    def _visit_Constant(self, node: Any) -> Value:
+        return self.code.write_constant(
+            node.value, FLOAT64 if isinstance(node.value, float) else INT64
+        )
 
-    def _Name(self, node: ast.Name) -> Any:
+    def _visit_Name(self, node: ast.Name) -> Any:
         known = self._now.names.get(node.id)
         if known is None:  # a constant
-            return self._value(self._alias[node.id])
-        return known if isinstance(known, Array) else self._loaded(known)
+            return self._write_value(self._alias[node.id])
+        return known if isinstance(known, Array) else self._load_variable(known)
 
-    def _Subscript(self, node: Any) -> Value:
+    def _visit_Subscript(self, node: Any) -> Value:
         if isinstance(node.value, ast.Attribute):  # a shape
-            return self._value(node.value.value).shape[node.slice.value]
-        place, kind = self._place(node)
-        return Value(self._write.load(place), kind)
+            return self._write_value(node.value.value).shape[node.slice.value]
+        place, kind = self._write_address(node)
+        return Value(self._builder.load(place), kind)
 
-    def _place(self, node: Any) -> tuple[Any, Kind]:
+    def _write_address(self, node: Any) -> tuple[Any, Kind]:
         """The address of an element, and its kind."""
-        home = self._value(node.value)
+        home = self._write_value(node.value)
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        place, *rest = [self.code.cast(self._value(each), INT64).llvm for each in indices]
+        place, *rest = [self.code.cast_to(self._write_value(each), INT64).llvm for each in indices]
         if isinstance(home, Array):
             for length, index in zip(home.shape[1:], rest, strict=True):
-                place = self._write.add(self._write.mul(place, length.llvm), index)
+                place = self._builder.add(self._builder.mul(place, length.llvm), index)
             home = home.data
-        return self._write.gep(home.llvm, [place]), home.kind.item
+        return self._builder.gep(home.llvm, [place]), home.kind.item
 
-    def _UnaryOp(self, node: ast.UnaryOp) -> Value:
-        value = self._value(node.operand)
+    def _visit_UnaryOp(self, node: ast.UnaryOp) -> Value:
+        value = self._write_value(node.operand)
         if isinstance(node.op, ast.UAdd):
             return value
-        write = self._write.fneg if value.kind.is_float else self._write.neg
+        write = self._builder.fneg if value.kind.is_float else self._builder.neg
         return Value(write(value.llvm), value.kind)
 
-    def _Compare(self, node: ast.Compare) -> Value:
+    def _visit_Compare(self, node: ast.Compare) -> Value:
         (op,), (right,) = node.ops, node.comparators
-        return self.code.compared(_SIGNS[type(op)], self._value(node.left), self._value(right))
+        return self.code.compare_values(
+            _SIGNS[type(op)], self._write_value(node.left), self._write_value(right)
+        )
 
-    def _BinOp(self, node: Any) -> Value:
-        a, b, kind = self.code.alike(self._value(node.left), self._value(node.right))
+    def _visit_BinOp(self, node: Any) -> Value:
+        a, b, kind = self.code.cast_alike(
+            self._write_value(node.left), self._write_value(node.right)
+        )
         name = (_OF_FLOATS if kind.is_float else _OF_INTEGERS)[type(node.op)]
-        return Value(getattr(self._write, name)(a, b), kind)
+        return Value(getattr(self._builder, name)(a, b), kind)
 
-    def _BoolOp(self, node: ast.BoolOp) -> Value:
-        found = self.code.room(BOOL.llvm)
-        after = self.code.block("decided")
+    def _visit_BoolOp(self, node: ast.BoolOp) -> Value:
+        found = self.code.reserve_stack(BOOL.llvm)
+        after = self.code.append_block("decided")
         for value in node.values:
-            condition, more = self._condition(value), self.code.block("undecided")
-            self._write.store(condition, found)
+            condition, more = self._write_condition(value), self.code.append_block("undecided")
+            self._builder.store(condition, found)
             is_and = isinstance(node.op, ast.And)
-            self._write.cbranch(condition, *((more, after) if is_and else (after, more)))
-            self._write.position_at_end(more)
+            self._builder.cbranch(condition, *((more, after) if is_and else (after, more)))
+            self._builder.position_at_end(more)
         self.code.go_on_at(after)
-        return Value(self._write.load(found), BOOL)
+        return Value(self._builder.load(found), BOOL)
 
-    def _IfExp(self, node: ast.IfExp) -> Value:
-        yes, no, after = map(self.code.block, ("then", "else", "chosen"))
-        self._write.cbranch(self._condition(node.test), yes, no)
-        self._write.position_at_end(yes)
-        one, yes = self._value(node.body), self._write.block
-        self._write.position_at_end(no)
-        other, no = self._value(node.orelse), self._write.block
-        kind, chosen = common(one.kind, other.kind), []
+    def _visit_IfExp(self, node: ast.IfExp) -> Value:
+        yes, no, after = map(self.code.append_block, ("then", "else", "chosen"))
+        self._builder.cbranch(self._write_condition(node.test), yes, no)
+        self._builder.position_at_end(yes)
+        one, yes = self._write_value(node.body), self._builder.block
+        self._builder.position_at_end(no)
+        other, no = self._write_value(node.orelse), self._builder.block
+        kind, chosen = common_kind(one.kind, other.kind), []
         for block, value in ((yes, one), (no, other)):
-            self._write.position_at_end(block)
-            chosen.append((self.code.cast(value, kind).llvm, block))
-            self._write.branch(after)
-        self._write.position_at_end(after)
-        found = self._write.phi(kind.llvm)
+            self._builder.position_at_end(block)
+            chosen.append((self.code.cast_to(value, kind).llvm, block))
+            self._builder.branch(after)
+        self._builder.position_at_end(after)
+        found = self._builder.phi(kind.llvm)
         for value, block in chosen:
             found.add_incoming(value, block)
         return Value(found, kind)
 
-    def _Call(self, node: ast.Call) -> Any:
-        (value,) = self._called(node)
+    def _visit_Call(self, node: ast.Call) -> Any:
+        (value,) = self._write_call(node)
         return value
 
-    def _called(self, node: Any) -> list[Any]:
+    def _write_call(self, node: Any) -> list[Any]:
         """What a call returns."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
         alias = self._alias.get(name)
         name = alias.id if isinstance(alias, ast.Name) else name
-        given = [self._value(each) for each in node.args]
+        given = [self._write_value(each) for each in node.args]
         if name in self._defined:
             return self.write_out(name, given)
         if name == "array":

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
-from thalweg.engines.engine import Call, Columns, Request, Scalars, Stages
+from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Scalars, Stages
 from thalweg.engines.streams import streams_of
-from thalweg.formula import Formula
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import importing
 
@@ -33,7 +32,7 @@ class Group:
     def __init__(self, asked: Request, members: list[int]) -> None:
         own = streams_of(asked, members)
         self.dtype = own.compute
-        self.kernel = launch.compiled(
+        self.kernel = launch.update_kernel(
             asked.rule.update,
             asked.stages,
             own.names,
@@ -43,14 +42,14 @@ class Group:
             from_copy=own.from_copy,
         )
         self.flush = asked.selection.denormals == "flush"
-        self._gradient, self._measurable = own.gradient, own.measured
+        self._gradient, self._measurable = own.gradient, own.measured_types
         self._from_copy = own.from_copy
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
         chunk = chunk_of(sum(own.sizes))
         chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)
-        self.table = table(own.base, chunks, slices(chunks, chunk), rows)
+        self.table = make_table(own.base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
         self._rows = np.arange(len(members), dtype=np.int64)
 
@@ -61,7 +60,7 @@ class Group:
         return Leaves(self._sizes)
 
     @lazy
-    def _peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
+    def _measure_peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
         with importing:
             from thalweg.engines.cpu.measure import table_peaks
         return table_peaks
@@ -88,25 +87,23 @@ class Group:
             value = separate[name][self.members] if name in separate else shared[name]
             self.scalars[:, column] = value
 
-    def sums(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
+    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """For each member the sums of formulas over its elements: (members, formulas)."""
-        return self._leaves.combined(self._measured(formulas, stages, columns))
+        return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
 
     def positions(self) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
         return torch.tensor(self.members)
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> None:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
-        return self._leaves.apart(self._measured(formulas, stages, columns))
+        return self._leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
 
-    def _measured(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
-        kernel = launch.measuring(formulas, stages, self._measurable, self.dtype, self._from_copy)
+    def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
+        kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         scalars = {
             name: separate[name][self.members] if name in separate else shared[name]
@@ -114,27 +111,27 @@ class Group:
         }
         return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
 
-    def sweep(self, formulas: tuple[Formula, ...], stages: Stages, base: Int64) -> Sweep:
+    def sweep(self, formulas: Formulas, stages: Stages, base: Int64) -> Sweep:
         """What measures gradients at other addresses again and again, with scalars to be set.
 
         Args:
-            formulas, stages: As in `sums`.
+            formulas, stages: As in `compute_sums`.
             base: (members, streams) contiguous addresses, as those of the table.
         """
         with importing:
             from thalweg.engines.cpu.measure import Sweep
-        kernel = launch.measuring(formulas, stages, self._measurable, self.dtype, self._from_copy)
+        kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
         rows = np.zeros((1, len(kernel.scalars)))
         return Sweep(self._leaves, kernel, base, rows, self.flush and bool(stages))
 
     def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""
-        return self._peaks(self.table, self._gradient, 1)
+        return self._measure_peaks(self.table, self._gradient, 1)
 
     def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """What launches the kernel, as functions in C."""
         self._set_scalars(columns.shared[self.dtype], columns.separate)
-        return [self.kernel.call(self.table, self.scalars, self.flush)]
+        return [self.kernel.bind_table(self.table, self.scalars, self.flush)]

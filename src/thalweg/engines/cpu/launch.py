@@ -11,7 +11,7 @@ import numpy as np
 from thalweg.engines.arrays import Array
 from thalweg.engines.codegen import Kernel, Update
 from thalweg.engines.cpu import store, team
-from thalweg.engines.cpu.codegen import generate
+from thalweg.engines.cpu.codegen import generate_update
 from thalweg.engines.cpu.machine_code import tuning
 from thalweg.engines.cpu.work import Table
 from thalweg.formula import Formula
@@ -34,9 +34,9 @@ class Compiled:
         self.scalars = kernel.scalars
         self.dtype = compute
         self.measures = kernel.measures
-        self.address = store.address(kernel.name, kernel.source)
+        self.address = store.address_of(kernel.name, kernel.source)
 
-    def call(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
+    def bind_table(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
         """A function in C that updates everything the table points at.
 
         Args:
@@ -44,21 +44,21 @@ class Compiled:
             scalars: (rows, scalars) contiguous, in the kernel's dtype.
             flush: Whether denormals are treated as zero.
         """
-        argument = table.argument(scalars, flush)
-        return self.at(argument, threads_for(len(table.bounds) - 1, table.elements))
+        argument = table.fill_argument(scalars, flush)
+        return self.bind_argument(argument, threads_for(len(table.bounds) - 1, table.elements))
 
-    def at(self, argument: int, threads: int) -> Callable[[], object]:
+    def bind_argument(self, argument: int, threads: int) -> Callable[[], object]:
         """A function in C that calls the kernel on so many threads at once."""
-        return team.call(self.address, argument, threads)
+        return team.call_on_team(self.address, argument, threads)
 
-    def launch(self, argument: int, threads: int) -> None:
+    def run_on_threads(self, argument: int, threads: int) -> None:
         """Call the kernel on so many threads at once."""
-        team.run(self.address, argument, threads)
+        team.run_on_team(self.address, argument, threads)
 
 
 def threads_for(slices: int, elements: int) -> int:
     """How many threads the work deserves."""
-    return 1 if is_serial(elements) else min(team.size(), slices)
+    return 1 if is_serial(elements) else min(team.team_size(), slices)
 
 
 def is_serial(elements: int) -> bool:
@@ -67,7 +67,7 @@ def is_serial(elements: int) -> bool:
 
 
 @cache
-def compiled(
+def update_kernel(
     formula: Formula,
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
@@ -83,14 +83,14 @@ def compiled(
     name = np.dtype(compute).name
     update = Update(formula, storage, stages, grad, entries, before, copy, from_copy)
     if duplicates is None:
-        return Compiled(generate(update, name), compute)
+        return Compiled(generate_update(update, name), compute)
     with importing:
         from thalweg.engines.cpu.codegen_rows import generate_rows
     return Compiled(generate_rows(update, name, duplicates), compute)
 
 
 @cache
-def jitted(*functions: Callable[..., Any]) -> Loop:
+def jit_loop(*functions: Callable[..., Any]) -> Loop:
     """A plain function over arrays and integers, compiled; followed by the functions it calls."""
     with importing:
         from thalweg.engines.cpu.loops import Loop
@@ -98,7 +98,7 @@ def jitted(*functions: Callable[..., Any]) -> Loop:
 
 
 @cache
-def measuring(
+def sum_kernel(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
@@ -113,7 +113,7 @@ def measuring(
 
 
 @cache
-def peaking(size: int) -> Compiled:
+def peak_kernel(size: int) -> Compiled:
     """The compiled kernel that finds the largest magnitude among numbers of so many bytes."""
     with importing:
         from thalweg.engines.cpu.codegen_measure import generate_peak

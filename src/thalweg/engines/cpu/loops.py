@@ -16,7 +16,7 @@ import numpy as np
 from thalweg.engines.arrays import Array
 from thalweg.engines.codegen import digest
 from thalweg.engines.cpu import store, team
-from thalweg.engines.cpu.codegen import versions
+from thalweg.engines.cpu.codegen import compiler_digest
 
 _Memory = c_char * 0
 
@@ -32,7 +32,7 @@ def LOOP_NAME(argument):
 """
 
 
-def _address(memory: Any) -> int:
+def _address_of(memory: Any) -> int:
     # For an array the cheapest way; `array.ctypes.data` takes six times as long.
     return addressof(_Memory.from_buffer(memory))
 
@@ -68,21 +68,21 @@ class Loop:
                 if not flags.c_contiguous:
                     raise TypeError(f"{self._name} takes contiguous arrays only.")
                 kinds.append((each.dtype, each.ndim))
-                block += (_address(each) if flags.writeable else each.ctypes.data, *each.shape)
+                block += (_address_of(each) if flags.writeable else each.ctypes.data, *each.shape)
             else:
                 kinds.append(None)
                 block.append(index(each))
         key = tuple(kinds)
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._compile(key), Struct(f"{len(block)}q")
+            compiled = self._compiled[key] = self._compile_for(key), Struct(f"{len(block)}q")
         function, layout = compiled
         memory = bytearray(layout.pack(*block))
-        function(_address(memory))
+        function(_address_of(memory))
         results = layout.unpack(memory)[: self._results]
         return results if self._several else results[0]
 
-    def _compile(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
+    def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
         arguments: list[str] = []
         place = self._results
         for kind in kinds:
@@ -101,5 +101,5 @@ class Loop:
             results=", ".join(f"block[{place}]" for place in range(self._results)),
             arguments=", ".join(arguments),
         )
-        name = f"j_{digest(source, versions())}"
-        return team.ENTRY(store.address(name, source.replace("LOOP_NAME", name)))
+        name = f"j_{digest(source, compiler_digest())}"
+        return team.ENTRY(store.address_of(name, source.replace("LOOP_NAME", name)))

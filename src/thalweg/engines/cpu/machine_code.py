@@ -24,14 +24,14 @@ _libraries: list[Any] = []  # each owns its code, which must live as long as its
 
 
 @cache
-def _target() -> tuple[str, str, str]:
+def _make_target() -> tuple[str, str, str]:
     from llvmlite import binding
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     name, features, avx, _ = map(os.environ.get, SETTINGS)
     if features is None:
-        features = "" if name == "generic" else _features(avx != "0")
+        features = "" if name == "generic" else _cpu_features(avx != "0")
     return binding.get_process_triple(), processor(), features
 
 
@@ -49,7 +49,7 @@ def tuning() -> Tuning:
         return tuning_of(processor(), os.environ.get(VARIABLE, ""))
 
 
-def _features(avx: bool) -> str:
+def _cpu_features(avx: bool) -> str:
     from llvmlite import binding
 
     try:
@@ -64,32 +64,32 @@ def _features(avx: bool) -> str:
     return found.flatten() + own
 
 
-def _speed() -> int:
+def _optimization_level() -> int:
     """How much time LLVM is to take for faster code, from 0 to 3."""
     level = os.environ.get("NUMBA_OPT", "3")
     return int(level) if level in ("0", "1", "2") else 3
 
 
 @cache
-def target() -> str:
+def target_digest() -> str:
     """What machine code is good for: this platform, processor and LLVM, made in this way."""
     from llvmlite import binding
 
     made = Path(__file__).read_text()
     settings = [os.environ.get(name) for name in SETTINGS]
-    return "\n".join([*_target(), repr(binding.llvm_version_info), repr(settings), made])
+    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), made])
 
 
 @cache
-def _machine() -> Any:
+def _target_machine() -> Any:
     from llvmlite import binding
 
-    triple, cpu, features = _target()
+    triple, cpu, features = _make_target()
     reloc = "static" if triple.startswith("x86") else "default"
     return binding.Target.from_triple(triple).create_target_machine(
         cpu=cpu,
         features=features,
-        opt=_speed(),
+        opt=_optimization_level(),
         reloc="pic" if triple.startswith("p") else reloc,
         codemodel="jitdefault",
         jit=True,
@@ -97,10 +97,10 @@ def _machine() -> Any:
 
 
 @cache
-def _linker() -> Any:
+def _jit_linker() -> Any:
     from llvmlite import binding
 
-    return binding.create_lljit_compiler(_machine(), suppress_errors=True)
+    return binding.create_lljit_compiler(_target_machine(), suppress_errors=True)
 
 
 _WIDENING = """
@@ -119,19 +119,20 @@ def _has_halves() -> bool:
     """
     from llvmlite import binding
 
-    made = _machine().emit_assembly(binding.parse_assembly(_WIDENING))
+    made = _target_machine().emit_assembly(binding.parse_assembly(_WIDENING))
     return "extendhfsf" not in made and "gnu_h2f" not in made
 
 
-def _optimized(name: str, source: str, briefly: bool) -> Any:
+def _optimize_module(name: str, source: str, briefly: bool) -> Any:
     from llvmlite import binding
 
-    from thalweg.engines.cpu.compiler import intermediate
+    from thalweg.engines.cpu.compiler import build_module
 
-    machine, written = _machine(), intermediate(name, source, "half" not in source or _has_halves())
+    machine = _target_machine()
+    written = build_module(name, source, "half" not in source or _has_halves())
     written.triple, written.data_layout = machine.triple, str(machine.target_data)
     module = binding.parse_assembly(str(written))
-    options = binding.create_pipeline_tuning_options(1 if briefly else _speed())
+    options = binding.create_pipeline_tuning_options(1 if briefly else _optimization_level())
     builder = binding.create_pass_builder(machine, options)
     if briefly:
         builder.getFunctionPassManager().run(module.get_function(name), builder)
@@ -141,7 +142,7 @@ def _optimized(name: str, source: str, briefly: bool) -> Any:
     return module
 
 
-def compiled(name: str, source: str, briefly: bool = False) -> bytes:
+def compile_kernel(name: str, source: str, briefly: bool = False) -> bytes:
     """Object code of a kernel.
 
     Args:
@@ -150,20 +151,20 @@ def compiled(name: str, source: str, briefly: bool = False) -> bytes:
         briefly: Whether it is one whose loops have nothing to gain from vectors, such as a look at
             objects here and there: LLVM takes a third of the time, and the code is as fast.
     """
-    return _machine().emit_object(_optimized(name, source, briefly))
+    return _target_machine().emit_object(_optimize_module(name, source, briefly))
 
 
-def assembly(name: str, source: str) -> str:
+def compile_to_assembly(name: str, source: str) -> str:
     """The same for people to read."""
-    return _machine().emit_assembly(_optimized(name, source, briefly=False))
+    return _target_machine().emit_assembly(_optimize_module(name, source, briefly=False))
 
 
-def link(name: str, code: bytes) -> int:
+def link_kernel(name: str, code: bytes) -> int:
     """Load object code; not for two threads at once.
 
     Args:
         name: The symbol to look for.
-        code: What `compiled` returned for this `target`.
+        code: What `compile_kernel` returned for this `target_digest`.
 
     Returns:
         The address of the symbol, or 0 if there is none or LLVM cannot load the code here.
@@ -174,27 +175,27 @@ def link(name: str, code: bytes) -> int:
 
     builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
     for symbol, function in libm.SYMBOLS.items():
-        builder.import_symbol(symbol, libm.address(function))
+        builder.import_symbol(symbol, libm.address_of(function))
     try:
-        library = builder.export_symbol(name).link(_linker(), f"{name}_{len(_libraries)}")
+        library = builder.export_symbol(name).link(_jit_linker(), f"{name}_{len(_libraries)}")
     except RuntimeError:
         return 0
     _libraries.append(library)
     return library[name]
 
 
-def loaded(name: str, source: str, briefly: bool = False) -> int:
-    """The address of a kernel that is compiled for this process alone, where `link` cannot.
+def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
+    """The address of a kernel that is compiled for this process alone, where `link_kernel` cannot.
 
     Arguments as those of `compiled`.
     """
     from llvmlite import binding
 
     for symbol, function in libm.SYMBOLS.items():
-        binding.add_symbol(symbol, libm.address(function))
+        binding.add_symbol(symbol, libm.address_of(function))
     # LLVM's older loader, which knows more platforms; it takes the machine with it.
     engine = binding.create_mcjit_compiler(
-        _optimized(name, source, briefly), _machine.__wrapped__()
+        _optimize_module(name, source, briefly), _target_machine.__wrapped__()
     )
     engine.finalize_object()
     _libraries.append(engine)

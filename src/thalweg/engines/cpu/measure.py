@@ -13,7 +13,7 @@ from thalweg.engines import layout, reference
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.launch import Compiled
-from thalweg.engines.cpu.work import Table, chunk_of, dense_chunks, slices, table
+from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg.engines.engine import Dtype, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
 from thalweg.formula import Formula, variable_squares
@@ -33,7 +33,7 @@ class Leaves:
         self._counts = leaf_counts(sizes)
         self._tree = Tree(self._counts)
         self.chunks = dense_chunks(sizes, LEAF)
-        self.bounds = slices(self.chunks, chunk_of(self.elements))
+        self.bounds = cut_slices(self.chunks, chunk_of(self.elements))
 
     def measure(
         self,
@@ -45,7 +45,7 @@ class Leaves:
         """The sums of all leaves, tensor after tensor, in one sweep.
 
         Args:
-            kernel: From `launch.measuring`.
+            kernel: From `launch.sum_kernel`.
             base: (tensors, streams) contiguous addresses; whoever calls keeps that memory alive.
             scalars: The kernel's by name: a number for all tensors, or an array of one for each.
             flush: Whether denormals count as zero, as in an update that flushes them.
@@ -55,10 +55,10 @@ class Leaves:
         """
         sweep = Sweep(self, kernel, base, scalar_rows(kernel.scalars, scalars or {}), flush)
         if self.elements:
-            kernel.launch(sweep.address, sweep.threads())
+            kernel.run_on_threads(sweep.address, sweep.threads())
         return sweep.leaves
 
-    def combined(self, leaves: Float64) -> Float64:
+    def combine(self, leaves: Float64) -> Float64:
         """One number for each tensor.
 
         Args:
@@ -67,13 +67,13 @@ class Leaves:
         Returns:
             (tensors, ...).
         """
-        return self._tree.combined(leaves)
+        return self._tree.combine(leaves)
 
-    def apart(self, leaves: Float64) -> list[Float64]:
-        """Those of each tensor; as `combined` otherwise."""
+    def split_by_tensor(self, leaves: Float64) -> list[Float64]:
+        """Those of each tensor; as `combine` otherwise."""
         return np.split(leaves, np.cumsum(self._counts)[:-1])
 
-    def sums(
+    def compute_sums(
         self,
         kernel: Compiled,
         base: Int64,
@@ -81,7 +81,7 @@ class Leaves:
         flush: bool = False,
     ) -> Float64:
         """The sums of all tensors, (tensors, measures); arguments as those of `measure`."""
-        return self.combined(self.measure(kernel, base, scalars, flush))
+        return self.combine(self.measure(kernel, base, scalars, flush))
 
 
 class Sweep:
@@ -89,7 +89,7 @@ class Sweep:
 
     Args:
         own: The leaves.
-        kernel: From `launch.measuring`.
+        kernel: From `launch.sum_kernel`.
         base: (tensors, streams) contiguous addresses; whoever calls keeps that memory alive.
         rows: From `scalar_rows`.
         flush: Whether denormals count as zero.
@@ -127,7 +127,7 @@ class Sweep:
 
     def sums(self) -> Float64:
         """One number for each tensor and measure, of what was last measured."""
-        return self._own.combined(self.leaves)
+        return self._own.combine(self.leaves)
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
@@ -151,9 +151,9 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
     """
     partial = np.zeros(len(work.chunks), np.int64)
     if work.elements:
-        argument = work.measuring(partial, column)
+        argument = work.fill_peak_argument(partial, column)
         threads = launch.threads_for(len(work.bounds) - 1, work.elements)
-        launch.peaking(dtype.itemsize).launch(argument, threads)
+        launch.peak_kernel(dtype.itemsize).run_on_threads(argument, threads)
     bits = np.zeros(len(work.base), np.int64)
     np.maximum.at(bits, work.chunks[:, 0], partial)
     signed = torch.from_numpy(bits)  # pyright: ignore[reportUnknownMemberType]
@@ -193,12 +193,12 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().resolve_neg().resolve_conj()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    if tensor.is_contiguous() or not layout.dense(tensor):
-        return layout.packed(tensor).reshape(-1)
-    return layout.packed(tensor.as_strided((tensor.numel(),), (1,)))
+    if tensor.is_contiguous() or not layout.is_dense(tensor):
+        return layout.as_packed(tensor).reshape(-1)
+    return layout.as_packed(tensor.as_strided((tensor.numel(),), (1,)))
 
 
-def sums(
+def sums_of(
     formula: Formula,
     tensors: Sequence[Tensor],
     stages: Stages = (),
@@ -223,16 +223,16 @@ def sums(
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         both = np.repeat(base, 2, axis=1)
         storage = (layout.STORAGE_NAMES[dtype],) * 2
-        kernel = launch.measuring(
+        kernel = launch.sum_kernel(
             (formula,), stages, storage, compute or layout.compute_dtype(dtype)
         )
-        return Leaves(sizes).sums(kernel, both, scalars, flush and bool(stages))[:, 0]
+        return Leaves(sizes).compute_sums(kernel, both, scalars, flush and bool(stages))[:, 0]
 
     def of_other(tensor: Tensor) -> Tensor:
         kind = torch.float64 if compute is np.float64 else None
         values = reference.transform(stages, tensor, scalars or {}, flush, kind).double()
         leaves = leaves_of(formula(values, values))
-        return Tree(leaf_counts([tensor.numel()]), tensor.device).combined(leaves)[0]
+        return Tree(leaf_counts([tensor.numel()]), tensor.device).combine(leaves)[0]
 
     return _by_tensor(tensors, of_memory, of_other)
 
@@ -253,15 +253,15 @@ def sums_of_pair(
     Args:
         formulas: Each reads the gradient alone, but for `variable_squares`.
         grad, var: Gradient and variable.
-        stages, scalars, compute, flush: Of the gradient, as in `sums`.
+        stages, scalars, compute, flush: Of the gradient, as in `sums_of`.
 
     Returns:
         For each formula an array of shape (1,), float64.
     """
     return [
-        sums(each, [var])
+        sums_of(each, [var])
         if each is variable_squares
-        else sums(each, [grad], stages, scalars, compute, flush)
+        else sums_of(each, [grad], stages, scalars, compute, flush)
         for each in formulas
     ]
 
@@ -272,7 +272,7 @@ def max_abs(tensors: Sequence[Tensor]) -> Float64:
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         chunk = chunk_of(sum(sizes))
         chunks = dense_chunks(sizes, chunk)
-        work = table(base, chunks, slices(chunks, chunk), np.zeros(len(sizes), np.int64))
+        work = make_table(base, chunks, cut_slices(chunks, chunk), np.zeros(len(sizes), np.int64))
         return table_peaks(work, dtype, 0)
 
     def of_other(tensor: Tensor) -> Tensor:
@@ -281,8 +281,8 @@ def max_abs(tensors: Sequence[Tensor]) -> Float64:
     return _by_tensor(tensors, of_memory, of_other)
 
 
-def ordered(grad: Tensor, var: Tensor) -> Tensor:
+def in_order_of(grad: Tensor, var: Tensor) -> Tensor:
     """A gradient in the order of its variable's memory, as plans have it."""
-    if grad.shape == var.shape and layout.dense(var):
-        return layout.like(grad, var)
-    return layout.packed(grad)
+    if grad.shape == var.shape and layout.is_dense(var):
+        return layout.with_strides_of(grad, var)
+    return layout.as_packed(grad)

@@ -12,7 +12,7 @@ HUGE = 1 << 21  # bytes of a huge page on x86-64, and of the larger kind on arm6
 _ADVICE = 14  # MADV_HUGEPAGE
 
 
-def block(count: int, initial: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def allocate_block(count: int, initial: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A contiguous tensor of `count` elements filled with `initial`, and its storage no more.
 
     What else it held would come into files.

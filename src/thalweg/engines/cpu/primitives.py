@@ -67,7 +67,7 @@ KINDS = {
 }
 
 
-def common(a: Kind, b: Kind) -> Kind:
+def common_kind(a: Kind, b: Kind) -> Kind:
     """The kind that holds numbers of both."""
     if a == b or b == BOOL:
         return a
@@ -96,19 +96,19 @@ class Code:
         self.module = ir.Module(name)
         self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [_BYTE]), name)
         self._rooms = ir.IRBuilder(self.function.append_basic_block("rooms"))
-        self._start = self.block("start")
+        self._start = self.append_block("start")
         self.builder = ir.IRBuilder(self._start)
 
     @property
     def argument(self) -> Value:
         return Value(self.function.args[0], Kind(_BYTE))
 
-    def end(self) -> None:
+    def end_function(self) -> None:
         """The function returns."""
         self.builder.ret_void()
         self._rooms.branch(self._start)
 
-    def block(self, name: str) -> Any:
+    def append_block(self, name: str) -> Any:
         return self.function.append_basic_block(name)
 
     def go_on_at(self, block: Any) -> None:
@@ -116,14 +116,14 @@ class Code:
         self.builder.branch(block)
         self.builder.position_at_end(block)
 
-    def room(self, llvm: Any, count: int | None = None) -> Any:
+    def reserve_stack(self, llvm: Any, count: int | None = None) -> Any:
         """Memory on the stack, kept until the function returns."""
         return self._rooms.alloca(llvm, count)
 
-    def number(self, value: float, kind: Kind) -> Value:
+    def write_constant(self, value: float, kind: Kind) -> Value:
         return Value(ir.Constant(kind.llvm, value), kind)
 
-    def cast(self, value: Value, kind: Kind) -> Value:
+    def cast_to(self, value: Value, kind: Kind) -> Value:
         """The same number in another kind; what does not fit an integer loses its high bits."""
         given, own, write = value.llvm, value.kind, self.builder
         if own == kind:
@@ -140,21 +140,21 @@ class Code:
             made = write.trunc(given, kind.llvm)
         return Value(made, kind)
 
-    def alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
+    def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
         """Two numbers in the kind that an operation on both has, and that kind."""
-        kind = common(a.kind, b.kind)
+        kind = common_kind(a.kind, b.kind)
         if not kind.is_float and kind != BOOL:
             kind = INT64
-        return self.cast(a, kind).llvm, self.cast(b, kind).llvm, kind
+        return self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm, kind
 
-    def external(self, name: str, result: Any, arguments: list[Any]) -> Any:
+    def declare_external(self, name: str, result: Any, arguments: list[Any]) -> Any:
         """A function of LLVM or C."""
         kind = ir.FunctionType(result, arguments)
         return self.module.globals.get(name) or ir.Function(self.module, kind, name)
 
-    def compared(self, sign: str, a: Value, b: Value) -> Value:
-        kind = common(a.kind, b.kind)
-        one, other = self.cast(a, kind).llvm, self.cast(b, kind).llvm
+    def compare_values(self, sign: str, a: Value, b: Value) -> Value:
+        kind = common_kind(a.kind, b.kind)
+        one, other = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
         if not kind.is_float:
             compare = self.builder.icmp_signed if kind.signed else self.builder.icmp_unsigned
         else:  # NaN differs from everything
@@ -171,22 +171,22 @@ def _address_of(code: Code, pointer: Value) -> Value:
     return Value(code.builder.ptrtoint(pointer.llvm, _I64), INT64)
 
 
-def _pointer(kind: Kind, code: Code, address: Value) -> Value:
+def _pointer_from(kind: Kind, code: Code, address: Value) -> Value:
     made = pointer_to(kind)
     return Value(code.builder.inttoptr(address.llvm, made.llvm), made)
 
 
-def _lanes(code: Code) -> Value:
+def _reserve_lanes(code: Code) -> Value:
     """The running sums of a leaf."""
-    memory = code.room(FLOAT64.llvm, LANES)
+    memory = code.reserve_stack(FLOAT64.llvm, LANES)
     memory.align = 64
     return Value(memory, pointer_to(FLOAT64))
 
 
-def _prefetch(code: Code, address: Value) -> None:
+def _prefetch_line(code: Code, address: Value) -> None:
     """Ask for the cache line at an address, to be written soon."""
     kinds = [_BYTE, _I32, _I32, _I32]
-    function = code.external("llvm.prefetch.p0", ir.VoidType(), kinds)
+    function = code.declare_external("llvm.prefetch.p0", ir.VoidType(), kinds)
     write_high_data = [ir.Constant(_I32, value) for value in (1, 3, 1)]
     code.builder.call(function, [code.builder.inttoptr(address.llvm, _BYTE), *write_high_data])
 
@@ -198,20 +198,20 @@ def _take_ticket(code: Code, pointer: Value) -> Value:
     return Value(code.builder.atomic_rmw("add", pointer.llvm, one, "monotonic"), kind)
 
 
-def _call(code: Code, address: Value, *words: Value) -> Value:
+def _call_address(code: Code, address: Value, *words: Value) -> Value:
     """Call the function of C at an address, of integers and pointers; what it returns, if it does.
 
     Of a narrower result the high bits mean nothing.
     """
     kind = ir.FunctionType(_I64, [_I64] * len(words))
     function = code.builder.inttoptr(address.llvm, kind.as_pointer())
-    given = [code.cast(each, INT64).llvm for each in words]
+    given = [code.cast_to(each, INT64).llvm for each in words]
     return Value(code.builder.call(function, given), INT64)
 
 
-def _cell(code: Code) -> Value:
+def _reserve_cell(code: Code) -> Value:
     """A word on the stack."""
-    return Value(code.room(_I64), pointer_to(INT64))
+    return Value(code.reserve_stack(_I64), pointer_to(INT64))
 
 
 # Numbers of 16 bits
@@ -226,14 +226,14 @@ def _half_to_float(code: Code, bits: Value) -> Value:
 
 def _float_to_half(code: Code, value: Value) -> Value:
     """The nearest one, ties to even; a float64 is rounded to float32 first, as torch does."""
-    value = code.cast(value, FLOAT32)
+    value = code.cast_to(value, FLOAT32)
     if not code.halves:
         return _to_half_by_bits(code, value)
     half = code.builder.fptrunc(value.llvm, _HALF)
     return Value(code.builder.bitcast(half, _I16), UINT16)
 
 
-def _word(number: int) -> Any:
+def _word_of(number: int) -> Any:
     return ir.Constant(_I32, number)
 
 
@@ -241,35 +241,35 @@ def _half_by_bits(code: Code, bits: Value) -> Value:
     """The same without instructions for it."""
     write = code.builder
     wide = write.zext(bits.llvm, _I32)
-    size = write.and_(wide, _word(0x7FFF))
-    shifted = write.shl(size, _word(13))
-    normal = write.add(shifted, _word((127 - 15) << 23))
-    special = write.or_(shifted, _word(0x7F800000))  # infinity and NaN
+    size = write.and_(wide, _word_of(0x7FFF))
+    shifted = write.shl(size, _word_of(13))
+    normal = write.add(shifted, _word_of((127 - 15) << 23))
+    special = write.or_(shifted, _word_of(0x7F800000))  # infinity and NaN
     small = write.fmul(write.uitofp(size, FLOAT32.llvm), ir.Constant(FLOAT32.llvm, 2.0**-24))
-    found = write.select(write.icmp_unsigned(">=", size, _word(0x7C00)), special, normal)
-    is_small = write.icmp_unsigned("<", size, _word(0x0400))
+    found = write.select(write.icmp_unsigned(">=", size, _word_of(0x7C00)), special, normal)
+    is_small = write.icmp_unsigned("<", size, _word_of(0x0400))
     found = write.select(is_small, write.bitcast(small, _I32), found)
-    sign = write.shl(write.and_(wide, _word(0x8000)), _word(16))
+    sign = write.shl(write.and_(wide, _word_of(0x8000)), _word_of(16))
     return Value(write.bitcast(write.or_(found, sign), FLOAT32.llvm), FLOAT32)
 
 
 def _to_half_by_bits(code: Code, value: Value) -> Value:
     write = code.builder
     bits = write.bitcast(value.llvm, _I32)
-    size = write.and_(bits, _word(0x7FFFFFFF))
-    odd = write.and_(write.lshr(size, _word(13)), _word(1))
-    down = write.sub(size, _word((127 - 15) << 23))
-    normal = write.lshr(write.add(down, write.add(odd, _word(0xFFF))), _word(13))
+    size = write.and_(bits, _word_of(0x7FFFFFFF))
+    odd = write.and_(write.lshr(size, _word_of(13)), _word_of(1))
+    down = write.sub(size, _word_of((127 - 15) << 23))
+    normal = write.lshr(write.add(down, write.add(odd, _word_of(0xFFF))), _word_of(13))
     # The last bit of a sum with 0.5 is worth as much as that of a denormal half.
     half = ir.Constant(FLOAT32.llvm, 0.5)
     moved = write.bitcast(write.fadd(write.bitcast(size, FLOAT32.llvm), half), _I32)
-    small = write.sub(moved, _word(0x3F000000))
-    found = write.select(write.icmp_unsigned("<", size, _word(0x38800000)), small, normal)
-    is_large = write.icmp_unsigned(">=", size, _word(0x477FF000))  # 65520 is infinite
-    found = write.select(is_large, _word(0x7C00), found)
-    is_nan = write.icmp_unsigned(">", size, _word(0x7F800000))
-    found = write.select(is_nan, _word(0x7E00), found)
-    sign = write.and_(write.lshr(bits, _word(16)), _word(0x8000))
+    small = write.sub(moved, _word_of(0x3F000000))
+    found = write.select(write.icmp_unsigned("<", size, _word_of(0x38800000)), small, normal)
+    is_large = write.icmp_unsigned(">=", size, _word_of(0x477FF000))  # 65520 is infinite
+    found = write.select(is_large, _word_of(0x7C00), found)
+    is_nan = write.icmp_unsigned(">", size, _word_of(0x7F800000))
+    found = write.select(is_nan, _word_of(0x7E00), found)
+    sign = write.and_(write.lshr(bits, _word_of(16)), _word_of(0x8000))
     return Value(write.trunc(write.or_(found, sign), _I16), UINT16)
 
 
@@ -281,7 +281,7 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
 def _float_to_bfloat(code: Code, value: Value) -> Value:
     """The nearest one, ties to even; NaN becomes 0x7FC0. A float64 as in `_float_to_half`."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
-    value = code.cast(value, FLOAT32)
+    value = code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
     odd = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
     rounded = write.add(bits, write.add(odd, ir.Constant(_I32, 0x7FFF)))
@@ -294,7 +294,7 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
 
 
 def _smaller(code: Code, a: Value, b: Value) -> Value:
-    one, other, kind = code.alike(a, b)
+    one, other, kind = code.cast_alike(a, b)
     return Value(code.builder.select(code.builder.icmp_signed("<", other, one), other, one), kind)
 
 
@@ -304,7 +304,7 @@ def _smaller(code: Code, a: Value, b: Value) -> Value:
 def _of_llvm(name: str, code: Code, x: Value) -> Value:
     """A function of one float or double that is an instruction, not a call."""
     kind = x.kind.llvm
-    function = code.external(f"llvm.{name}.{kind.intrinsic_name}", kind, [kind])
+    function = code.declare_external(f"llvm.{name}.{kind.intrinsic_name}", kind, [kind])
     return Value(code.builder.call(function, [x.llvm]), x.kind)
 
 
@@ -314,19 +314,20 @@ def _square(code: Code, x: Value) -> Value:
 
 def _sign(code: Code, x: Value) -> Value:
     """-1, 0 or 1; NaN stays NaN."""
-    write, (minus, zero, one) = code.builder, (code.number(n, x.kind) for n in (-1.0, 0.0, 1.0))
-    rest = write.select(code.compared("<", x, zero).llvm, minus.llvm, x.llvm)
-    return Value(write.select(code.compared(">", x, zero).llvm, one.llvm, rest), x.kind)
+    write = code.builder
+    minus, zero, one = (code.write_constant(n, x.kind) for n in (-1.0, 0.0, 1.0))
+    rest = write.select(code.compare_values("<", x, zero).llvm, minus.llvm, x.llvm)
+    return Value(write.select(code.compare_values(">", x, zero).llvm, one.llvm, rest), x.kind)
 
 
 def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
-    one, other, kind = code.alike(a, b)
-    return Value(code.builder.select(code.cast(condition, BOOL).llvm, one, other), kind)
+    one, other, kind = code.cast_alike(a, b)
+    return Value(code.builder.select(code.cast_to(condition, BOOL).llvm, one, other), kind)
 
 
 def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
     """The one of two that compares so to the other; NaN if either is."""
-    one, other, kind = code.alike(a, b)
+    one, other, kind = code.cast_alike(a, b)
     is_nan = code.builder.fcmp_unordered("uno", one, one)
     found = code.builder.or_(code.builder.fcmp_ordered(sign, one, other), is_nan)
     return Value(code.builder.select(found, one, other), kind)
@@ -334,39 +335,39 @@ def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
 
 def _of_c(name: str, code: Code, *given: Value) -> Value:
     """A function of the C library, evaluated in double and rounded once to the arguments' kind."""
-    function = code.external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(given))
+    function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(given))
     for attribute in ("nounwind", "readnone"):
         function.attributes.add(attribute)
-    found = code.builder.call(function, [code.cast(value, FLOAT64).llvm for value in given])
+    found = code.builder.call(function, [code.cast_to(value, FLOAT64).llvm for value in given])
     kind = FLOAT64 if FLOAT64 in {value.kind for value in given} else FLOAT32
-    return code.cast(Value(found, FLOAT64), kind)
+    return code.cast_to(Value(found, FLOAT64), kind)
 
 
 def _cast_to(kind: Kind, code: Code, x: Value) -> Value:
-    return code.cast(x, kind)
+    return code.cast_to(x, kind)
 
 
 def _narrow(code: Code, x: Value, like: Value) -> Value:
-    return code.cast(x, like.kind)
+    return code.cast_to(x, like.kind)
 
 
 # Flags of the processor
 
 
 def _mxcsr(code: Code, instruction: str, cell: Any) -> None:
-    function = code.external(f"llvm.x86.sse.{instruction}", ir.VoidType(), [_BYTE])
+    function = code.declare_external(f"llvm.x86.sse.{instruction}", ir.VoidType(), [_BYTE])
     code.builder.call(function, [code.builder.bitcast(cell, _BYTE)])
 
 
 def _fpcr(code: Code, value: Any = None) -> Any:
     if value is None:
-        function = code.external("llvm.aarch64.get.fpcr", _I64, [])
+        function = code.declare_external("llvm.aarch64.get.fpcr", _I64, [])
         return code.builder.call(function, [])
-    function = code.external("llvm.aarch64.set.fpcr", ir.VoidType(), [_I64])
+    function = code.declare_external("llvm.aarch64.set.fpcr", ir.VoidType(), [_I64])
     return code.builder.call(function, [value])
 
 
-def _switched(code: Code, on: Any, found: Any, bits: int) -> Any:
+def _switch_flags(code: Code, on: Any, found: Any, bits: int) -> Any:
     """The flags that were found, with some on or off."""
     write, kind = code.builder, found.type
     every = (1 << kind.width) - 1
@@ -377,25 +378,25 @@ def _switched(code: Code, on: Any, found: Any, bits: int) -> Any:
 
 def _begin_denormals(code: Code, flush: Value) -> Value:
     """Flush denormals on this thread if `flush` is 1, else keep them; returns what it found."""
-    on = code.cast(flush, BOOL).llvm
+    on = code.cast_to(flush, BOOL).llvm
     if X86:
-        cell = code.room(_I32)
+        cell = code.reserve_stack(_I32)
         _mxcsr(code, "stmxcsr", cell)
         found = code.builder.load(cell)
-        code.builder.store(_switched(code, on, found, FTZ_DAZ), cell)
+        code.builder.store(_switch_flags(code, on, found, FTZ_DAZ), cell)
         _mxcsr(code, "ldmxcsr", cell)
         return Value(code.builder.zext(found, _I64), INT64)
     if ARM64:
         found = _fpcr(code)
-        _fpcr(code, _switched(code, on, found, FPCR_FZ))
+        _fpcr(code, _switch_flags(code, on, found, FPCR_FZ))
         return Value(found, INT64)
-    return code.number(0, INT64)
+    return code.write_constant(0, INT64)
 
 
 def _end_denormals(code: Code, found: Value) -> None:
     """Restore the flags that `begin_denormals` found."""
     if X86:
-        cell = code.room(_I32)
+        cell = code.reserve_stack(_I32)
         code.builder.store(code.builder.trunc(found.llvm, _I32), cell)
         _mxcsr(code, "ldmxcsr", cell)
     elif ARM64:
@@ -419,13 +420,13 @@ _OF_FORMULAS: dict[str, Function] = {
 PRIMITIVES: dict[str, Function] = {
     **{FUNCTION_PREFIX + name: function for name, function in _OF_FORMULAS.items()},
     **{name: partial(_cast_to, kind) for name, kind in KINDS.items()},
-    **{f"{name}_pointer": partial(_pointer, kind) for name, kind in KINDS.items()},
+    **{f"{name}_pointer": partial(_pointer_from, kind) for name, kind in KINDS.items()},
     "address_of": _address_of,
-    "lanes": _lanes,
-    "prefetch": _prefetch,
+    "lanes": _reserve_lanes,
+    "prefetch": _prefetch_line,
     "take_ticket": _take_ticket,
-    "call": _call,
-    "cell": _cell,
+    "call": _call_address,
+    "cell": _reserve_cell,
     "half_to_float": _half_to_float,
     "float_to_half": _float_to_half,
     "bfloat_to_float": _bfloat_to_float,

@@ -32,7 +32,7 @@ class _Unsafe(PermissionError):
     """Somebody else may have written it, or can."""
 
 
-def opened(stack: ExitStack, path: str) -> int:
+def open_folder(stack: ExitStack, path: str) -> int:
     """The descriptor of a folder, made where it is missing; the stack closes it.
 
     A folder that others may write to, or have made, is left as it is: what lies in it may be
@@ -42,13 +42,13 @@ def opened(stack: ExitStack, path: str) -> int:
         OSError: A folder on the way is not safe, or the folder cannot be made.
     """
     parent, base = os.path.split(path)
-    here, where = _walk(stack, parent)
+    here, where = _walk_down(stack, parent)
     reasons: list[_Unsafe] = []
     for number in range(1, _FRESH + 1):
         name = base if number == 1 else f"{base}-{number}"
         full = os.path.join(where, name)
         try:
-            found, is_new = _enter(stack, name, here, full)
+            found, is_new = _enter_folder(stack, name, here, full)
         except _Unsafe as error:
             reasons.append(error)
             continue
@@ -62,13 +62,13 @@ def opened(stack: ExitStack, path: str) -> int:
     raise reasons[0]
 
 
-def read(folder: int, name: str) -> bytes | None:
+def read_file(folder: int, name: str) -> bytes | None:
     """The content of a file, None if there is none that only the user or root can have written."""
     try:
         # A pipe in its place must not make us wait.
-        with _descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as found:
+        with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as found:
             status = os.fstat(found)
-            _check(status, name)
+            _check_private(status, name)
             # A second name is one that others may have given to a file of the user's.
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 return None
@@ -78,7 +78,7 @@ def read(folder: int, name: str) -> bytes | None:
         return None
 
 
-def write(folder: int, name: str, content: bytes) -> None:
+def write_file(folder: int, name: str, content: bytes) -> None:
     """Write a file as a whole: other processes may be reading it, or writing it, too.
 
     Raises:
@@ -88,7 +88,7 @@ def write(folder: int, name: str, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         with (
-            _descriptor(temporary, flags, folder) as found,
+            _open_descriptor(temporary, flags, folder) as found,
             open(found, "wb", closefd=False) as file,
         ):
             file.write(content)
@@ -99,34 +99,34 @@ def write(folder: int, name: str, content: bytes) -> None:
         raise
 
 
-def _walk(stack: ExitStack, path: str) -> tuple[int, str]:
+def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
     if not os.path.isabs(path):  # what is in the working directory may come from anybody
         raise PermissionError(f"{path} is not absolute")
-    top = here = stack.enter_context(_descriptor("/", _passing()))
-    where, left, links = "/", _parts(path), 0
-    _check(os.fstat(top), where, passed=True)
+    top = here = stack.enter_context(_open_descriptor("/", _passing_flags()))
+    where, left, links = "/", _split_path(path), 0
+    _check_private(os.fstat(top), where, passed=True)
     while left:
         name = left.pop()
         full = os.path.join(where, name)
-        target = _target(name, here, full)
+        target = _link_target(name, here, full)
         if target is None:
-            here, _ = _enter(stack, name, here, full, passed=True)
+            here, _ = _enter_folder(stack, name, here, full, passed=True)
             where = full
             continue
         links += 1
         if links > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        left += _parts(target)
+        left += _split_path(target)
         if os.path.isabs(target):
             here, where = top, "/"
     return here, where
 
 
-def _parts(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _target(name: str, folder: int, full: str) -> str | None:
+def _link_target(name: str, folder: int, full: str) -> str | None:
     """What a link says, None for anything else."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -138,34 +138,34 @@ def _target(name: str, folder: int, full: str) -> str | None:
     return os.readlink(name, dir_fd=folder)
 
 
-def _enter(
+def _enter_folder(
     stack: ExitStack, name: str, folder: int, full: str, passed: bool = False
 ) -> tuple[int, bool]:
     """The descriptor of a folder, and whether it was made."""
     is_new = False
     try:
         try:
-            found = stack.enter_context(_descriptor(name, _passing(), folder))
+            found = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=folder)
                 is_new = True
-            found = stack.enter_context(_descriptor(name, _passing(), folder))
+            found = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):  # EMLINK: a link, on FreeBSD
             raise _Unsafe(f"{full} is no folder") from error
         raise
-    _check(os.fstat(found), full, passed)
+    _check_private(os.fstat(found), full, passed)
     return found, is_new
 
 
-def _passing() -> int:
+def _passing_flags() -> int:
     # O_PATH: it may be a folder that the user can enter but not list.
     return os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 @contextmanager
-def _descriptor(name: str, flags: int, folder: int | None = None) -> Generator[int]:
+def _open_descriptor(name: str, flags: int, folder: int | None = None) -> Generator[int]:
     found = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         yield found
@@ -173,7 +173,7 @@ def _descriptor(name: str, flags: int, folder: int | None = None) -> Generator[i
         os.close(found)
 
 
-def _check(status: os.stat_result, full: str, passed: bool = False) -> None:
+def _check_private(status: os.stat_result, full: str, passed: bool = False) -> None:
     _check_owner(status, full)
     is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_shared and not (passed and status.st_mode & stat.S_ISVTX):

@@ -17,14 +17,14 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.copies import resumed
 from thalweg.engines.cpu.measure import max_abs, sums_of_pair
-from thalweg.engines.engine import Call, Columns, Request, Stages
-from thalweg.formula import Formula, variable_squares
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
+from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
 _INDICES = (torch.int64, torch.int32)
 
 
-def parts(grad: Any) -> tuple[Tensor, Tensor] | None:
+def values_and_indices(grad: Any) -> tuple[Tensor, Tensor] | None:
     """Values and indices of a sparse gradient, torch's or ours; None if it is neither."""
     if type(grad) is IndexedSlices:
         return grad.values, grad.indices
@@ -36,7 +36,7 @@ def parts(grad: Any) -> tuple[Tensor, Tensor] | None:
 class RowsPlan(ABC):
     """Updates of one variable by sparse gradients; a `Part` of a step.
 
-    A step calls `again` or `point_at`, then `calls`. The plan owns references to what it writes.
+    A step calls `try_rebind` or `point_at`, then `make_calls`. A plan owns what it writes to.
 
     Args:
         asked: The step, of a contiguous variable whose gradient is `IndexedSlices`.
@@ -63,21 +63,21 @@ class RowsPlan(ABC):
         self._shape = var.shape
         self._row_shape = var.shape[1:]
         self._width = var.numel() // var.shape[0] if var.shape[0] else 0
-        self._pointers = self._addresses()
+        self._pointers = self._read_addresses()
         self._shapes = list(map(Tensor.size, self.written))
         self._dtypes = [tensor.dtype for tensor in self.written]
         self._storages = list(map(Tensor.untyped_storage, self.written))
         self._values: Tensor | None = None
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
 
-    def _addresses(self) -> list[int]:
+    def _read_addresses(self) -> list[int]:
         return list(map(Tensor.data_ptr, self.written))
 
     def _stands(self) -> bool:
         """Whether the written tensors lie where they lay, as they were."""
         try:
             return (
-                self._addresses() == self._pointers
+                self._read_addresses() == self._pointers
                 and list(map(Tensor.size, self.written)) == self._shapes
                 and [tensor.dtype for tensor in self.written] == self._dtypes
                 and all(map(Tensor.is_contiguous, self.written))
@@ -109,13 +109,13 @@ class RowsPlan(ABC):
             and self._is_of(asked)
         )
 
-    def again(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
         """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
         return self._is_of(asked) and self._aim(asked.gradients[0], bounds)
 
     def _aim(self, grad: Any, bounds: Int64) -> bool:
         try:
-            found = parts(grad)
+            found = values_and_indices(grad)
             if found is None:
                 return False
             values, indices = found
@@ -130,29 +130,31 @@ class RowsPlan(ABC):
                 or len(size) != 1
                 or values.shape != size + self._row_shape
                 or not size[0]
-                or not self._readable(values)
-                or not self._readable(indices)
+                or not self._is_readable(values)
+                or not self._is_readable(indices)
             ):
                 return False
             start = values.data_ptr()
         except RuntimeError:
             return False
-        return layout.apart(start, values.nbytes, bounds) and self._take(values, indices)
+        return layout.lie_apart(start, values.nbytes, bounds) and self._take_entries(
+            values, indices
+        )
 
-    def _readable(self, tensor: Tensor) -> bool:
+    def _is_readable(self, tensor: Tensor) -> bool:
         """Whether the elements lie in memory as they read, one after the other."""
         return (
             tensor.get_device() == self._device
             and tensor.is_contiguous()
             and not tensor.is_neg()
-            and layout.aligned(tensor)
+            and layout.is_aligned(tensor)
             and tensor.untyped_storage().nbytes()
             >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
             and (tensor.data_ptr() != 0)
         )
 
     @abstractmethod
-    def _take(self, values: Tensor, indices: Tensor) -> bool:
+    def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
         """Get ready for readable values and indices; False if they do not fit."""
 
     @abstractmethod
@@ -170,18 +172,16 @@ class RowsPlan(ABC):
             raise RuntimeError("the plan is not aimed at a gradient")
         return self._values
 
-    def sums(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        own, var = columns.of(0, self.compute), self.var
+        own, var = columns.scalars_of(0, self.compute), self.var
         if self._copy is not None and self._from_copies and variable_squares in formulas:
             var = resumed(var, self._copy)
         return sums_of_pair(formulas, self.values, var, stages, own, self.compute, self._flush)
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         return [np.empty((0, len(formulas)))]
 
@@ -190,7 +190,7 @@ class RowsPlan(ABC):
         return max_abs([self.values])
 
     @abstractmethod
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
 
     def release_gradients(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import look, store
-from thalweg.engines.cpu.codegen import versions
+from thalweg.engines.cpu.codegen import compiler_digest
 from thalweg.engines.engine import Call
 from thalweg.engines.probe import Layout
 
@@ -52,8 +52,8 @@ def _source() -> str:
 def routine() -> Callable[[Any], None]:
     """The compiled look."""
     source = _source()
-    name = f"l_{store.digest(source, versions())}"
-    return _ENTRY(store.address(name, source.replace("LOOK_NAME", name), briefly=True))
+    name = f"l_{store.digest(source, compiler_digest())}"
+    return _ENTRY(store.address_of(name, source.replace("LOOK_NAME", name), briefly=True))
 
 
 @cache

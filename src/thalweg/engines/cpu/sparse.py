@@ -13,7 +13,7 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Int32
 from thalweg.engines.cpu import launch, rows
 from thalweg.engines.cpu.rows_plan import RowsPlan
-from thalweg.engines.cpu.work import CHUNK, ENTRIES, Table, slices, table
+from thalweg.engines.cpu.work import CHUNK, ENTRIES, Table, cut_slices, make_table
 from thalweg.engines.engine import Call, Columns, Request, Scalars, formula_of_rows
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
@@ -37,14 +37,14 @@ class _Scratch:
         self.row_of = np.empty(room, np.int64)
         self.first = np.empty(room, np.int32)
         self.following = np.empty(room + 1, np.int32)
-        self._table = np.empty(_places(room), np.int32)
+        self._table = np.empty(_count_places(room), np.int32)
 
-    def table(self, count: int) -> Int32:
+    def hash_table(self, count: int) -> Int32:
         """The places of a hash table for so many entries."""
-        return self._table[: _places(count)]
+        return self._table[: _count_places(count)]
 
 
-def _places(count: int) -> int:
+def _count_places(count: int) -> int:
     # Many places make few collisions, until clearing them costs more.
     room = 1 << max(count - 1, 0).bit_length()
     return max(2 * room, min(8 * room, _HASH))
@@ -62,7 +62,7 @@ class SparsePlan(RowsPlan):
         rule, var, copy = self.rule, self.var, self._copy
         names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
         width = self._width
-        self._touched = launch.compiled(
+        self._touched = launch.update_kernel(
             formula_of_rows(rule, var),
             (from_zero,) if rule.duplicates == "sum" else (),
             (names[0], layout.STORAGE_NAMES[self._kind], *names[1:]),
@@ -75,7 +75,7 @@ class SparsePlan(RowsPlan):
         )
         self._untouched = None
         if rule.update_untouched is not None:
-            self._untouched = launch.compiled(
+            self._untouched = launch.update_kernel(
                 rule.update_untouched,
                 (),
                 tuple(names),
@@ -84,7 +84,7 @@ class SparsePlan(RowsPlan):
                 copy=copy is not None,
                 from_copy=self._from_copy,
             )
-        self._group = launch.jitted(rows.group_rows)
+        self._group = launch.jit_loop(rows.group_rows)
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
         # What the kernel reads; entries 0 and 13 are counters that its threads share.
@@ -103,19 +103,19 @@ class SparsePlan(RowsPlan):
         self._groups = 0
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
 
-    def _take(self, values: Tensor, indices: Tensor) -> bool:
-        return len(indices) < ENTRIES and self._point(values, indices) < 0
+    def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
+        return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
 
     def point_at(self, grad: IndexedSlices) -> None:
         """See `RowsPlan`."""
-        indices = layout.packed(grad.indices)
-        bad = self._point(layout.packed(grad.values), indices)
+        indices = layout.as_packed(grad.indices)
+        bad = self._group_by_row(layout.as_packed(grad.values), indices)
         if bad >= 0:  # checked before, but a callback may have changed it since
             raise InvalidArgumentError(
                 f"indices[{bad}] = {int(indices[bad])} is not in [0, {self._shape[0]})"
             )
 
-    def _point(self, values: Tensor, indices: Tensor) -> int:
+    def _group_by_row(self, values: Tensor, indices: Tensor) -> int:
         """Group the entries by row; the position of an index out of range, or -1."""
         count = indices.shape[0]
         if count > self._scratch.room or not self._argument[6]:
@@ -126,13 +126,13 @@ class SparsePlan(RowsPlan):
         kept, entries = self._scratch, indices.numpy()
         self._values = values
         self._groups, bad = self._group(
-            entries, self._shape[0], kept.table(count), kept.row_of, kept.first, kept.following
+            entries, self._shape[0], kept.hash_table(count), kept.row_of, kept.first, kept.following
         )
         return bad
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """What updates the rows that the gradient names, and the others where the rule says so."""
-        scalars = columns.of(0, self.compute)
+        scalars = columns.scalars_of(0, self.compute)
         made = self._touched_calls(scalars)
         if self._untouched is not None:
             made.append(self._untouched_call(self._untouched, scalars))
@@ -154,18 +154,18 @@ class SparsePlan(RowsPlan):
             argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
         argument[:5] = 0, shares, self._flush, groups, share
         argument[13] = 0
-        return [kernel.at(self._address, threads)]
+        return [kernel.bind_argument(self._address, threads)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         width, height = self._width, self._shape[0]
         limit = max(CHUNK // max(width, 1), 1)
         ordered = np.sort(self._scratch.row_of[: self._groups])
         chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
-        found = chunks[: launch.jitted(rows.gap_chunks)(ordered, height, width, limit, chunks)]
+        found = chunks[: launch.jit_loop(rows.gap_chunks)(ordered, height, width, limit, chunks)]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
-        self._gaps = table(base, found, slices(found), np.zeros(1, np.int64)), row
-        return kernel.call(*self._gaps, self._flush)
+        self._gaps = make_table(base, found, cut_slices(found), np.zeros(1, np.int64)), row
+        return kernel.bind_table(*self._gaps, self._flush)
 
     def release_gradients(self) -> None:
         """See `RowsPlan`."""

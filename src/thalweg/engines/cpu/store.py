@@ -21,15 +21,15 @@ _addresses: dict[str, int] = {}
 _warned: set[str] = set()
 
 
-def folder() -> Path:
+def kernels_folder() -> Path:
     """`kernels` in `THALWEG_CACHE_DIR`, by default in `thalweg` in the user's cache folder."""
     given = os.environ.get("THALWEG_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return (Path(given) if given else Path(base) / "thalweg") / "kernels"
 
 
-def _say(error: OSError) -> None:
-    path = str(folder())
+def _warn_once(error: OSError) -> None:
+    path = str(kernels_folder())
     if path not in _warned:
         _warned.add(path)
         warn(
@@ -39,39 +39,39 @@ def _say(error: OSError) -> None:
         )
 
 
-def _sealed(name: str, code: bytes) -> bytes:
+def _seal_code(name: str, code: bytes) -> bytes:
     # Against damage; who may have written it is for `private` to know. The name is sealed with the
     # code: nothing can take another kernel's place.
     return hashlib.blake2b(name.encode() + b"\0" + code).digest() + code
 
 
-def _read(name: str) -> bytes:
+def _read_code(name: str) -> bytes:
     """The code in a file, empty if it is missing or damaged."""
     if not private.AVAILABLE:
         return b""
     try:
         with ExitStack() as stack:
-            kept = private.opened(stack, str(folder()))
-            content = private.read(kept, name) or b""
+            kept = private.open_folder(stack, str(kernels_folder()))
+            content = private.read_file(kept, name) or b""
     except OSError as error:
-        _say(error)
+        _warn_once(error)
         return b""
     code = content[hashlib.blake2b().digest_size :]
-    return code if content == _sealed(name, code) else b""
+    return code if content == _seal_code(name, code) else b""
 
 
-def _write(name: str, code: bytes) -> None:
+def _write_code(name: str, code: bytes) -> None:
     if not private.AVAILABLE:
         return
     try:
         with ExitStack() as stack:
-            kept = private.opened(stack, str(folder()))
-            private.write(kept, name, _sealed(name, code))
+            kept = private.open_folder(stack, str(kernels_folder()))
+            private.write_file(kept, name, _seal_code(name, code))
     except OSError as error:
-        _say(error)
+        _warn_once(error)
 
 
-def address(name: str, source: str, briefly: bool = False) -> int:
+def address_of(name: str, source: str, briefly: bool = False) -> int:
     """The address of the function of a generated source, from memory, disk or LLVM.
 
     Args:
@@ -82,17 +82,17 @@ def address(name: str, source: str, briefly: bool = False) -> int:
     with _lock:
         found = _addresses.get(name)
         if found is None:
-            found = _addresses[name] = _address(name, source, briefly)
+            found = _addresses[name] = _load_address(name, source, briefly)
         return found
 
 
-def _address(name: str, source: str, briefly: bool) -> int:
-    file = f"{name}.{digest(machine_code.target())}.o"
-    found = machine_code.link(name, _read(file))
+def _load_address(name: str, source: str, briefly: bool) -> int:
+    file = f"{name}.{digest(machine_code.target_digest())}.o"
+    found = machine_code.link_kernel(name, _read_code(file))
     if found:
         return found
-    code = machine_code.compiled(name, source, briefly)
-    found = machine_code.link(name, code)
+    code = machine_code.compile_kernel(name, source, briefly)
+    found = machine_code.link_kernel(name, code)
     if found:
-        _write(file, code)
-    return found or machine_code.loaded(name, source, briefly)
+        _write_code(file, code)
+    return found or machine_code.compile_in_memory(name, source, briefly)

@@ -23,7 +23,7 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 
 @cache
-def _runtime() -> ctypes.CDLL | None:
+def _find_runtime() -> ctypes.CDLL | None:
     """The OpenMP runtime that torch mapped, or None where there is none."""
     try:
         with open("/proc/self/maps") as maps:
@@ -42,7 +42,7 @@ def _runtime() -> ctypes.CDLL | None:
 @cache
 def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
     """`GOMP_parallel` of the OpenMP runtime that torch mapped, or None where there is none."""
-    runtime = _runtime()
+    runtime = _find_runtime()
     if runtime is None:
         return None
     function = runtime.GOMP_parallel
@@ -61,14 +61,14 @@ _fork = _Fork()
 _alone = False  # whether the team of the thread that forked was lost
 
 
-def _dismiss() -> None:
+def _dismiss_team() -> None:
     """Before a fork: send the team of this thread home; its next parallel region calls a new one.
 
     libgomp's workers do not survive a fork, and the child would wait for them for ever: in our
     kernels, and in each operation of torch on a tensor of some size.
     """
     _fork.dismissed = False
-    pause = getattr(_runtime(), "omp_pause_resource_all", None)
+    pause = getattr(_find_runtime(), "omp_pause_resource_all", None)
     if pause is not None:
         _fork.dismissed = pause(_SOFT) == 0
 
@@ -79,18 +79,18 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_dismiss, after_in_child=_in_child)
+    os.register_at_fork(before=_dismiss_team, after_in_child=_in_child)
 
 
-def run(address: int, argument: int, threads: int) -> None:
+def run_on_team(address: int, argument: int, threads: int) -> None:
     """Call the C function `void f(void*)` at `address` on up to `threads` threads at once.
 
     Every call receives the same argument; the function shares out its own work, without the GIL.
     """
-    call(address, argument, threads)()
+    call_on_team(address, argument, threads)()
 
 
-def call(address: int, argument: int, threads: int) -> Callable[[], object]:
+def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
     """The same as a function in C, to be called later."""
     parallel = None if threads <= 1 or _alone else gomp_parallel()
     if parallel is None:
@@ -104,6 +104,6 @@ def parallel_address() -> int:
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def size() -> int:
+def team_size() -> int:
     """How many threads torch uses for one operation, now."""
     return torch.get_num_threads()

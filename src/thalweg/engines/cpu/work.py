@@ -50,7 +50,7 @@ class Table:
         self._argument = argument
         self._address = argument.ctypes.data
 
-    def argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
+    def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
         """The address of the kernel's argument block, with the ticket counter at 0."""
         block = self._argument
         block[0] = 0
@@ -64,7 +64,7 @@ class Table:
         block[0], block[2] = 0, flush
         return block
 
-    def measuring(self, partial: Int64, column: int) -> int:
+    def fill_peak_argument(self, partial: Int64, column: int) -> int:
         """The argument block of a kernel for peaks, which fills one partial result per chunk."""
         block = self._argument
         block[0] = 0
@@ -91,7 +91,7 @@ def chunk_of(elements: int) -> int:
     return min(CHUNK, max(-(-elements // 32 // STEP) * STEP, CHUNK // 8))
 
 
-def slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
+def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
     """Bounds of slices of about `chunk` elements.
 
     Args:
@@ -109,7 +109,7 @@ def slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
     return np.append(np.flatnonzero(starts), count).astype(np.int64)
 
 
-def table(base: Int64, chunks: Int64, bounds: Int64, scalar_row: Int64) -> Table:
+def make_table(base: Int64, chunks: Int64, bounds: Int64, scalar_row: Int64) -> Table:
     """A table whose arrays have the layout that kernels read."""
     return Table(
         np.ascontiguousarray(base, np.int64),

@@ -13,19 +13,19 @@ from thalweg.engines.selection import EngineName
 CAPABILITY = (8, 0)  # the least: older GPUs have no instructions for bfloat16
 
 
-def interprets() -> bool:
+def is_interpreted() -> bool:
     """Whether Triton interprets its programs with NumPy, on tensors of the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
-def trouble() -> str:
+def why_unavailable() -> str:
     """Why there is no engine for GPUs here; empty if there is one."""
     try:
         version("triton")
     except PackageNotFoundError:
         return "Triton is not installed (it comes with torch's wheels for CUDA)"
-    if interprets():
+    if is_interpreted():
         return ""
     if torch.version.hip:
         return "this torch is for ROCm; the engine knows CUDA alone"
@@ -37,12 +37,12 @@ def _is_able(index: int) -> bool:
     return torch.cuda.get_device_capability(index) >= CAPABILITY
 
 
-def computes(device: torch.device, name: EngineName) -> bool:
+def takes_device(device: torch.device, name: EngineName) -> bool:
     """Whether this engine takes the variables of a device when the engine of that name is chosen.
 
     Those of the CPU are taken by name alone, by Triton's interpreter.
     """
     if device.type == "cuda":
-        able = name in ("auto", "cuda") and not interprets()
-        return able and not trouble() and _is_able(device.index)
-    return device.type == "cpu" and name == "cuda" and interprets() and not trouble()
+        able = name in ("auto", "cuda") and not is_interpreted()
+        return able and not why_unavailable() and _is_able(device.index)
+    return device.type == "cpu" and name == "cuda" and is_interpreted() and not why_unavailable()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.engines import codegen
-from thalweg.engines.codegen import LARGEST, FormulaWriter, Update, digest, indented
-from thalweg.engines.cuda.exact import exact, text_of
+from thalweg.engines.codegen import LARGEST, FormulaWriter, Update, digest, indent_by
+from thalweg.engines.cuda.exact import make_exact, text_of
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
 CHUNK = 4096  # elements of a program over a dense gradient
@@ -76,17 +76,17 @@ class Kernel(codegen.Kernel):
 
 
 @cache
-def _own() -> str:
+def _functions_text() -> str:
     return Path(__file__).with_name("functions.py").read_text()
 
 
-def made(text: str, scalars: tuple[str, ...], **others: Any) -> Kernel:
+def name_kernel(text: str, scalars: tuple[str, ...], **others: Any) -> Kernel:
     """The kernel of a text in which its name is KERNEL_NAME."""
-    name = f"g_{digest(text, _own())}"
+    name = f"g_{digest(text, _functions_text())}"
     return Kernel(name, text.replace("KERNEL_NAME", name), scalars, **others)
 
 
-def header(compute: str, fast: bool = False) -> str:
+def write_header(compute: str, fast: bool = False) -> str:
     """What stands before all kernels of an arithmetic."""
     literal = "literal32" if compute == "float32" else "literal64"
     names = [f"{FUNCTION_PREFIX}{name} = {own}" for name, own in FUNCTIONS.items()]
@@ -110,50 +110,51 @@ class Writer(FormulaWriter):
         self.compute, self.flush, self.fast = compute, flush, fast
         self._within = flush and not fast
 
-    def text(self, node: ast.AST) -> str:
+    def text_of(self, node: ast.AST) -> str:
         """A part of a formula."""
-        return text_of(exact(node, self.compute, self._within))
+        return text_of(make_exact(node, self.compute, self._within))
 
-    def flushed(self, value: str) -> str:
+    def flush_value(self, value: str) -> str:
         """A number that was read, or computed by no operation of a formula."""
         return f"flush({value})" if self.flush else value
 
-    def read(self, stored: str, kind: str) -> str:
+    def read_value(self, stored: str, kind: str) -> str:
         """A number in the type of the arithmetic, of one that is stored."""
         if kind in REDUCED:
             stored = f"from_{kind}({stored})"
             kind = "float32"
         if kind == self.compute:
-            return self.flushed(stored)
+            return self.flush_value(stored)
         if kind == "float32":  # whose denormal numbers are none in float64
-            return f"{self.flushed(stored)}.to(tl.{self.compute})"
-        return self.flushed(f"{stored}.to(tl.{self.compute})")
+            return f"{self.flush_value(stored)}.to(tl.{self.compute})"
+        return self.flush_value(f"{stored}.to(tl.{self.compute})")
 
-    def stored(self, value: str, kind: str) -> str:
+    def value_to_store(self, value: str, kind: str) -> str:
         """The other way round."""
         if kind == self.compute:
             return value
         if self.compute == "float64":  # what is denormal in float32 only
-            value = self.flushed(f"{value}.to(tl.float32)")
+            value = self.flush_value(f"{value}.to(tl.float32)")
         return f"to_{kind}({value})" if kind in REDUCED else f"{value}.to(tl.{kind})"
 
-    def kept(self, value: str, kind: str) -> str:
+    def value_of_copy(self, value: str, kind: str) -> str:
         """What a copy of that type is of a number, as it is stored."""
         largest = f"{LITERAL}({LARGEST[kind]!r})"
-        return self.stored(self.flushed(f"saturated({value}, {largest})"), kind)
+        return self.value_to_store(self.flush_value(f"saturated({value}, {largest})"), kind)
 
-    def resumed(self, name: str, storage: Sequence[str], *where: str) -> list[str]:
+    def resume_at_copy(self, name: str, storage: Sequence[str], *where: str) -> list[str]:
         """Begin at the copy, the last of `storage`, where it is not what a step left of a number.
 
         Args:
             name: The number's, which is the variable.
-            storage: As for `generate`.
+            storage: As for `generate_update`.
             where: What `load` is given after the pointer.
         """
         kind = storage[-1]
         return [
             f"copy = load(p{len(storage) - 1}, {', '.join(where)})",
-            f"{name} = resumed({name}, {self.kept(name, kind)}, copy, {self.read('copy', kind)})",
+            f"{name} = resumed({name}, {self.value_of_copy(name, kind)}, copy,"
+            f" {self.read_value('copy', kind)})",
         ]
 
 
@@ -167,69 +168,73 @@ class Element:
 
     def __init__(self, update: Update, writer: Writer) -> None:
         self.update, self.writer = update, writer
-        self.arguments = [*(f"p{each}" for each in self.streams()), *update.scalar.values()]
+        self.arguments = [*(f"p{each}" for each in self.pointed_streams()), *update.scalar.values()]
 
-    def streams(self) -> list[int]:
+    def pointed_streams(self) -> list[int]:
         """What the function gets pointers of."""
         return list(range(len(self.update.storage)))
 
-    def definitions(self, *others: str) -> str:
+    def define_functions(self, *others: str) -> str:
         """The function, which gets `others` beside its arguments, after those that it calls."""
         parameters = ", ".join([*self.arguments, *others, "at", "length", "MASKED: tl.constexpr"])
-        text = f"@triton.jit\ndef element({parameters}):\n{indented(self.lines(), 1)}"
-        return "\n\n\n".join([*self.update.definitions(self.writer).values(), text]) + "\n"
+        text = f"@triton.jit\ndef element({parameters}):\n{indent_by(self.update_element(), 1)}"
+        return "\n\n\n".join([*self.update.define_functions(self.writer).values(), text]) + "\n"
 
-    def lines(self) -> list[str]:
+    def update_element(self) -> list[str]:
         """Read what the formula takes, compute it, and write what changes."""
         update = self.update
-        reads = [line for stream in update.read_streams() for line in self.read(stream)]
+        reads = [line for stream in update.read_streams() for line in self.read_value(stream)]
         writes: list[str] = []
-        for result, stream in update.written():
-            is_flushed = update.formula.rounded(result) and not self.writer.fast
-            value = f"out{result}" if is_flushed else self.writer.flushed(f"out{result}")
-            writes.append(self.store(stream, self.writer.stored(value, update.storage[stream])))
+        for result, stream in update.written_results():
+            is_flushed = update.formula.is_rounded(result) and not self.writer.fast
+            value = f"out{result}" if is_flushed else self.writer.flush_value(f"out{result}")
+            writes.append(
+                self.store_value(stream, self.writer.value_to_store(value, update.storage[stream]))
+            )
         if update.writes_copy():
-            writes.append(self.store(-1, self.writer.kept("out0", update.storage[-1])))
+            writes.append(
+                self.store_value(-1, self.writer.value_of_copy("out0", update.storage[-1]))
+            )
         return [
             *reads,
-            *self.begin(),
+            *self.apply_before(),
             *update.staged_gradient(),
             *update.local_scalars(),
-            *update.results(self.writer),
+            *update.compute_results(self.writer),
             *writes,
         ]
 
-    def read(self, stream: int) -> list[str]:
+    def read_value(self, stream: int) -> list[str]:
         """Read a number in the type of the arithmetic."""
-        name, storage = self.update.local(stream), self.update.storage
-        lines = [f"{name} = {self.writer.read(self.loaded(stream), storage[stream])}"]
+        name, storage = self.update.name_of(stream), self.update.storage
+        lines = [f"{name} = {self.writer.read_value(self.load_value(stream), storage[stream])}"]
         if self.update.from_copy and stream == 0:
-            lines += self.writer.resumed(name, storage, "at", "length", "MASKED")
+            lines += self.writer.resume_at_copy(name, storage, "at", "length", "MASKED")
         return lines
 
-    def loaded(self, stream: int) -> str:
+    def load_value(self, stream: int) -> str:
         """Numbers as they are stored."""
         return f"load(p{stream}, at, length, MASKED)"
 
-    def begin(self) -> list[str]:
+    def apply_before(self) -> list[str]:
         """Apply `before` to the variable."""
         if not self.update.before:
             return []
-        var, kind = self.update.local(0), self.update.storage[0]
-        return [f"{var} = {self.writer.read(self.changed(var), kind)}"]
+        var, kind = self.update.name_of(0), self.update.storage[0]
+        return [f"{var} = {self.writer.read_value(self.prepare_variable(var), kind)}"]
 
-    def changed(self, var: str) -> str:
+    def prepare_variable(self, var: str) -> str:
         """The variable after `before`, as it is stored."""
-        value = self.writer.flushed(self.update.applied(self.update.before, var))
-        return self.writer.stored(value, self.update.storage[0])
+        value = self.writer.flush_value(self.update.apply_stages(self.update.before, var))
+        return self.writer.value_to_store(value, self.update.storage[0])
 
-    def store(self, stream: int, value: str) -> str:
+    def store_value(self, stream: int, value: str) -> str:
         """Write a number, which is that of the last stream if it is -1."""
         stream %= len(self.update.storage)
         return f"store(p{stream}, at, {value}, length, MASKED)"
 
 
-def generate(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
+def generate_update(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
     """The kernel of an update of tensors.
 
     Args:
@@ -243,30 +248,30 @@ def generate(update: Update, compute: str, flush: bool, fast: bool = False) -> K
         chunk=CHUNK,
         block=THREADS * share_of(storage),
         n_scalars=len(update.scalars),
-        scalars=indented(load_scalars(element, "scalars + row + "), 1),
-        pointers=indented(point(element, f"base + tensor * {len(storage)} + "), 1),
+        scalars=indent_by(load_scalars(element, "scalars + row + "), 1),
+        pointers=indent_by(point_at_streams(element, f"base + tensor * {len(storage)} + "), 1),
         arguments=", ".join(element.arguments),
     )
-    return assemble(element, element.definitions() + text)
+    return assemble_kernel(element, element.define_functions() + text)
 
 
-def assemble(element: Element, text: str, *integers: str, threads: int = THREADS) -> Kernel:
+def assemble_kernel(element: Element, text: str, *integers: str, threads: int = THREADS) -> Kernel:
     """The kernel of an update, with the names of its integers and the threads of a program."""
     compute, fast = element.writer.compute, element.writer.fast
-    text = header(compute, fast) + "\n\n" + text
+    text = write_header(compute, fast) + "\n\n" + text
     others = {"integers": integers, "kind": compute, "fast": fast, "threads": threads}
-    return made(text, element.update.scalars, **others)
+    return name_kernel(text, element.update.scalars, **others)
 
 
 def load_scalars(element: Element, start: str) -> list[str]:
     """Load what the function is given of scalars."""
     values = [f"tl.load({start}{index})" for index in range(len(element.update.scalars))]
-    return [f"s{k} = {element.writer.flushed(value)}" for k, value in enumerate(values)]
+    return [f"s{k} = {element.writer.flush_value(value)}" for k, value in enumerate(values)]
 
 
-def point(element: Element, start: str) -> list[str]:
+def point_at_streams(element: Element, start: str) -> list[str]:
     """Point at what the function is given of streams."""
-    kinds = [(each, f"tl.{element.update.storage[each]}") for each in element.streams()]
+    kinds = [(each, f"tl.{element.update.storage[each]}") for each in element.pointed_streams()]
     return [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
 
 

@@ -5,9 +5,9 @@ A program makes one leaf, in the order of `thalweg.engines.measuring`.
 
 from __future__ import annotations
 
-from thalweg.engines.codegen import indented
+from thalweg.engines.codegen import indent_by
 from thalweg.engines.codegen_measure import Sweep
-from thalweg.engines.cuda.codegen import FUNCTIONS, Kernel, Writer, header, made
+from thalweg.engines.cuda.codegen import FUNCTIONS, Kernel, Writer, name_kernel, write_header
 from thalweg.engines.measuring import LANES, LEAF
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
@@ -103,21 +103,23 @@ class _Program:
         self.sweep = sweep
         self._double, self._single = Writer("float64", flush), Writer(compute, flush)
 
-    def definitions(self) -> str:
+    def define_functions(self) -> str:
         """The function that returns every measure of a block, after those that it calls."""
         found: dict[str, str] = {}
         for index, stage in enumerate(self.sweep.stages):
-            for name, text in self._single.definition(f"stage{index}", stage).items():
+            for name, text in self._single.define_function(f"stage{index}", stage).items():
                 found[name] = _for_stages(text)
         for index, measure in enumerate(self.sweep.measures):
-            for name, text in self._double.helpers(measure).items():
+            for name, text in self._double.helpers_of(measure).items():
                 found[name] = _own_helpers(text, index)
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
-        element = f"@triton.jit\ndef element({parameters}):\n{indented(self._element(), 1)}"
+        element = (
+            f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
+        )
         return "\n\n\n".join([*found.values(), element]) + "\n"
 
-    def _element(self) -> list[str]:
-        lines = [line for stream in self.sweep.used for line in self._read(stream)]
+    def _measure_element(self) -> list[str]:
+        lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
         for index, stage in enumerate(self.sweep.stages):
             given = [
                 f"{self.sweep.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
@@ -126,22 +128,24 @@ class _Program:
         if self.sweep.stages:
             lines.append("e1 = e1.to(tl.float64)")
         for index, measure in enumerate(self.sweep.measures):
-            lines += self._measure(measure, index)
+            lines += self._write_measure(measure, index)
         names = ", ".join(f"m{index}" for index in range(len(self.sweep.measures)))
         return [*lines, f"return {names}"]
 
-    def _read(self, stream: int) -> list[str]:
+    def _read_stream(self, stream: int) -> list[str]:
         writer = self._single if stream == 1 and self.sweep.stages else self._double
-        value = writer.read(f"load(p{stream}, at, length, MASKED)", self.sweep.storage[stream])
+        value = writer.read_value(
+            f"load(p{stream}, at, length, MASKED)", self.sweep.storage[stream]
+        )
         lines = [f"e{stream} = {value}"]
         if self.sweep.copy is not None and stream == 0:
-            lines += self._double.resumed("e0", self.sweep.storage, "at", "length", "MASKED")
+            lines += self._double.resume_at_copy("e0", self.sweep.storage, "at", "length", "MASKED")
         return lines
 
-    def _measure(self, measure: Transcript, index: int) -> list[str]:
+    def _write_measure(self, measure: Transcript, index: int) -> list[str]:
         names = [(k, name) for k, name in enumerate(measure.positional) if k in self.sweep.used]
-        result = f"m{index} = {self._double.result(measure, 0)}"
-        formula = [*self._double.lines(measure), result]
+        result = f"m{index} = {self._double.result_of(measure, 0)}"
+        formula = [*self._double.assignments_of(measure), result]
         return [
             *(f"{LOCAL_PREFIX}{name} = e{k}" for k, name in names),
             *(f"{LOCAL_PREFIX}{name} = {self.sweep.scalar[name]}" for name in measure.scalars),
@@ -153,9 +157,9 @@ class _Program:
     def load_scalars(self) -> list[str]:
         """Load the scalars of a tensor."""
         values = [f"tl.load(scalars + row + {k})" for k in range(len(self.sweep.scalars))]
-        return [f"s{k} = {self._double.flushed(value)}" for k, value in enumerate(values)]
+        return [f"s{k} = {self._double.flush_value(value)}" for k, value in enumerate(values)]
 
-    def pointers(self) -> list[str]:
+    def point_at_leaf(self) -> list[str]:
         """Point at what is read of a leaf."""
         lines: list[str] = []
         for stream in self.sweep.read:
@@ -164,14 +168,14 @@ class _Program:
             lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
         return lines
 
-    def zero(self) -> list[str]:
+    def begin_sums(self) -> list[str]:
         """Begin the sums of all lanes."""
         names = [
             f"sum{k}_{part}" for k in range(len(self.sweep.measures)) for part in range(_PARTS)
         ]
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
-    def add(self, start: str, masked: bool) -> list[str]:
+    def add_elements(self, start: str, masked: bool) -> list[str]:
         """Add the next element of each lane to it."""
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
@@ -180,30 +184,32 @@ class _Program:
             given = ", ".join([*self.sweep.arguments, at, "length", str(masked)])
             lines.append(f"{values} = element({given})")
             for index in range(len(self.sweep.measures)):
-                total = self._double.flushed(f"sum{index}_{part} + value{index}")
+                total = self._double.flush_value(f"sum{index}_{part} + value{index}")
                 lines.append(f"sum{index}_{part} = {total}")
         return lines
 
-    def fold(self) -> list[str]:
+    def fold_lanes(self) -> list[str]:
         """Add the upper half of the lanes to the lower half until one is left."""
-        return [line for index in range(len(self.sweep.measures)) for line in self._fold(index)]
+        return [
+            line for index in range(len(self.sweep.measures)) for line in self._fold_measure(index)
+        ]
 
-    def _fold(self, index: int) -> list[str]:
+    def _fold_measure(self, index: int) -> list[str]:
         lines: list[str] = []
         parts = _PARTS
         while parts > 1:
             parts //= 2
             for part in range(parts):
-                total = self._double.flushed(f"sum{index}_{part} + sum{index}_{part + parts}")
+                total = self._double.flush_value(f"sum{index}_{part} + sum{index}_{part + parts}")
                 lines.append(f"sum{index}_{part} = {total}")
         lines.append(f"sum{index} = sum{index}_0")
         half = _PART // 2
         while half:
-            lines.append(f"sum{index} = {self._double.flushed(f'fold(sum{index}, {half})')}")
+            lines.append(f"sum{index} = {self._double.flush_value(f'fold(sum{index}, {half})')}")
             half //= 2
         return lines
 
-    def keep(self) -> list[str]:
+    def store_sums(self) -> list[str]:
         """Store the sums of a leaf."""
         count = len(self.sweep.measures)
         places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
@@ -235,23 +241,29 @@ def generate_measure(
         leaf=LEAF,
         lanes=LANES,
         n_scalars=len(sweep.scalars),
-        scalars=indented(program.load_scalars(), 1),
-        pointers=indented(program.pointers(), 1),
-        begin=indented(program.zero(), 1),
-        whole=indented(program.add("start", False), 3),
-        rest=indented(program.add("begin", True), 3),
-        fold=indented(program.fold(), 1),
-        keep=indented(program.keep(), 1),
+        scalars=indent_by(program.load_scalars(), 1),
+        pointers=indent_by(program.point_at_leaf(), 1),
+        begin=indent_by(program.begin_sums(), 1),
+        whole=indent_by(program.add_elements("start", False), 3),
+        rest=indent_by(program.add_elements("begin", True), 3),
+        fold=indent_by(program.fold_lanes(), 1),
+        keep=indent_by(program.store_sums(), 1),
     )
-    text = header("float64") + _stage_header(compute) + "\n\n" + program.definitions() + kernel
-    return made(text, sweep.scalars, integers=("whole",), measures=len(formulas))
+    text = (
+        write_header("float64")
+        + _stage_header(compute)
+        + "\n\n"
+        + program.define_functions()
+        + kernel
+    )
+    return name_kernel(text, sweep.scalars, integers=("whole",), measures=len(formulas))
 
 
 def generate_peak(kind: str) -> Kernel:
     """The kernel that finds the largest magnitude in each leaf, as bits; NaN is above infinity."""
     integer, magnitude = _MAGNITUDES[kind]
     kernel = _PEAK.format(leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
-    return made(header("float64") + "\n\n" + kernel, (), integers=("streams",))
+    return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("streams",))
 
 
 def generate_combine() -> Kernel:
@@ -272,10 +284,10 @@ def generate_combine() -> Kernel:
     kernel = _COMBINE.format(
         threads=FAN // _OF_THREAD,
         of_thread=_OF_THREAD,
-        read=indented(read, 1),
-        fold=indented(fold, 1),
+        read=indent_by(read, 1),
+        fold=indent_by(fold, 1),
     )
-    return made(header("float64") + "\n\n" + kernel, (), integers=("measures",))
+    return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("measures",))
 
 
 def _own_helpers(text: str, index: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from thalweg.engines.codegen import Update, indented
+from thalweg.engines.codegen import Update, indent_by
 from thalweg.engines.cuda.codegen import (
     CHUNK,
     SIZES,
@@ -13,9 +13,9 @@ from thalweg.engines.cuda.codegen import (
     Element,
     Kernel,
     Writer,
-    assemble,
+    assemble_kernel,
     load_scalars,
-    point,
+    point_at_streams,
     share_of,
 )
 
@@ -65,60 +65,64 @@ def KERNEL_NAME(base, named, elements, row_size, scalars, ALIGNED: tl.constexpr)
 class _Summed(Element):
     """A row is updated once, by the sum of its entries, which is rounded to the variable's type."""
 
-    def streams(self) -> list[int]:
-        return [each for each in super().streams() if each != 1]
+    def pointed_streams(self) -> list[int]:
+        return [each for each in super().pointed_streams() if each != 1]
 
-    def read(self, stream: int) -> list[str]:
-        return super().read(stream) if stream != 1 else [f"{self.update.local(1)} = sum_of_entries"]
+    def read_value(self, stream: int) -> list[str]:
+        return (
+            super().read_value(stream)
+            if stream != 1
+            else [f"{self.update.name_of(1)} = sum_of_entries"]
+        )
 
-    def ahead(self) -> list[int]:
+    def streams_ahead(self) -> list[int]:
         """The streams that are read before the entries are."""
         return [each for each in self.update.read_streams() if each != 1]
 
-    def loaded(self, stream: int) -> str:
-        return f"ahead{stream}" if stream in self.ahead() else super().loaded(stream)
+    def load_value(self, stream: int) -> str:
+        return f"ahead{stream}" if stream in self.streams_ahead() else super().load_value(stream)
 
-    def others(self) -> list[str]:
+    def extra_arguments(self) -> list[str]:
         """What the function gets beside pointers and scalars."""
-        return ["sum_of_entries", *(f"ahead{each}" for each in self.ahead())]
+        return ["sum_of_entries", *(f"ahead{each}" for each in self.streams_ahead())]
 
-    def row(self) -> list[str]:
+    def update_row(self) -> list[str]:
         """Update the row."""
         writer, kind = self.writer, self.update.storage[0]
-        total = writer.flushed(f"found + {self._entry()}")
+        total = writer.flush_value(f"found + {self._entry_value()}")
         return [
-            *(f"ahead{each} = load(p{each}, at, width, True)" for each in self.ahead()),
-            f"found = {self._entry()}",
+            *(f"ahead{each} = load(p{each}, at, width, True)" for each in self.streams_ahead()),
+            f"found = {self._entry_value()}",
             *_while_same(f"found = {total}"),
-            f"found = {writer.read(writer.stored('found', kind), kind)}",
-            self._call(),
+            f"found = {writer.read_value(writer.value_to_store('found', kind), kind)}",
+            self._call_element(),
         ]
 
-    def _entry(self) -> str:
+    def _entry_value(self) -> str:
         """An entry's numbers after its stages, of which the type of the variable is left."""
         start = "gradient + entry * width"
-        value = self.writer.read(f"load({start}, at, width, True)", self.update.storage[1])
+        value = self.writer.read_value(f"load({start}, at, width, True)", self.update.storage[1])
         if not self.update.entries:
             return value
-        value, kind = self.update.applied(self.update.entries, value), self.update.storage[0]
-        return self.writer.read(self.writer.stored(value, kind), kind)
+        value, kind = self.update.apply_stages(self.update.entries, value), self.update.storage[0]
+        return self.writer.read_value(self.writer.value_to_store(value, kind), kind)
 
-    def _call(self) -> str:
-        others = ["found", *self.others()[1:], "at", "width", "True"]
+    def _call_element(self) -> str:
+        others = ["found", *self.extra_arguments()[1:], "at", "width", "True"]
         return f"element({', '.join([*self.arguments, *others])})"
 
 
 class _Successive(_Summed):
     """A row is updated once for each of its entries."""
 
-    def ahead(self) -> list[int]:
+    def streams_ahead(self) -> list[int]:
         return []
 
-    def begin(self) -> list[str]:
+    def apply_before(self) -> list[str]:
         return []
 
-    def row(self) -> list[str]:
-        once = [f"found = {self._entry()}", self._call()]
+    def update_row(self) -> list[str]:
+        once = [f"found = {self._entry_value()}", self._call_element()]
         return [*self._begin_row(), *once, *_while_same(*once)]
 
     def _begin_row(self) -> list[str]:
@@ -126,13 +130,13 @@ class _Successive(_Summed):
         if not self.update.before:
             return []
         writer, storage = self.writer, self.update.storage
-        lines = [f"begun = {writer.read('load(p0, at, width, True)', storage[0])}"]
+        lines = [f"begun = {writer.read_value('load(p0, at, width, True)', storage[0])}"]
         if self.update.from_copy:
-            lines += writer.resumed("begun", storage, "at", "width", "True")
-        lines.append(f"begun = {self.changed('begun')}")
+            lines += writer.resume_at_copy("begun", storage, "at", "width", "True")
+        lines.append(f"begun = {self.prepare_variable('begun')}")
         lines.append("store(p0, at, begun, width, True)")
         if self.update.from_copy:  # else the first entry would begin at the copy
-            value = writer.kept(writer.read("begun", storage[0]), storage[-1])
+            value = writer.value_of_copy(writer.read_value("begun", storage[0]), storage[-1])
             lines.append(f"store(p{len(storage) - 1}, at, {value}, width, True)")
         return lines
 
@@ -158,13 +162,13 @@ def generate_rows(
     text = _ROWS.format(
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
         block=threads * share_of(update.storage),
-        scalars=indented(load_scalars(element, "scalars + "), 1),
-        pointers=indented(point(element, "base + "), 1),
+        scalars=indent_by(load_scalars(element, "scalars + "), 1),
+        pointers=indent_by(point_at_streams(element, "base + "), 1),
         gradient=f"tl.{update.storage[1]}",
-        update=indented(element.row(), 2),
+        update=indent_by(element.update_row(), 2),
     )
-    definitions = element.definitions(*element.others())
-    return assemble(element, definitions + text, "count", "width", threads=threads)
+    definitions = element.define_functions(*element.extra_arguments())
+    return assemble_kernel(element, definitions + text, "count", "width", threads=threads)
 
 
 def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
@@ -179,11 +183,11 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         chunk=CHUNK,
         share=share,
         block=THREADS * share,
-        scalars=indented(load_scalars(element, "scalars + "), 1),
-        pointers=indented(point(element, "base + "), 1),
+        scalars=indent_by(load_scalars(element, "scalars + "), 1),
+        pointers=indent_by(point_at_streams(element, "base + "), 1),
         arguments=", ".join(element.arguments),
     )
-    return assemble(element, element.definitions() + text, "elements", "row_size")
+    return assemble_kernel(element, element.define_functions() + text, "elements", "row_size")
 
 
 def _while_same(*body: str) -> list[str]:

@@ -17,19 +17,19 @@ import torch
 
 
 @cache
-def _library() -> Any:
+def _load_driver() -> Any:
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
-def _check(code: int, what: str) -> None:
+def _check_code(code: int, what: str) -> None:
     if code:
         text = c_char_p()
-        _library().cuGetErrorString(code, byref(text))
+        _load_driver().cuGetErrorString(code, byref(text))
         raise RuntimeError(f"{what} failed: {(text.value or b'').decode()} (CUDA error {code}).")
 
 
 @cache
-def function(cubin: bytes, name: str, device: int) -> c_void_p:
+def load_function(cubin: bytes, name: str, device: int) -> c_void_p:
     """A kernel of a binary, on a device.
 
     Raises:
@@ -38,18 +38,19 @@ def function(cubin: bytes, name: str, device: int) -> c_void_p:
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).query()  # the device's context is there from now on
         module, found = c_void_p(), c_void_p()
-        _check(_library().cuModuleLoadData(byref(module), cubin), f"Loading {name}")
-        _check(
-            _library().cuModuleGetFunction(byref(found), module, name.encode()), f"Finding {name}"
+        _check_code(_load_driver().cuModuleLoadData(byref(module), cubin), f"Loading {name}")
+        _check_code(
+            _load_driver().cuModuleGetFunction(byref(found), module, name.encode()),
+            f"Finding {name}",
         )
     return found
 
 
 @cache
-def _context(device: int) -> c_void_p:
+def _context_of(device: int) -> c_void_p:
     with torch.cuda.device(device):
         found = c_void_p()
-        _check(_library().cuCtxGetCurrent(byref(found)), "Asking for the context")
+        _check_code(_load_driver().cuCtxGetCurrent(byref(found)), "Asking for the context")
     if not found.value:
         raise RuntimeError(f"GPU {device} has no context in this thread.")
     return found
@@ -59,7 +60,7 @@ class Starter(NamedTuple):
     """A kernel on a device.
 
     Attributes:
-        handle: From `function`.
+        handle: From `load_function`.
         threads: Of a program.
         shared: Bytes of shared memory that one needs.
         parameters: How many parameters it has; what comes after its arguments is zero.
@@ -99,12 +100,12 @@ class Launch:
             c_uint(1), c_uint(1), c_uint(starter.shared), self._stream, pointers, None,
         )  # fmt: skip
 
-    def calls(self) -> list[Callable[[], Any]]:
+    def make_calls(self) -> list[Callable[[], Any]]:
         """What starts it on the current stream, as functions in C."""
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
-        library, before = _library(), c_void_p()
+        library, before = _load_driver(), c_void_p()
         return [
-            partial(library.cuCtxPushCurrent_v2, _context(self._device)),
+            partial(library.cuCtxPushCurrent_v2, _context_of(self._device)),
             partial(library.cuLaunchKernel, *self._bound),
             partial(library.cuCtxPopCurrent_v2, byref(before)),
         ]
@@ -115,5 +116,5 @@ class Launch:
         Raises:
             RuntimeError: The driver refuses it.
         """
-        for call in self.calls():
-            _check(c_int(call()).value, "Starting a kernel")
+        for call in self.make_calls():
+            _check_code(c_int(call()).value, "Starting a kernel")

@@ -17,7 +17,7 @@ _ROUNDED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _SHRINKING = {f"{FUNCTION_PREFIX}{name}" for name in ("square", "exp", "power", "narrow")}
 
 
-def exact(node: Node, compute: str, flush: bool) -> Node:
+def make_exact(node: Node, compute: str, flush: bool) -> Node:
     """A part of a transcript, written for a GPU.
 
     Args:
@@ -37,7 +37,7 @@ class _Exact(ast.NodeTransformer):
     def __init__(self, compute: Any, flush: bool) -> None:
         self._compute, self._flush = compute, flush
 
-    def _flushed(self, node: ast.expr) -> ast.expr:
+    def _flush_node(self, node: ast.expr) -> ast.expr:
         if not self._flush:
             return node
         return ast.Call(ast.Name("flush", ast.Load()), [node], [])
@@ -47,17 +47,17 @@ class _Exact(ast.NodeTransformer):
         if not isinstance(node.op, _ROUNDED):
             return ast.BinOp(left, node.op, right)
         if isinstance(node.op, ast.Div):
-            return self._flushed(ast.Call(ast.Name("divide", ast.Load()), [left, right], []))
-        return self._flushed(ast.BinOp(left, node.op, right))
+            return self._flush_node(ast.Call(ast.Name("divide", ast.Load()), [left, right], []))
+        return self._flush_node(ast.BinOp(left, node.op, right))
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id == LITERAL:
-            return self._literal(node)
+            return self._write_literal(node)
         made = ast.Call(node.func, [self.visit(each) for each in node.args], [])
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        return self._flushed(made) if name in _SHRINKING else made
+        return self._flush_node(made) if name in _SHRINKING else made
 
-    def _literal(self, node: ast.Call) -> ast.AST:
+    def _write_literal(self, node: ast.Call) -> ast.AST:
         (written,) = node.args
         if not isinstance(written, ast.Constant):  # NaN, as a difference
             return ast.Call(node.func, [ast.parse("float('nan')", mode="eval").body], [])

@@ -13,13 +13,12 @@ from torch import Tensor
 from thalweg.engines.arrays import Array, Float64, Int64, numbered
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import CHUNK, WIDTH
-from thalweg.engines.cuda.mirror import Mirror, kept
+from thalweg.engines.cuda.mirror import Mirror, send_constant
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.cuda.tree import LaunchedTree
-from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
-from thalweg.formula import Formula
 from thalweg.ground.lazily import lazy
 
 
@@ -37,7 +36,7 @@ class Group:
         self._measurable = len(own.names) - own.copied
         self.dtype = own.compute
         self._flush = asked.selection.denormals == "flush"
-        self.kernel = launch.compiled(
+        self.kernel = launch.update_kernel(
             asked.rule.update,
             asked.stages,
             self._names,
@@ -55,9 +54,9 @@ class Group:
         self._base = Mirror(own.base, device)
         self._table: Tensor | None = None  # of this step, once it has been asked for
         self._is_aligned = bool((own.base % WIDTH == 0).all())
-        self._chunks = kept(chunks_of(own.sizes, CHUNK), np.int32, device)
-        self._there = kept(own.sizes, np.int64, device)
-        self._one_row = kept(np.zeros(len(members)), np.int64, device)
+        self._chunks = send_constant(chunks_of(own.sizes, CHUNK), np.int32, device)
+        self._there = send_constant(own.sizes, np.int64, device)
+        self._one_row = send_constant(np.zeros(len(members)), np.int64, device)
         self._rows: dict[launch.Compiled, Rows] = {}
         self._bound: launch.Bound | None = None
         self._bound_to: tuple[Sequence[Any], bool] = (), False
@@ -67,16 +66,16 @@ class Group:
         return _Leaves(self._sizes, self._device)
 
     @lazy
-    def _places(self) -> Tensor:
-        return kept(self.members, np.int64, self._device)
+    def _member_places(self) -> Tensor:
+        return send_constant(self.members, np.int64, self._device)
 
     def positions(self) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
-        return self._places
+        return self._member_places
 
     @lazy
     def _own_rows(self) -> Tensor:
-        return kept(np.arange(len(self.members)), np.int64, self._device)
+        return send_constant(np.arange(len(self.members)), np.int64, self._device)
 
     @lazy
     def _sizes_if_taken(self) -> Tensor:
@@ -85,15 +84,15 @@ class Group:
     def point_at(self, addresses: Int64) -> None:
         """See `thalweg.engines.plan.Group`."""
         self._base.host[:, 1] = addresses
-        self._base.change()
+        self._base.mark_changed()
         self._table = None
 
-    def _addresses(self) -> Tensor:
+    def _send_addresses(self) -> Tensor:
         if self._table is None:
-            self._table = self._base.sent()
+            self._table = self._base.send_if_changed()
         return self._table
 
-    def _scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
+    def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
         """Which row of scalars each variable reads, and the rows, which are sent."""
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
         is_shared = separate.keys().isdisjoint(kernel.scalars)
@@ -101,14 +100,14 @@ class Group:
         for name in kernel.scalars:
             value = separate.get(name)
             if isinstance(value, Tensor):
-                known[name] = value if self.whole else value[self._places]
+                known[name] = value if self.whole else value[self._member_places]
             else:
                 known[name] = shared[name] if value is None else value[self.members]
         rows = 1 if is_shared else len(self.members)
         own = self._rows.get(kernel)
         if own is None or own.count != rows:
             own = self._rows[kernel] = Rows(rows, kernel, self._device)
-        return self._one_row if is_shared else self._own_rows, own.sent(known)
+        return self._one_row if is_shared else self._own_rows, own.send_if_changed(known)
 
     def _sizes_of(self, columns: Columns) -> Tensor:
         """The sizes; none of what is not written has any elements."""
@@ -116,81 +115,87 @@ class Group:
             return self._there
         return torch.mul(self._there, columns.taken, out=self._sizes_if_taken)
 
-    def _aligned(self) -> bool:
+    def _all_aligned(self) -> bool:
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """See `thalweg.engines.plan.Group`."""
-        rows, scalars = self._scalars(self.kernel, columns)
-        aligned = self._aligned()
-        base, self._table = self._addresses(), None
+        rows, scalars = self._send_scalars(self.kernel, columns)
+        aligned = self._all_aligned()
+        base, self._table = self._send_addresses(), None
         arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars)
         before, was_aligned = self._bound_to
         is_same = aligned == was_aligned and all(map(is_, arguments, before))
         if self._bound is None or not is_same:
-            self._bound = self.kernel.bound((len(self._chunks), 1), arguments, aligned)
+            self._bound = self.kernel.bind_to((len(self._chunks), 1), arguments, aligned)
             self._bound_to = arguments, aligned
-        return self._bound.calls()
+        return self._bound.make_calls()
 
-    def there(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Tensor:
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
-        return self._leaves.combined(self._measured(formulas, stages, columns))
+        return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
 
-    def sums(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Float64:
+    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         """See `thalweg.engines.plan.Group`."""
-        return self.there(formulas, stages, columns).cpu().numpy()
+        return self.sums_on_device(formulas, stages, columns).cpu().numpy()
 
-    def leaves(
-        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
-    ) -> list[Float64]:
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `thalweg.engines.plan.Group`."""
-        found = self._measured(formulas, stages, columns).cpu().numpy()
+        found = self._measure_leaves(formulas, stages, columns).cpu().numpy()
         return np.split(found, np.cumsum(self._leaves.counts)[:-1])
 
-    def _measured(self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns) -> Tensor:
+    def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
         flush = self._flush and bool(stages)
-        kernel = launch.measuring(
+        kernel = launch.sum_kernel(
             formulas, stages, self._names, self._measurable, self.dtype, flush, self._from_copy
         )
-        rows, there = self._scalars(kernel, columns)
+        rows, there = self._send_scalars(kernel, columns)
         found = torch.empty(
             (len(self._leaves.chunks), kernel.measures), dtype=torch.float64, device=self._device
         )
-        arguments = (self._addresses(), self._leaves.chunks, self._there, rows, there, found, LEAF)
-        kernel.bound((len(found), 1), arguments, self._aligned()).run()
+        arguments = (
+            self._send_addresses(),
+            self._leaves.chunks,
+            self._there,
+            rows,
+            there,
+            found,
+            LEAF,
+        )
+        kernel.bind_to((len(found), 1), arguments, self._all_aligned()).run()
         return found
 
     def max_abs(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""
-        return self._peaks(self._there).cpu().numpy()
+        return self._measure_peaks(self._there).cpu().numpy()
 
     def max_abs_on_device(self, wanted: Tensor) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
-        return self._peaks(self._there * wanted)
+        return self._measure_peaks(self._there * wanted)
 
-    def _peaks(self, sizes: Tensor) -> Tensor:
+    def _measure_peaks(self, sizes: Tensor) -> Tensor:
         kind = self._names[1]
         found = torch.zeros(len(self._leaves.chunks), dtype=torch.int64, device=self._device)
         streams = len(self._names)
-        arguments = (self._addresses(), self._leaves.chunks, sizes, found, found, streams)
-        launch.peaking(kind).bound((len(found), 1), arguments, self._aligned()).run()
-        return self._leaves.largest(found, kind)
+        arguments = (self._send_addresses(), self._leaves.chunks, sizes, found, found, streams)
+        launch.peak_kernel(kind).bind_to((len(found), 1), arguments, self._all_aligned()).run()
+        return self._leaves.largest_of(found, kind)
 
 
 class _Leaves:
-    """The leaves of a group's gradients, in the order of `measuring`."""
+    """The leaves of a group's gradients, in the order of `sum_kernel`."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
-        self.chunks = kept(chunks_of(sizes, LEAF), np.int32, device)
+        self.chunks = send_constant(chunks_of(sizes, LEAF), np.int32, device)
         self._tree = LaunchedTree(self.counts, device)
         self._members = len(sizes)
 
-    def combined(self, leaves: Tensor) -> Tensor:
+    def combine(self, leaves: Tensor) -> Tensor:
         """One number for each tensor and measure."""
-        return self._tree.combined(leaves)
+        return self._tree.combine(leaves)
 
-    def largest(self, bits: Tensor, kind: str) -> Tensor:
+    def largest_of(self, bits: Tensor, kind: str) -> Tensor:
         """The largest magnitude of each tensor, of those of its leaves."""
         found = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
         found.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from thalweg.engines.codegen import Update
 from thalweg.engines.cuda import driver
-from thalweg.engines.cuda.available import interprets
-from thalweg.engines.cuda.codegen import THREADS, WARP, Kernel, generate
+from thalweg.engines.cuda.available import is_interpreted
+from thalweg.engines.cuda.codegen import THREADS, WARP, Kernel, generate_update
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.formula import Formula
@@ -42,7 +42,7 @@ class Compiled:
         self._kernel = kernel
         self._on: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
 
-    def bound(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
+    def bind_to(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
         """The kernel with its arguments, to be started any number of times.
 
         Args:
@@ -53,19 +53,21 @@ class Compiled:
         Raises:
             RuntimeError: The driver cannot start it.
         """
-        if interprets() or not all(grid):
+        if is_interpreted() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
         number = next(each.get_device() for each in arguments if isinstance(each, Tensor))
         starter = self._on.get((aligned, number))
         if starter is None:
-            starter = self._on[aligned, number] = self._tried(aligned, number, arguments)
+            starter = self._on[aligned, number] = self._try_start(aligned, number, arguments)
         return driver.Launch(starter, grid, arguments)
 
-    def _tried(self, aligned: bool, number: int, arguments: Sequence[Argument]) -> driver.Starter:
+    def _try_start(
+        self, aligned: bool, number: int, arguments: Sequence[Argument]
+    ) -> driver.Starter:
         """What starts it on a device, after a start over nothing: a step is too late for errors."""
         major, minor = torch.cuda.get_device_capability(number)
         binary = compiled_for(self._kernel, aligned, 10 * major + minor)
-        handle = driver.function(binary.cubin, self._kernel.name, number)
+        handle = driver.load_function(binary.cubin, self._kernel.name, number)
         starter = driver.Starter(
             handle, self._kernel.threads, binary.shared, binary.parameters, number
         )
@@ -83,7 +85,7 @@ def _of_nothing(name: str, given: Argument) -> Argument:
 class Bound(Protocol):
     """A kernel with its arguments."""
 
-    def calls(self) -> list[Callable[[], Any]]:
+    def make_calls(self) -> list[Callable[[], Any]]:
         """Functions in C that start it on the current stream; in the interpreter of Python."""
         ...
 
@@ -120,7 +122,7 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
     compiler: Any = import_module("triton.compiler")
     backends: Any = import_module("triton.backends.compiler")
     with _compiling:
-        function = getattr(load(kernel.name, kernel.source), kernel.name)
+        function = getattr(load_module(kernel.name, kernel.source), kernel.name)
         signature = {
             name: "i64" if name in kernel.integers else _POINTERS[name]
             for name in function.arg_names[:-1]
@@ -136,7 +138,7 @@ def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
 
 
 @cache
-def load(name: str, source: str) -> ModuleType:
+def load_module(name: str, source: str) -> ModuleType:
     """The module of a generated source; Triton reads the text of its functions again."""
     module, file = ModuleType(f"thalweg_kernels.{name}"), f"<{name}>"
     sys.modules[module.__name__] = module
@@ -153,7 +155,7 @@ _POINTERS = {
 
 
 class _Interpreted:
-    """A kernel that Triton's interpreter runs, or one without programs; see `Compiled.bound`."""
+    """A kernel that Triton's interpreter runs, or one without programs; see `Compiled`."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool
@@ -161,7 +163,7 @@ class _Interpreted:
         self._kernel, self._grid, self._arguments = kernel, grid, arguments
         self._aligned = aligned
 
-    def calls(self) -> list[Callable[[], Any]]:
+    def make_calls(self) -> list[Callable[[], Any]]:
         """See `Bound`."""
         return [self.run] if all(self._grid) else []
 
@@ -169,13 +171,13 @@ class _Interpreted:
         """See `Bound`."""
         if all(self._grid):
             name = self._kernel.name
-            function = getattr(load(name, self._kernel.source), name)
+            function = getattr(load_module(name, self._kernel.source), name)
             with np.errstate(all="ignore"):
                 function[self._grid](*self._arguments, ALIGNED=self._aligned)
 
 
 @cache
-def compiled(
+def update_kernel(
     formula: Formula,
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
@@ -196,14 +198,14 @@ def compiled(
     if not grad:
         kernel = generate_untouched(update, name, flush, fast)
     elif duplicates is None:
-        kernel = generate(update, name, flush, fast)
+        kernel = generate_update(update, name, flush, fast)
     else:
         kernel = generate_rows(update, name, flush, duplicates, fast, threads)
     return Compiled(kernel, compute)
 
 
 @cache
-def measuring(
+def sum_kernel(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
@@ -219,12 +221,12 @@ def measuring(
 
 
 @cache
-def peaking(kind: str) -> Compiled:
+def peak_kernel(kind: str) -> Compiled:
     """The kernel that finds the largest magnitude among numbers of a storage type."""
     return Compiled(generate_peak(kind), np.float64)
 
 
 @cache
-def combining() -> Compiled:
+def combine_kernel() -> Compiled:
     """The kernel that combines leaves; see `thalweg.engines.cuda.tree`."""
     return Compiled(generate_combine(), np.float64)

@@ -17,7 +17,7 @@ class Mirror:
     """An array and its copy on a device, which is sent when it has changed, without waiting.
 
     Args:
-        host: The array; whoever changes it calls `change`.
+        host: The array; whoever changes it calls `mark_changed`.
         device: Where the copy is.
 
     Attributes:
@@ -36,29 +36,29 @@ class Mirror:
         self._plain = plain
         self._spare: torch.Tensor | None = None  # what the next graph reads
         self._in_graphs: list[torch.Tensor] = []
-        self._provide()
+        self._provide_spare()
 
-    def change(self) -> None:
+    def mark_changed(self) -> None:
         """Say that the array has changed."""
         self._is_sent = False
 
-    def _provide(self) -> None:
+    def _provide_spare(self) -> None:
         if self._spare is None:
             self._spare = torch.empty_like(self._plain, pin_memory=self._pinned)
 
-    def sent(self) -> torch.Tensor:
+    def send_if_changed(self) -> torch.Tensor:
         """The copy, which is on its way at the latest now; in a CUDA graph one of its own.
 
         Raises:
             RuntimeError: Two graphs are captured without a step between them.
         """
         if is_capturing():
-            return self._captured()
-        self._provide()
+            return self._copy_in_graph()
+        self._provide_spare()
         if self._is_sent:
             return self.there
         if self._pinned:
-            staged, event = self._arrived()
+            staged, event = self._take_arrived()
             staged.copy_(self._plain)
             with torch.cuda.device(self.there.device):
                 self.there.copy_(staged, non_blocking=True)
@@ -69,7 +69,7 @@ class Mirror:
         self._is_sent = True
         return self.there
 
-    def _arrived(self) -> tuple[torch.Tensor, Any]:
+    def _take_arrived(self) -> tuple[torch.Tensor, Any]:
         """Pinned memory that nothing reads any more; nobody waits, unless `MOST` are being read."""
         has_arrived = bool(self._staged) and self._staged[0][1].query()
         if not has_arrived and len(self._staged) < MOST:
@@ -79,11 +79,11 @@ class Mirror:
             event.synchronize()
         return staged, event
 
-    def _captured(self) -> torch.Tensor:
+    def _copy_in_graph(self) -> torch.Tensor:
         """A copy that each replay makes again, of memory that nobody writes to any more."""
-        return torch.empty_like(self.there).copy_(self._kept(), non_blocking=True)
+        return torch.empty_like(self.there).copy_(self._keep_for_graph(), non_blocking=True)
 
-    def _kept(self) -> torch.Tensor:
+    def _keep_for_graph(self) -> torch.Tensor:
         if self._spare is None:
             raise RuntimeError(
                 "Take a step outside of a CUDA graph before another one is captured."
@@ -98,7 +98,7 @@ def is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def kept(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
+def send_constant(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
     """An array that never changes, on a device."""
     host = np.ascontiguousarray(values, dtype)
     return torch.from_numpy(host.copy()).to(device)  # pyright: ignore[reportUnknownMemberType]

@@ -27,7 +27,7 @@ class Rows:
         self._mirror = Mirror(np.zeros((count, len(kernel.scalars)), kernel.dtype), device)
         self._sent: tuple[Any, ...] = ()  # the bytes, and which columns were copied on the device
 
-    def sent(self, scalars: Mapping[str, Any]) -> Tensor:
+    def send_if_changed(self, scalars: Mapping[str, Any]) -> Tensor:
         """The rows; what the host knows is sent if it has changed, the rest is copied there."""
         host = self._mirror.host
         there: dict[int, Tensor] = {}
@@ -39,9 +39,9 @@ class Rows:
                 host[:, column] = value
         sending = host.tobytes(), *there
         if sending != self._sent:
-            self._mirror.change()  # first: what is interrupted in between is sent again
+            self._mirror.mark_changed()  # first: what is interrupted in between is sent again
             self._sent = sending
-        sent = self._mirror.sent()
+        sent = self._mirror.send_if_changed()
         for column, value in there.items():
             sent[:, column].copy_(value)
         return sent

@@ -13,7 +13,7 @@ from thalweg.engines.cpu.rows_plan import RowsPlan
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, share_of
-from thalweg.engines.cuda.mirror import Mirror, is_capturing, kept
+from thalweg.engines.cuda.mirror import Mirror, is_capturing, send_constant
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.engine import Call, Columns, Request, Scalars, formula_of_rows
 from thalweg.errors import InvalidArgumentError
@@ -46,7 +46,7 @@ class RowsPart(RowsPlan):
         rule = self.rule
         threads = threads_for(self._width, storage)
         self._blocks = -(-self._width // (threads * share_of(storage)))
-        self._touched = launch.compiled(
+        self._touched = launch.update_kernel(
             formula_of_rows(rule, self.var),
             (from_zero,) if rule.duplicates == "sum" else (),
             tuple(storage),
@@ -68,7 +68,7 @@ class RowsPart(RowsPlan):
         self._are_rows_aligned = self._is_aligned and not self._width % whole
 
     def _plan_untouched(self, asked: Request, storage: Sequence[str]) -> launch.Compiled:
-        kernel = launch.compiled(
+        kernel = launch.update_kernel(
             self.rule.update_untouched,
             (),
             tuple(storage),
@@ -79,13 +79,13 @@ class RowsPart(RowsPlan):
             fast=asked.selection.math == "fast",
             from_copy=self._from_copy,
         )
-        self._base_of_all = kept(self._pointers, np.int64, self._home)
+        self._base_of_all = send_constant(self._pointers, np.int64, self._home)
         self._scalars_of_all = Rows(1, kernel, self._home)
         # No thread reads of two rows at once.
         self._are_shares_aligned = self._is_aligned and not self._width % share_of(storage)
         return kernel
 
-    def _take(self, values: Tensor, indices: Tensor) -> bool:
+    def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
         if indices.is_cuda:
             assert_in_range(indices, self._shape[0])
         else:
@@ -98,9 +98,9 @@ class RowsPart(RowsPlan):
 
     def point_at(self, grad: IndexedSlices) -> None:
         """See `RowsPlan`; indices have been checked where they are."""
-        self._values, self._indices = layout.packed(grad.values), grad.indices
+        self._values, self._indices = layout.as_packed(grad.values), grad.indices
 
-    def calls(self, columns: Columns) -> list[Call]:
+    def make_calls(self, columns: Columns) -> list[Call]:
         """See `Part`."""
         if self._indices is None:
             raise RuntimeError("the part is not aimed at a gradient")
@@ -120,12 +120,12 @@ class RowsPart(RowsPlan):
             rows = torch.where(taken, rows, -1)
         base, address = self._base, self.values.data_ptr()
         if base.host[1] != address:
-            base.change()  # first: what is interrupted in between is sent again
+            base.mark_changed()  # first: what is interrupted in between is sent again
             base.host[1] = address
         is_aligned = self._are_rows_aligned and not address % WIDTH
-        sent = self._scalars.sent(scalars)
-        arguments = (base.sent(), rows, order, len(rows), self._width, sent)
-        return self._touched.bound((len(rows), self._blocks), arguments, is_aligned).calls()
+        sent = self._scalars.send_if_changed(scalars)
+        arguments = (base.send_if_changed(), rows, order, len(rows), self._width, sent)
+        return self._touched.bind_to((len(rows), self._blocks), arguments, is_aligned).make_calls()
 
     def _calls_of_untouched(
         self, kernel: launch.Compiled, rows: Tensor, scalars: Scalars, taken: Tensor | None
@@ -134,9 +134,11 @@ class RowsPart(RowsPlan):
         named = torch.zeros(height, dtype=torch.int8, device=rows.device).index_fill_(0, rows, 1)
         if taken is not None:  # as if all were named
             named = torch.where(taken, named, 1)
-        sent = self._scalars_of_all.sent(scalars)
+        sent = self._scalars_of_all.send_if_changed(scalars)
         arguments = (self._base_of_all, named, elements, self._width, sent)
-        return kernel.bound((-(-elements // CHUNK), 1), arguments, self._are_shares_aligned).calls()
+        return kernel.bind_to(
+            (-(-elements // CHUNK), 1), arguments, self._are_shares_aligned
+        ).make_calls()
 
     def release_gradients(self) -> None:
         """See `RowsPlan`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from thalweg.engines.arrays import Int64, numbered
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen_measure import FAN
-from thalweg.engines.cuda.mirror import kept
+from thalweg.engines.cuda.mirror import send_constant
 
 
 class LaunchedTree:
@@ -33,12 +33,14 @@ class LaunchedTree:
             tensor, number = numbered(programs)
             first = (np.cumsum(counts) - counts)[tensor] + FAN * number
             sizes = np.minimum(counts[tensor] - FAN * number, FAN)
-            self._levels.append((kept(first, np.int64, device), kept(sizes, np.int64, device)))
+            self._levels.append(
+                (send_constant(first, np.int64, device), send_constant(sizes, np.int64, device))
+            )
             if (programs <= 1).all():
                 break
             counts = programs
 
-    def combined(self, leaves: Tensor) -> Tensor:
+    def combine(self, leaves: Tensor) -> Tensor:
         """See `thalweg.engines.measuring.Tree`.
 
         Args:
@@ -48,6 +50,6 @@ class LaunchedTree:
         for first, sizes in self._levels:
             above = leaves.new_empty((len(sizes), *leaves.shape[1:]))
             given = (first, sizes, leaves.contiguous(), above, measures)
-            launch.combining().bound((len(sizes), measures), given, False).run()
+            launch.combine_kernel().bind_to((len(sizes), measures), given, False).run()
             leaves = above
         return leaves

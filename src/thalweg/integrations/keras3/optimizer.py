@@ -136,8 +136,8 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
             )
         pairs = list(zip(replica_shares(grads), tensors, strict=True))
         if self.weight_decay is not None:
-            hooks = wrapped._hooks(False)
-            hooks.check(hooks.convert(pairs), False)
+            hooks = wrapped._make_hooks(False)
+            hooks.check_pairs(hooks.convert_pairs(pairs), False)
             super()._apply_weight_decay(variables)
         # Keras counts the batches itself, also those that only add to accumulated gradients.
         counted = int(wrapped.iterations)

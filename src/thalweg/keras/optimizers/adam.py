@@ -66,7 +66,7 @@ class Adam(BuiltIn):
         self.epsilon = as_epsilon(epsilon)
         self.amsgrad = amsgrad
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[Any]) -> list[Any]:

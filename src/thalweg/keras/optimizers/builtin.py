@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from thalweg.core.hyperparameters import as_number, checked
+from thalweg.core.hyperparameters import as_number, check_value
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 from thalweg.variable import as_dtype
@@ -40,12 +40,12 @@ class BuiltIn(RuleOptimizer):
         self._set_hyper("decay", self._initial_decay)
 
     def _set_learning_rate(self, learning_rate: Any, kwargs: dict[str, Any]) -> None:
-        given = checked("learning_rate", learning_rate)  # also where `lr` is what counts
+        given = check_value("learning_rate", learning_rate)  # also where `lr` is what counts
         self._set_hyper("learning_rate", kwargs.get("lr", given))
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for hyper in self._rule().hypers:
+        for hyper in self._choose_rule().hypers:
             name = hyper.name
             if name in self.EXACT:
                 values[name] = dtype(as_number(name, getattr(self, self.EXACT[name])))

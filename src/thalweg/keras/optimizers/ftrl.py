@@ -86,7 +86,7 @@ class Ftrl(BuiltIn):
         self._set_hyper("l2_regularization_strength", l2_regularization_strength)
         self._set_hyper("beta", beta)
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         power = self._hyper.now("learning_rate_power")
         if is_symbolic(power):  # which rule it is, a run knows; both have the same slots
             return FTRL_POWER

@@ -76,10 +76,10 @@ class KerasHooks(Hooks):
     def _title_of(self, var: Tensor) -> str:
         return self._names.get(id(var)) or name_of(var)
 
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         return list(map(self._title_of, variables))
 
-    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         pairs = as_pairs(given)
         check_variables([var for _, var in pairs])
         return self._convert_gradients(with_gradients(pairs, self._name_variables(pairs)))
@@ -97,19 +97,19 @@ class KerasHooks(Hooks):
             if grad is not None
         ]
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        titles = self.titles([var for _, var in pairs])
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        titles = self.names_of([var for _, var in pairs])
         check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
 
-    def create(self, variables: Sequence[Tensor]) -> None:
+    def create_state(self, variables: Sequence[Tensor]) -> None:
         if current_session() is None:  # in a graph they were made when it was built
             with making(self._optimizer, variables):
                 self._optimizer._create_all_weights(list(variables))
 
-    def prepare(self, variables: Sequence[Tensor]) -> None:
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
         self._state = self._optimizer._prepare(distinct(variables))
 
-    def transform(self, pairs: list[Pair]) -> list[Pair]:
+    def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
         optimizer = self._optimizer
         if self._aggregates:
             pairs = self._call_hook("_transform_unaggregated_gradients", pairs)
@@ -131,7 +131,7 @@ class KerasHooks(Hooks):
         new = [var for _, var in converted if id(var) not in known]
         if known and new:
             optimizer._create_slots(distinct(new))
-        self.check(converted, False)
+        self.check_pairs(converted, False)
         return converted
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
@@ -144,14 +144,14 @@ class KerasHooks(Hooks):
             else:
                 call(optimizer._resource_apply_dense, (grad, var), self._state)
 
-    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+    def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         kept: list[Tensor] = []
         for each in self._optimizer._with_inner():
             slots = [slot for var in variables for slot in each._slots.all_of(var).values()]
             kept += [*slots, *map(resolve, each._added)]
         return [*variables, *kept]
 
-    def counts(self, shared: Shared) -> list[Call]:
+    def counting_calls(self, shared: Shared) -> list[Call]:
         return [counting(self._optimizer.iterations)]
 
 
@@ -166,44 +166,47 @@ class RuleHooks(KerasHooks):
         self._known: dict[Dtype, dict[str, Any]] = {}  # what users' functions were called for
         self._variables: Sequence[Tensor] = ()  # of the step, once it is prepared
 
-    def rule(self) -> Rule:
-        return self._optimizer._rule()
+    def step_rule(self) -> Rule:
+        return self._optimizer._choose_rule()
 
-    def slots(self, var: Tensor) -> list[Tensor]:
+    def slots_of(self, var: Tensor) -> list[Tensor]:
         optimizer = self._optimizer
-        return optimizer._slots.of(var, [slot.name for slot in optimizer._rule().slots])
+        return optimizer._slots.of(var, [slot.name for slot in optimizer._choose_rule().slots])
 
-    def prepare(self, variables: Sequence[Tensor]) -> None:
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
         self._variables = variables
         # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
         optimizer = self._optimizer
         if not _PREPARED.isdisjoint(optimizer._overridden_hooks()):
-            super().prepare(variables)
+            super().read_hypers(variables)
             self._rates = optimizer._changed_rates(self._state)
         if self.calls:
             for dtype in dict.fromkeys(compute_dtype(var.dtype) for var in variables):
-                self._known[dtype] = self.scalars(dtype, None)
+                self._known[dtype] = self.scalars_of(dtype, None)
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         unreal = [pair for pair in pairs if pair[1].is_complex()]
         if unreal:
             optimizer = self._optimizer
-            titles = self.titles([var for _, var in unreal])
-            check_complex(unreal, titles, optimizer._rule(), bool(optimizer._clipping))
+            titles = self.names_of([var for _, var in unreal])
+            check_complex(unreal, titles, optimizer._choose_rule(), bool(optimizer._clipping))
             pairs = [pair for pair in pairs if not pair[1].is_complex()]
-        super().check(pairs, narrow)
+        super().check_pairs(pairs, narrow)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         overridden = not self._optimizer._overridden_hooks().isdisjoint(UPDATES)
         return overridden or any(var.is_complex() for _, var in pairs)
 
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if dtype in self._known:
             return self._known[dtype]
         return self._optimizer._rule_scalars(dtype, self._rates.get(dtype))
 
-    def counts(self, shared: Shared) -> list[Call]:
-        return [*super().counts(shared), *self._optimizer._counting_calls(shared, self._variables)]
+    def counting_calls(self, shared: Shared) -> list[Call]:
+        return [
+            *super().counting_calls(shared),
+            *self._optimizer._counting_calls(shared, self._variables),
+        ]
 
 
 class AloneHooks(RuleHooks):
@@ -223,24 +226,24 @@ class AloneHooks(RuleHooks):
         self._is_told = rates is not None  # the rates, as hooks had them when a graph was built
         self.repeats = True
 
-    def prepare(self, variables: Sequence[Tensor]) -> None:
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
         if self._is_told:
             return
         if not self._state:
-            super().prepare(variables)
+            super().read_hypers(variables)
         elif "_prepare_local" in self._optimizer._overridden_hooks():
             self._rates = self._optimizer._changed_rates(self._state)
 
-    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         return list(given)
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """It was checked with the step, but for what the hook has done since."""
         variables = [var for _, var in pairs]
         check_memories(variables)
-        check_readable([grad for grad, _ in pairs], self.titles(variables))
+        check_readable([grad for grad, _ in pairs], self.names_of(variables))
 
-    def transform(self, pairs: list[Pair]) -> list[Pair]:
+    def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
         return pairs
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
@@ -260,14 +263,14 @@ class ComplexHooks(AloneHooks):
         super().__init__(optimizer, apply_state, rates)
         self._var = var
 
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
-        return super().titles([self._var])
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        return super().names_of([self._var])
 
-    def create(self, variables: Sequence[Tensor]) -> None:
-        super().create([self._var])
+    def create_state(self, variables: Sequence[Tensor]) -> None:
+        super().create_state([self._var])
 
-    def slots(self, var: Tensor) -> list[Tensor]:
-        return list(map(as_real, super().slots(self._var)))
+    def slots_of(self, var: Tensor) -> list[Tensor]:
+        return list(map(as_real, super().slots_of(self._var)))
 
 
 # A subclass that overrides one of these wants to be called pair by pair.

@@ -216,7 +216,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         given = given if type(given) is list else as_pairs(given)
         if not given:
             return self._step_over_nothing()
-        hooks = self._hooks(aggregates)
+        hooks = self._make_hooks(aggregates)
         if self._slots.parts is not None or (is_imported() and _has_dtensors(given)):
             given, hooks.sharing = distribute.share_summed_step(self, given, hooks)
         return self._end_step(self._take_step(hooks, given), given, name, aggregates)
@@ -270,7 +270,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         super()._take_store(store, taken)
         self._plans = Plans()
 
-    def _hooks(self, aggregates: bool) -> KerasHooks:
+    def _make_hooks(self, aggregates: bool) -> KerasHooks:
         return KerasHooks(self, aggregates)
 
     @classmethod

@@ -32,7 +32,7 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
                 " the function that thalweg.distribute.Strategy.run calls."
             )
         sums_first = aggregates and _sums_first(optimizer)
-        hooks = optimizer._hooks(aggregates and not sums_first)
+        hooks = optimizer._make_hooks(aggregates and not sums_first)
         if not sums_first:
             if waits and executing_eagerly():
                 given = distribute.fill_missing_gradients(as_pairs(given))
@@ -81,7 +81,7 @@ def _summed_in_parts(
     optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasHooks
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
-    rule = hooks.rule()
+    rule = hooks.step_rule()
     whole = sees or rule is None or (rule.whole and bool(optimizer._clipping))
     strategy, said = distribute.get_strategy(), _fingerprint_of(optimizer)
     found, step = distribute.sum_for_shards(

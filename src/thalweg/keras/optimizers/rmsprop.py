@@ -62,7 +62,7 @@ class RMSprop(BuiltIn):
         self.epsilon = as_epsilon(epsilon)
         self.centered = centered
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         if self._momentum:
             return CENTERED_MOMENTUM_RMSPROP if self.centered else MOMENTUM_RMSPROP
         return CENTERED_RMSPROP if self.centered else RMSPROP

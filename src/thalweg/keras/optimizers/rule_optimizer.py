@@ -15,7 +15,7 @@ from thalweg.core.columns import defaults_of, derived
 from thalweg.core.complexes import real_pair, update_analytic
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import checked
+from thalweg.core.hyperparameters import check_value
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.engines import compute_dtype
@@ -77,7 +77,7 @@ class RuleOptimizer(Optimizer):
         super().__init__(name or rule.name, **kwargs)
         self.rule = rule
         if learning_rate is not None:
-            learning_rate = checked("learning_rate", learning_rate)
+            learning_rate = check_value("learning_rate", learning_rate)
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate
@@ -85,7 +85,7 @@ class RuleOptimizer(Optimizer):
         for key, value in {**own, **given}.items():
             self._set_hyper(key, value)
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         """The rule of this step; it may depend on hyperparameters."""
         return self.rule
 
@@ -93,7 +93,7 @@ class RuleOptimizer(Optimizer):
         """The rule's hyperparameters in this step as scalars of a compute dtype."""
         values = {
             hyper.name: self._scalar(hyper.name, dtype)
-            for hyper in self._rule().hypers
+            for hyper in self._choose_rule().hypers
             if hyper.name != "learning_rate"
         }
         if "learning_rate" in self._hyper:
@@ -110,13 +110,13 @@ class RuleOptimizer(Optimizer):
         values = self._hyper_scalars(dtype)
         if rate is not None:
             values["learning_rate"] = dtype(rate)
-        return derived(self._rule(), values, dtype, int(self.iterations.item()) + 1)
+        return derived(self._choose_rule(), values, dtype, int(self.iterations.item()) + 1)
 
     def _are_scalars_known(self) -> bool:
         """Whether hyperparameters are the same in each step until somebody writes to them."""
         made = (
-            self._decayed_lr, self._rule, self._rule_scalars, self._hyper_scalars, self._scalar,
-            self._rate, self._learning_rate, self._get_hyper,
+            self._decayed_lr, self._choose_rule, self._rule_scalars, self._hyper_scalars,
+            self._scalar, self._rate, self._learning_rate, self._get_hyper,
         )  # fmt: skip
         if self._initial_decay or not all(map(is_ours, made)):
             return False
@@ -136,16 +136,16 @@ class RuleOptimizer(Optimizer):
 
     def _slot_initial(self, name: str) -> float:
         """What new slots of this name are filled with."""
-        return next(slot.initial for slot in self._rule().slots if slot.name == name)
+        return next(slot.initial for slot in self._choose_rule().slots if slot.name == name)
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
-        for slot in self._rule().slots:
+        for slot in self._choose_rule().slots:
             self._add_slots(var_list, slot.name, self._slot_initial(slot.name), slot)
 
     def _scatters(self) -> bool:
-        return scatters(self._rule())
+        return scatters(self._choose_rule())
 
-    def _hooks(self, aggregates: bool) -> RuleHooks:
+    def _make_hooks(self, aggregates: bool) -> RuleHooks:
         return RuleHooks(self, aggregates)
 
     def _may_repeat(self) -> bool:
@@ -181,7 +181,7 @@ class RuleOptimizer(Optimizer):
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
         # Where TensorFlow scatters it calls no other hook, whichever a subclass has.
-        scatters = self._rule().duplicates == "successive"
+        scatters = self._choose_rule().duplicates == "successive"
         if "_resource_apply_sparse" in self._overridden_hooks() and not scatters:
             return super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
         return self._apply_one(rows_of(grad, indices), var, apply_state)
@@ -198,12 +198,12 @@ class RuleOptimizer(Optimizer):
         """Update a variable by the rule, at these learning rates if they are known."""
         kept = self._plans.now().alone(var)
         hooks, pair = AloneHooks(self, apply_state, rates), (grad, var)
-        if var.is_complex() and not self._rule().linear:
-            hooks.create([var])
-            hooks.prepare([var])
+        if var.is_complex() and not self._choose_rule().linear:
+            hooks.create_state([var])
+            hooks.read_hypers([var])
             dtype = compute_dtype(var.dtype.to_real())
-            tensors = [var, *hooks.slots(var)]
-            update_analytic(self._rule(), grad, tensors, hooks.scalars(dtype, None))
+            tensors = [var, *hooks.slots_of(var)]
+            update_analytic(self._choose_rule(), grad, tensors, hooks.scalars_of(dtype, None))
             return
         if var.is_complex():
             hooks, pair = ComplexHooks(self, apply_state, var, rates), real_pair(grad, var)

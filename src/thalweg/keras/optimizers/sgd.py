@@ -60,7 +60,7 @@ class SGD(BuiltIn):
         self._momentum = is_on(momentum)
         self.nesterov = nesterov
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         if not self._momentum:
             return PLAIN
         return NESTEROV if self.nesterov else MOMENTUM

@@ -44,7 +44,7 @@ class SteadyKerasApply(SteadyApply):
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyKerasApply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
-        planned, hooks = kept.last, optimizer._hooks(True)
+        planned, hooks = kept.last, optimizer._make_hooks(True)
         hooks.calls = hooks.calls and _may_call_users(optimizer)
         if (
             planned is None
@@ -61,7 +61,7 @@ class SteadyKerasApply(SteadyApply):
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         if (
             type(given) is not list
-            or optimizer._rule() is not self._rule
+            or optimizer._choose_rule() is not self._rule
             or not all(map(is_, _asked(optimizer), self._asked))
             or optimizer._transformers
             or not all(map(is_, optimizer._exact_values(), self._exact))

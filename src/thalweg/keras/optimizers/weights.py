@@ -285,7 +285,7 @@ class Weights(TrackableSlots):
         this, and each gets all of them.
         """
         self._settle()
-        own = self._listed()
+        own = self._listed_weights()
         if any(map(is_symbolic, own)):
             return backend.batch_get_value(own)
         with self._lock:
@@ -301,7 +301,7 @@ class Weights(TrackableSlots):
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
-        listed = self._listed()
+        listed = self._listed_weights()
         if len(weights) != len(listed):
             hint = (
                 " Slots appear at the first apply_gradients; before it, use"
@@ -313,7 +313,7 @@ class Weights(TrackableSlots):
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
-        values = [_fitting(*each) for each in zip(self._weight_entries(), weights, strict=True)]
+        values = [_fit_value(*each) for each in zip(self._weight_entries(), weights, strict=True)]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         if any(map(is_symbolic, listed)):
@@ -324,7 +324,7 @@ class Weights(TrackableSlots):
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 
-    def _listed(self) -> list[Any]:
+    def _listed_weights(self) -> list[Any]:
         """What `weights` lists; a subclass that wraps others may list theirs, too."""
         own = type(self).weights is Weights.weights
         return self._weights if own else self.weights
@@ -336,7 +336,7 @@ class Weights(TrackableSlots):
             for var in each._slots.owners()
             for entry in of_slots(each._slots, var, "")
         }
-        listed = self._listed()
+        listed = self._listed_weights()
         found = [parts.get(id(weight)) for weight in listed]
         pairs = zip(found, listed, strict=True)
         return [each or Entry(name_of(weight), weight) for each, weight in pairs]
@@ -365,7 +365,7 @@ def _is_counter(variable: Any) -> bool:
     return isinstance(variable, Tensor | SymbolicVariable) and shape == () and dtype in COUNTERS
 
 
-def _fitting(entry: Entry, value: Any) -> Tensor:
+def _fit_value(entry: Entry, value: Any) -> Tensor:
     """A value given for a weight, in its dtype.
 
     Raises:

@@ -95,7 +95,7 @@ def update(
         gradients = [None if grad is None else next(made) for grad in backward.gradients]
         with contextlib.ExitStack() as stack:
             if captured is not None:
-                hooks = optimizer._hooks(global_step, name, captured[0])
+                hooks = optimizer._make_hooks(global_step, name, captured[0])
                 stack.enter_context(optimizer._while_taking(hooks))
             return _by_override(optimizer, backward.done(gradients), decision.calls, global_step)
 

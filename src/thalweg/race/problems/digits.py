@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from thalweg.race.errors import need
+from thalweg.race.errors import need_modules
 from thalweg.race.problems.problem import Examples, Problem
 
 TEST_IMAGES = 360
@@ -14,7 +14,7 @@ OPTIMIZERS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop"
 
 def load(seed: int) -> Problem:
     """The problem; the seed decides which images are for testing."""
-    need("sklearn")
+    need_modules("sklearn")
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

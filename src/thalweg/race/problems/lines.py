@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thalweg.race.errors import need
+from thalweg.race.errors import need_modules
 from thalweg.race.problems.problem import CHUNK, Examples, Problem, Scores
 
 FRAMES = 72
@@ -49,7 +49,7 @@ class Lines(Problem):
 
 def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES) -> Lines:
     """The problem; the seed decides which images are for testing, and what stands in a line."""
-    need("sklearn")
+    need_modules("sklearn")
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

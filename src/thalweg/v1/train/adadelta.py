@@ -47,5 +47,5 @@ class AdadeltaOptimizer(RuleOptimizer):
         self._rho = rho
         self._epsilon = epsilon
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return ADADELTA_V1

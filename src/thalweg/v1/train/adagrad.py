@@ -50,7 +50,7 @@ class AdagradOptimizer(RuleOptimizer):
         self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._initial_accumulator_value = initial
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return ADAGRAD_V1
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:

@@ -82,7 +82,7 @@ class AdagradDAOptimizer(RuleOptimizer):
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return ADAGRAD_DA
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
@@ -92,6 +92,6 @@ class AdagradDAOptimizer(RuleOptimizer):
             ("gradient_squared_accumulator", squares, self._name),
         ]
 
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         step = int(number_of(resolve(self._global_step))) + 1
-        return {**super()._scalars(values, dtype, group), "t": dtype(step)}
+        return {**super()._scalars_of(values, dtype, group), "t": dtype(step)}

@@ -77,7 +77,7 @@ class AdamOptimizer(RuleOptimizer):
         self._beta2 = beta2
         self._epsilon = epsilon
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return ADAM_V1
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
@@ -95,9 +95,9 @@ class AdamOptimizer(RuleOptimizer):
             self._get_non_slot_variable("beta2_power", graph=graph),
         )
 
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
-        return {**super()._scalars(values, dtype, group), **powers}
+        return {**super()._scalars_of(values, dtype, group), **powers}
 
     def _counting_moves(self, values: dict[str, Any]) -> list[Move]:
         powers = {name: self._get_non_slot_variable(name) for name in self.POWERS}

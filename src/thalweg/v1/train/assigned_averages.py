@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.options.moving_average import assign
+from thalweg.core.options.moving_average import assign_average
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
     GraphKeys,
@@ -60,7 +60,7 @@ def assign_moving_average(
         given = _as_value_of(value, variable)
         with no_grad():
             biased = torch.zeros_like(variable) if zero_debias else None
-            assign(variable, given, decay, biased, None)
+            assign_average(variable, given, decay, biased, None)
         return variable
     variable = graph_variable_of(variable)
     given = _as_value_of(value, variable)
@@ -68,7 +68,7 @@ def assign_moving_average(
     own = [None if each is None else by_reference(each) for each in (biased, step)]
     title = name or "AssignMovingAvg"
     parts = [by_reference(variable), given, decay, *own]
-    return operation(assign, parts, title, outputs=variable)
+    return operation(assign_average, parts, title, outputs=variable)
 
 
 def _as_value_of(value: Any, variable: Any) -> Any:

@@ -102,7 +102,7 @@ class FtrlOptimizer(RuleOptimizer):
         self._accum_name = accum_name
         self._linear_name = linear_name
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return FTRL_V1 if self._learning_rate_power == -0.5 else FTRL_POWER_V1
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
@@ -111,14 +111,14 @@ class FtrlOptimizer(RuleOptimizer):
             ("linear", 0.0, self._linear_name or self._name),
         ]
 
-    def _groups(
+    def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
         if not any(has_rows(grad) for grad in gradients):
             return None
         return [_ROWS if has_rows(grad) else None for grad in gradients]
 
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
@@ -127,5 +127,5 @@ class FtrlOptimizer(RuleOptimizer):
         narrow = getattr(values["learning_rate"], "dtype", None)
         if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
             parts = [torch.tensor(part, dtype=as_dtype(narrow)) for part in parts]
-        own = super()._scalars(values, dtype, group)
+        own = super()._scalars_of(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

@@ -38,5 +38,5 @@ class GradientDescentOptimizer(RuleOptimizer):
         super().__init__(use_locking, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return SGD

@@ -62,13 +62,15 @@ class V1Hooks(Hooks):
         """What the optimizer reads once a step."""
         if self._values is None:
             optimizer = self._optimizer
-            self._values = optimizer._captured_inputs()[0] if self.builds else optimizer._read()
+            self._values = (
+                optimizer._captured_inputs()[0] if self.builds else optimizer._read_values()
+            )
         return self._values
 
-    def titles(self, variables: Sequence[Tensor]) -> list[str]:
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         return titles_of(variables)
 
-    def convert(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         variables = [var for _, var in given]
         check_variables(variables)
         titles = titles_of(variables)
@@ -77,17 +79,17 @@ class V1Hooks(Hooks):
             for (grad, var), title in zip(given, titles, strict=True)
         ]
 
-    def check(self, pairs: Sequence[Pair], narrow: bool) -> None:
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         check_global_step(self._global_step)
         titles = titles_of([var for _, var in pairs])
         check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
 
-    def create(self, variables: Sequence[Tensor]) -> None:
+    def create_state(self, variables: Sequence[Tensor]) -> None:
         if current_session() is None:  # in a graph they were made when it was built
             with making(self._optimizer, variables):
                 self._optimizer._create_slots(list(variables))
 
-    def prepare(self, variables: Sequence[Tensor]) -> None:
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
         self.updates = len(variables)
         self._optimizer._prepare()
         values = self.values
@@ -97,10 +99,10 @@ class V1Hooks(Hooks):
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
         self._results.append(self._optimizer._apply_one(grad, var))
 
-    def written(self, variables: Sequence[Tensor]) -> list[Tensor]:
+    def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         return self._optimizer._written_tensors(variables)
 
-    def finish(self) -> list[After]:
+    def finishing_calls(self) -> list[After]:
         if not self._optimizer._finishes_itself():
             return []
         return [After(self._finish, "`_finish` failed")]
@@ -112,7 +114,7 @@ class V1Hooks(Hooks):
             name = scope if self._global_step is None else "update"
             self.finished = self._optimizer._finish(results, name)
 
-    def counts(self, shared: Shared) -> list[Call]:
+    def counting_calls(self, shared: Shared) -> list[Call]:
         optimizer, step = self._optimizer, self._global_step
         moves = [] if optimizer._finishes_itself() else [*optimizer._counting_moves(self.values)]
         if step is not None:
@@ -154,20 +156,22 @@ class RuleHooks(V1Hooks):
         super().__init__(optimizer, global_step, name, values)
         self.repeats = self.repeats and not optimizer._one_by_one()
 
-    def rule(self) -> Rule:
+    def step_rule(self) -> Rule:
         return self._optimizer._rule_of_step()
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         return self._optimizer._one_by_one()
 
-    def slots(self, var: Tensor) -> list[Tensor]:
-        return self._optimizer._slots.of(var, [slot.name for slot in self.rule().slots])
+    def slots_of(self, var: Tensor) -> list[Tensor]:
+        return self._optimizer._slots.of(var, [slot.name for slot in self.step_rule().slots])
 
-    def groups(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
-        return self._optimizer._groups(self.values, variables, gradients)
+    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
+        return self._optimizer._group_variables(self.values, variables, gradients)
 
-    def scalars(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        return derived(self.rule(), self._optimizer._scalars(self.values, dtype, group), dtype, 1)
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        return derived(
+            self.step_rule(), self._optimizer._scalars_of(self.values, dtype, group), dtype, 1
+        )
 
 
 class AloneHooks(RuleHooks):
@@ -185,10 +189,10 @@ class AloneHooks(RuleHooks):
         super().__init__(optimizer, None, "", values)
         self.calls, self.repeats = False, True
 
-    def rule(self) -> Rule:
-        return self._optimizer._rule()
+    def step_rule(self) -> Rule:
+        return self._optimizer._choose_rule()
 
-    def create(self, variables: Sequence[Tensor]) -> None:
+    def create_state(self, variables: Sequence[Tensor]) -> None:
         """The step has made them."""
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:

@@ -53,5 +53,5 @@ class MomentumOptimizer(RuleOptimizer):
         self._momentum = momentum
         self._use_nesterov = use_nesterov
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return NESTEROV_BALL if self._use_nesterov else HEAVY_BALL

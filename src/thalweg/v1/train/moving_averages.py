@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.core import section
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.options.moving_average import debiasing, move, share_of
+from thalweg.core.options.moving_average import debias_divisor, move, share_of
 from thalweg.core.pairs import check_variables, distinct
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, making
@@ -182,7 +182,7 @@ class ExponentialMovingAverage(StateDict):
                     call
                     for average, slot, step in zip(averages, biased, steps, strict=True)
                     if slot is not None
-                    for call in debiasing(average, slot, step, share)
+                    for call in debias_divisor(average, slot, step, share)
                 ]
                 move(self._plans.now(), moved, values, share, counts)
 

@@ -384,7 +384,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             values = None if captured is None else captured[0]
             if values is None and self._under_way is not None:
                 values = self._under_way.values
-            with self._while_taking(self._hooks(global_step, name, values)) as hooks:
+            with self._while_taking(self._make_hooks(global_step, name, values)) as hooks:
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
                     given, sharing = distribute.share_summed_step(self, given, hooks)
@@ -400,7 +400,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                     finished.append(hooks.finished)
                 return outcome
 
-    def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
+    def _make_hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
 
     def _while_taking(self, hooks: V1Hooks) -> Within:
@@ -440,7 +440,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     ) -> Any:
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
-        made = self._hooks(global_step, name or self._name, None)
+        made = self._make_hooks(global_step, name or self._name, None)
         with self._turn_lock(), self._locked(), self._while_taking(made) as hooks:
             kept = self._plans.now()
 
@@ -449,7 +449,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 outcome = take(hooks, kept.alone(var), [(grad, var)], is_last=False)
                 errors.extend(outcome.errors)
 
-            hooks.prepare(variables)
+            hooks.read_hypers(variables)
             hooks.is_prepared = True
             updated = gating.backward(value, variables, grad_loss, apply_one)
             kept.forget_others(updated)
@@ -517,7 +517,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     ) -> None:
         """Apply gradients of all replicas to slots that are shared out over them."""
         with self._turn_lock(), self._locked():
-            hooks = self._hooks(global_step, name, None)
+            hooks = self._make_hooks(global_step, name, None)
             found, step = distribute.sum_for_shards(
                 self, strategy, given, self._said(global_step), hooks
             )
@@ -598,7 +598,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """Whether hooks are called once, when a graph is built."""
         return not self.HOOKS_AT_EACH_RUN and has_hooks(self)
 
-    def _read(self) -> dict[str, Any]:
+    def _read_values(self) -> dict[str, Any]:
         """What is read once a step, by name; callables are called."""
         return {}
 
@@ -608,11 +608,11 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _values(self) -> dict[str, Any]:
         """What the step under way has read, or what one would read now."""
-        return self._read() if self._under_way is None else self._under_way.values
+        return self._read_values() if self._under_way is None else self._under_way.values
 
     def _captured_inputs(self) -> list[Any]:
-        """What a step in graph mode depends on besides gradients and variables: `_read` first."""
-        return [self._read(), list(self._symbolic_attributes().values())]
+        """What a step in graph mode depends on beside gradients and variables; its values first."""
+        return [self._read_values(), list(self._symbolic_attributes().values())]
 
     def _may_call_users(self) -> bool:
         """Whether the beginning of a step calls users' functions."""
@@ -630,17 +630,19 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """Call the hook for one pair; what it returns."""
         if isinstance(grad, EitherSlices):
             return self._apply_slices(grad, var)
-        hook = self._chosen(("_resource_apply_dense",), ("_apply_dense",))
+        hook = self._choose_hook(("_resource_apply_dense",), ("_apply_dense",))
         return getattr(self, hook)(grad, var)
 
     def _apply_slices(self, grad: Any, var: Any) -> Any:
         repeated = "_resource_apply_sparse_duplicate_indices", "_apply_sparse_duplicate_indices"
-        hook = self._chosen((repeated[0], "_resource_apply_sparse"), (repeated[1], "_apply_sparse"))
+        hook = self._choose_hook(
+            (repeated[0], "_resource_apply_sparse"), (repeated[1], "_apply_sparse")
+        )
         if hook == repeated[0]:
             return self._resource_apply_sparse_duplicate_indices(grad.values, var, grad.indices)
         return self._apply_sparse_duplicate_indices(grad, var)
 
-    def _chosen(self, resource: Sequence[str], plain: Sequence[str]) -> str:
+    def _choose_hook(self, resource: Sequence[str], plain: Sequence[str]) -> str:
         """Which of two kinds of hook the most derived class defines; resource hooks go first."""
         for cls in type(self).__mro__:
             if cls is Optimizer:

@@ -59,5 +59,5 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         self._l1_regularization_strength = l1_regularization_strength
         self._l2_regularization_strength = l2_regularization_strength
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return PROXIMAL_GRADIENT_DESCENT

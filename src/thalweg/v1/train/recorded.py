@@ -68,7 +68,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
     step = None if global_step is None else graph_variable_of(global_step)
     if not (isinstance(step, GraphVariable) and step.shape in ((), None)):
         check_global_step(step)
-    hooks = optimizer._hooks(global_step, name, None)
+    hooks = optimizer._make_hooks(global_step, name, None)
     hooks.builds = True
     with (
         graph.as_default(),
@@ -81,7 +81,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
             optimizer._create_slots(variables)
         with graph.as_one(), graph.name_scope(name) as scope:
             with explain_errors(optimizer, "_prepare"):
-                hooks.prepare(variables)
+                hooks.read_hypers(variables)
             updates = [
                 update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
                 for grad, var in given

@@ -65,7 +65,7 @@ class RMSPropOptimizer(RuleOptimizer):
         self._epsilon = epsilon
         self._centered = centered
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return CENTERED_RMSPROP_V1 if self._centered else RMSPROP_V1
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:

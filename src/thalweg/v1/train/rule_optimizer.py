@@ -37,7 +37,7 @@ _UPDATES = (
 class RuleOptimizer(Optimizer):
     """Runs an update rule behind TensorFlow 1's interface.
 
-    A subclass names its hyperparameters; `_rule` chooses the rule of a step.
+    A subclass names its hyperparameters; `_choose_rule` chooses the rule of a step.
 
     Attributes:
         HYPERS: The attribute that holds each hyperparameter of the rule as it was given.
@@ -51,21 +51,21 @@ class RuleOptimizer(Optimizer):
     CALLABLES = True
     _has_symbols = False  # whether attributes of `TENSORS` are set, to tensors of a graph
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         """The rule of this step."""
         raise NotImplementedError
 
     def _rule_of_step(self) -> Rule:
         """The rule that a step runs for all variables at once; an extension adds to it."""
-        return self._rule()
+        return self._choose_rule()
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
         """For each slot, in order of creation: name, initial value, last part of its own name."""
-        return [(slot.name, slot.initial, self._name) for slot in self._rule().slots]
+        return [(slot.name, slot.initial, self._name) for slot in self._choose_rule().slots]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         # A graph lists variables in their order of creation: TensorFlow goes variable by variable.
-        kinds = {slot.name: slot for slot in self._rule().slots}
+        kinds = {slot.name: slot for slot in self._choose_rule().slots}
         is_of_graph = any(map(is_symbolic, var_list))
         for variables in [[var] for var in var_list] if is_of_graph else [var_list]:
             for name, value, part in self._slot_fills():
@@ -89,7 +89,7 @@ class RuleOptimizer(Optimizer):
         found = {hyper: own[each] for each, hyper in self.TENSORS.items() if each in own}
         return {**values, **{hyper: resolve(each) for hyper, each in found.items()}}
 
-    def _read(self) -> dict[str, Any]:
+    def _read_values(self) -> dict[str, Any]:
         return self._evaluate_hypers()
 
     def _evaluate_hypers(self) -> dict[str, Any]:
@@ -111,19 +111,19 @@ class RuleOptimizer(Optimizer):
 
     def _captured_inputs(self) -> list[Any]:
         # As in TensorFlow, callables are called when the graph is built.
-        return [self._read()]
+        return [self._read_values()]
 
-    def _groups(
+    def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
-        """For each variable what `_scalars` tells it by from others; None for nothing."""
+        """For each variable what `_scalars_of` tells it by from others; None for nothing."""
         return None
 
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """The hyperparameters as scalars of a compute dtype, given what a step has read."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
-    def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> RuleHooks:
+    def _make_hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> RuleHooks:
         return RuleHooks(self, global_step, name, values)
 
     def __getattr__(self, name: str) -> Any:
@@ -135,11 +135,15 @@ class RuleOptimizer(Optimizer):
 
     def _kernel_name(self) -> str:
         """The name of TensorFlow's operation that updates a variable, without "Apply"."""
-        own = next(cls for cls in type(self).__mro__ if "_rule" in vars(cls) and is_ours(cls._rule))
+        own = next(
+            cls
+            for cls in type(self).__mro__
+            if "_choose_rule" in vars(cls) and is_ours(cls._choose_rule)
+        )
         return own.__name__.removesuffix("Optimizer")
 
     def _scatters(self) -> bool:
-        return scatters(self._rule())
+        return scatters(self._choose_rule())
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
@@ -153,7 +157,7 @@ class RuleOptimizer(Optimizer):
     def _calls_sparse(self, hook: str) -> bool:
         """Whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none does."""
         is_own = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
-        return is_own and self._rule().duplicates != "successive"
+        return is_own and self._choose_rule().duplicates != "successive"
 
     @classmethod
     @cache

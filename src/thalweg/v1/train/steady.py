@@ -35,17 +35,17 @@ class SteadyV1Apply(SteadyApply):
         super().__init__(optimizer, planned, found)
         self._counters = counters
         self._hypers = _hypers(optimizer)  # plain numbers need not be read again
-        self._values = optimizer._read() if _has_numbers_alone(optimizer) else None
+        self._values = optimizer._read_values() if _has_numbers_alone(optimizer) else None
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         planned, (given, global_step) = kept.last, step
-        hooks = optimizer._hooks(global_step, "", None)
+        hooks = optimizer._make_hooks(global_step, "", None)
         if (
             planned is None
             or not (is_repeatable(planned, hooks) and hooks.repeats and type(hooks) is RuleHooks)
-            or hooks.groups(planned.request.variables, []) is not None
+            or hooks.group_variables(planned.request.variables, []) is not None
             or not _is_plain(optimizer)
         ):
             return None
@@ -62,7 +62,7 @@ class SteadyV1Apply(SteadyApply):
             return False
         begun = self.taken
         try:
-            values = optimizer._read() if self._values is None else self._values
+            values = optimizer._read_values() if self._values is None else self._values
             moves = _moves(optimizer, values, global_step)
             counters = [counter for counter, _ in moves]
             if len(counters) != len(self._counters) or not all(map(is_, counters, self._counters)):
@@ -72,7 +72,7 @@ class SteadyV1Apply(SteadyApply):
             other = self._found.take(
                 pairs,
                 begun,
-                lambda dtype: derived(rule, optimizer._scalars(values, dtype, None), dtype, 1),
+                lambda dtype: derived(rule, optimizer._scalars_of(values, dtype, None), dtype, 1),
                 known,
                 following,
             )
@@ -100,7 +100,7 @@ def _hypers(optimizer: Any) -> list[Any]:
 
 def _has_numbers_alone(optimizer: Any) -> bool:
     """Whether hyperparameters are numbers of Python, which a subclass does not read by itself."""
-    is_read_here = is_ours(optimizer._read) and is_ours(optimizer._evaluate_hypers)
+    is_read_here = is_ours(optimizer._read_values) and is_ours(optimizer._evaluate_hypers)
     return is_read_here and all(type(each) in (float, int) for each in _hypers(optimizer))
 
 

@@ -44,5 +44,5 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, AdamOptimizer):
     ) -> None:
         super().__init__(weight_decay, learning_rate, beta1, beta2, epsilon, use_locking, name)
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return ADAM_W

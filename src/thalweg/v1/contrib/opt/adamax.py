@@ -44,5 +44,5 @@ class AdaMaxOptimizer(AdamOptimizer):
         """beta1_power, the only one there is."""
         return super()._get_beta_accumulators()[0]
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return ADAMAX_V1

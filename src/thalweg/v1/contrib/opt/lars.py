@@ -89,13 +89,13 @@ class LARSOptimizer(RuleOptimizer):
         self._skip_list = None if skip_list is None else list(skip_list)
         self._use_nesterov = use_nesterov
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return NESTEROV_LARS if self._use_nesterov else LARS
 
     def _is_skipped(self, var: Tensor) -> bool:
         return any(part in name_of(var) for part in self._skip_list or ())
 
-    def _groups(
+    def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
         return list(map(self._group_of, variables, gradients))
@@ -105,7 +105,7 @@ class LARSOptimizer(RuleOptimizer):
             return _Group.ROWS
         return _Group.SKIPPED if self._is_skipped(var) else _Group.SCALED
 
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
         # a Python float is rounded once; but not those of sparse gradients.
         cast = as_hyper if group is _Group.ROWS else as_operand

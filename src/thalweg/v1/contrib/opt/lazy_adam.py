@@ -24,5 +24,5 @@ class LazyAdamOptimizer(AdamOptimizer):
     Reference: tf.contrib.opt.LazyAdamOptimizer
     """
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return LAZY_ADAM

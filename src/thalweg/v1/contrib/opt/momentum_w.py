@@ -41,5 +41,5 @@ class MomentumWOptimizer(DecoupledWeightDecayExtension, MomentumOptimizer):
     ) -> None:
         super().__init__(weight_decay, learning_rate, momentum, use_locking, name, use_nesterov)
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return NESTEROV_W if self._use_nesterov else MOMENTUM_W

@@ -26,5 +26,5 @@ class NadamOptimizer(AdamOptimizer):
     Reference: tf.contrib.opt.NadamOptimizer; Dozat 2015
     """
 
-    def _rule(self) -> Rule:
+    def _choose_rule(self) -> Rule:
         return NESTEROV_ADAM

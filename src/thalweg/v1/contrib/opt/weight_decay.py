@@ -65,7 +65,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     Reference: tf.contrib.opt.DecoupledWeightDecayExtension; https://arxiv.org/abs/1711.05101
     """
 
-    FUSED: ClassVar[bool] = False  # whether `_rule` has the decay in it, as `weight_decay`
+    FUSED: ClassVar[bool] = False  # whether `_choose_rule` has the decay in it, as `weight_decay`
 
     def __init__(self, weight_decay: Any, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = check_hyper("weight_decay", weight_decay)
@@ -129,12 +129,12 @@ class DecoupledWeightDecayExtension(Optimizer):
         change, decayed = _DECAYED.set, (self, list(chosen or ()) or None)
         return Within(lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())]))
 
-    def _read(self) -> dict[str, Any]:
+    def _read_values(self) -> dict[str, Any]:
         optimizer, chosen = _DECAYED.get()
         decay = self._call_if_callable(self._weight_decay)
         check_scalar("weight_decay", decay, ACCEPTED)
         own = {"decoupled_decay": decay, "decay_var_list": chosen if optimizer is self else None}
-        return {**own, **super()._read()}
+        return {**own, **super()._read_values()}
 
     def _captured_inputs(self) -> list[Any]:
         read, *others = super()._captured_inputs()
@@ -153,13 +153,13 @@ class DecoupledWeightDecayExtension(Optimizer):
         return rule if self.FUSED else with_decay(rule) or rule
 
     def _one_by_one(self) -> bool:
-        fused = self.FUSED or with_decay(self._rule())  # pyright: ignore
+        fused = self.FUSED or with_decay(self._choose_rule())  # pyright: ignore
         return not fused or super()._one_by_one()  # pyright: ignore
 
-    def _groups(
+    def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
     ) -> Groups:
-        groups: Groups = super()._groups(values, variables, gradients)  # pyright: ignore
+        groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         chosen = values["decay_var_list"]
         if chosen is None:
             return groups
@@ -170,11 +170,11 @@ class DecoupledWeightDecayExtension(Optimizer):
             for var, group in zip(variables, others, strict=True)
         ]
 
-    def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
         decay = as_operand(values["decoupled_decay"], dtype)
         if isinstance(group, _Spared):
             decay, group = dtype(0), group.group
-        own = super()._scalars(values, dtype, group)  # pyright: ignore
+        own = super()._scalars_of(values, dtype, group)  # pyright: ignore
         return {**own, "weight_decay" if self.FUSED else "decoupled_decay": decay}
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
@@ -226,11 +226,11 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
         __doc__ = f"`{base_optimizer.__name__}` with decoupled weight decay, its first argument."
 
         def __reduce__(self) -> Any:  # pickle does not find a class that was made by a function
-            return _blank, (base_optimizer,), self.__getstate__()
+            return _blank_instance, (base_optimizer,), self.__getstate__()
 
     return OptimizerWithDecoupledWeightDecay
 
 
-def _blank(base_optimizer: type[Any]) -> Any:
+def _blank_instance(base_optimizer: type[Any]) -> Any:
     extended = extend_with_decoupled_weight_decay(base_optimizer)
     return object.__new__(extended)
