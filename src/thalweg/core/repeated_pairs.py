@@ -19,9 +19,10 @@ from thalweg.core.steady import (
     snapshot,
     stands,
 )
+from thalweg.ground.running import SessionVariable
 from thalweg.variable import Variable, variable_constraint
 
-_PLAIN = (Tensor, torch.nn.Parameter, Variable)
+_PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
 _KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
 
 

@@ -19,6 +19,8 @@ class Due:
             call; None if nothing can.
     """
 
+    count = -1  # of variables: not known yet
+
     def __init__(self, make: Make) -> None:
         self._make = make
 

@@ -30,6 +30,10 @@ class Leaves:
     def __contains__(self, variable: GraphVariable) -> bool:
         return variable in self._leaves
 
+    def kept_in(self) -> list[dict[Any, Any]]:
+        """The dictionaries of which one holds the leaves."""
+        return [vars(self), self._leaves]
+
     def get(self, variable: GraphVariable) -> SessionVariable:
         """The leaf.
 

@@ -183,6 +183,10 @@ class Session:
         plan = self._plan_for((tensor,), frozenset(frame.feeds))
         return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 
+    def kept_in(self) -> list[dict[Any, Any]]:
+        """Where the values of variables are kept: nothing else in these is found by `leaf`."""
+        return self._leaves.kept_in()
+
     def leaf(self, variable: GraphVariable) -> SessionVariable:
         """The tensor that holds the variable's value here, to be written in place only.
 

@@ -286,7 +286,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         or a `_finish` that fails is the only part of its step that is not done, but where a graph
         recorded it. A note on the exception says which.
         """
-        if distribute.has_strategy() and not skip_gradients_aggregation:
+        if thread.strategies and distribute.has_strategy() and not skip_gradients_aggregation:
             replica = distribute.get_replica_context()
             if replica is None:
                 raise RuntimeError(
@@ -299,6 +299,8 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         kept = self._plans.now()
         before = quick_steps(kept)
         try:
+            if self._take_again(grads_and_vars, global_step):
+                return None
             return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
             if executing_eagerly():
@@ -336,6 +338,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Returns:
             What a `_finish` of a subclass returned, unless there is a `global_step`.
         """
+        is_plain = how is NOTHING and sharing is None
+        if is_plain and self._take_again(given, global_step, captured):
+            return None
         if any(grad is None for grad, _ in given):
             check_variables([var for _, var in given])
             check_any(given)
@@ -346,6 +351,26 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         )
         raise_first(outcome.errors)
         return finished[0] if finished and global_step is None else None
+
+    def _take_again(self, given: Any, global_step: Any, captured: list[Any] | None = None) -> bool:
+        """Take a step in one call, if it is the one before with other gradients.
+
+        Args:
+            given: What a caller gave as gradients and variables, such as a list of pairs.
+            global_step, captured: As in `_take`.
+
+        Returns:
+            Whether it was taken; if not, nothing has changed.
+        """
+        quick = self._plans.now().quick
+        if quick is None or type(given) is not list or len(given) != quick.count:
+            return False
+        if thread.strategies or self._under_way is not None:
+            return False
+        values = None if captured is None else captured[0]
+        with self._turn_lock(), self._locked():
+            kept = self._plans.now()
+            return kept.quick is quick and quick.take(self, kept, (given, global_step, values))
 
     def _take(
         self,
@@ -374,14 +399,14 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        is_plain = how is NOTHING and copies is None and captured is None and sharing is None
-        is_plain = is_plain and not thread.strategies
+        is_plain = how is NOTHING and copies is None and sharing is None
+        is_plain = is_plain and not thread.strategies and self._under_way is None
         with self._turn_lock(), self._locked():
             kept = self._plans.now()
-            quick = kept.quick if is_plain else None
-            if quick is not None and quick.take(self, kept, (given, global_step)):
-                return Outcome(True, [])
             values = None if captured is None else captured[0]
+            quick = kept.quick if is_plain else None
+            if quick is not None and quick.take(self, kept, (given, global_step, values)):
+                return Outcome(True, [])
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             with self._while_taking(self._hooks(global_step, name, values)) as hooks:

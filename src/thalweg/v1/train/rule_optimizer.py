@@ -17,6 +17,7 @@ from thalweg.core.step import take
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operation, resolve
 from thalweg.graph.either import IndexedSlices
+from thalweg.ground.counters import number_of
 from thalweg.ground.running import is_ours
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
@@ -43,11 +44,14 @@ class RuleOptimizer(Optimizer):
         HYPERS: The attribute that holds each hyperparameter of the rule as it was given.
         TENSORS: Names under which TensorFlow's optimizer of this name keeps the hyperparameters
             of a step as tensors, for subclasses that read them.
+        POWERS: Scalars that the optimizer keeps in variables of their names, each multiplied by a
+            hyperparameter at each step.
         CALLABLES: Whether hyperparameters may be callables without arguments.
     """
 
     HYPERS: dict[str, str] = {}
     TENSORS: dict[str, str] = {}
+    POWERS: dict[str, str] = {}
     CALLABLES = True
     _has_symbols = False  # whether attributes of `TENSORS` are set, to tensors of a graph
 
@@ -120,7 +124,14 @@ class RuleOptimizer(Optimizer):
         return None
 
     def _scalars(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """The hyperparameters as scalars of a compute dtype, given what a step has read."""
+        """All scalars of a compute dtype, given what a step has read."""
+        powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
+        return {**self._hyper_scalars(values, dtype, group), **powers}
+
+    def _hyper_scalars(
+        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
+        """Those that follow from what a step has read alone."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
     def _hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> RuleHooks:
