@@ -299,7 +299,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         kept = self._plans.now()
         before = quick_steps(kept)
         try:
-            if self._take_again(grads_and_vars, global_step):
+            if kept.quick is not None and self._take_again(grads_and_vars, global_step):
                 return None
             return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
@@ -362,15 +362,15 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Returns:
             Whether it was taken; if not, nothing has changed.
         """
-        quick = self._plans.now().quick
-        if quick is None or type(given) is not list or len(given) != quick.count:
-            return False
-        if thread.strategies or self._under_way is not None:
+        if type(given) is not list or thread.strategies or self._under_way is not None:
             return False
         values = None if captured is None else captured[0]
         with self._turn_lock(), self._locked():
             kept = self._plans.now()
-            return kept.quick is quick and quick.take(self, kept, (given, global_step, values))
+            quick = kept.quick
+            if quick is None or quick.count != len(given):
+                return False
+            return quick.take(self, kept, (given, global_step, values))
 
     def _take(
         self,

@@ -45,12 +45,16 @@ class SteadyV1Apply(SteadyApply):
         super().__init__(optimizer, planned, found)
         _, self._global_step, values = step
         self.count = len(planned.request.variables)
-        self._hypers = _hypers(optimizer)
+        own = vars(optimizer)
+        self._attributes = [name for name in own if name != "_plans"]  # which holds this
+        self._own = list(map(own.get, self._attributes))
+        self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
+            type(optimizer)._rule
+        )
         self._reads = values is None and type(optimizer)._read is not RuleOptimizer._read
         self._values = values = optimizer._read() if values is None else values
         self._moving = [name for name, each in values.items() if isinstance(each, _MOVING)]
         self._fixed = [name for name in values if name not in self._moving]
-        self._non_slots = optimizer._non_slots
         moves = _moves(optimizer, values, self._global_step)
         self._counters = [counter for counter, _ in moves]
         self._factors = [factor for _, factor in moves]
@@ -89,10 +93,9 @@ class SteadyV1Apply(SteadyApply):
         pairs, global_step, values = given
         if (
             type(pairs) is not list
-            or optimizer._rule_of_step() is not self._rule
             or global_step is not self._global_step
-            or optimizer._non_slots is not self._non_slots
-            or not all(map(is_, _hypers(optimizer), self._hypers))
+            or not all(map(is_, map(vars(optimizer).get, self._attributes), self._own))
+            or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
         if values is None:
@@ -167,11 +170,6 @@ def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Mov
 def _following(kind: Any, known: Any, factor: Any) -> Any:
     """What a counter becomes; see `counting_calls` of the hooks."""
     return known + 1 if factor is None else product(kind(known), factor).item()
-
-
-def _hypers(optimizer: Any) -> list[Any]:
-    own = vars(optimizer)
-    return list(map(own.get, optimizer.HYPERS.values()))
 
 
 def _is_plain(optimizer: Any) -> bool:
