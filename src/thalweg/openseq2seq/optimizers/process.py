@@ -12,6 +12,7 @@ from thalweg import distribute
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.options.iter_size import adding, check_addable, clearing, totals
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
+from thalweg.core.repeats import Done
 from thalweg.core.section import Call, run
 from thalweg.ground.counters import number_of
 from thalweg.ground.switches import writable
@@ -170,6 +171,14 @@ def apply_processed(
         Whether there was an update, see `Outcome`, and what was raised after it by constraints,
         the optimizer's `_finish` and the writer.
     """
+    if _is_plain(how, given, scaler) and optimizer.takes_transforms():
+        pairs = given.backward.pairs
+        follows = done if isinstance(done, Done) else Done()
+        if optimizer._take_again(pairs, global_step, given.captured, follows):
+            if not done:
+                done.extend((f"{TAKEN}.", True))
+            distribute.commit_sums(optimizer)
+            return Outcome(True, [])
     with writable(), not_taken(done):
         ready = readied(optimizer, how, given, scaler, loss_scale, global_step, done)
         if ready.gradient_transforms is None:
@@ -182,6 +191,22 @@ def apply_processed(
         if taken:
             distribute.commit_sums(optimizer, bool(errors))
         return Outcome(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
+
+
+def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) -> bool:
+    """Whether a run is the update of an optimizer by gradients as they are."""
+    backward, post = given.backward, how.post
+    return (
+        scaler is None
+        and how.outbox is None
+        and how.iter_size == 1
+        and not how.reduces
+        and post.clip_gradients is None
+        and post.larc is None
+        and backward.scale is None
+        and backward.variables is backward.targets
+        and not given.counts
+    )
 
 
 def told_of(how: Treatment, given: Given, scope: str) -> Letter:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from thalweg.core.meshes import is_imported
 from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import note_repeated, quick_steps, say_what_became
+from thalweg.core.repeats import UNKNOWN, Done, note_repeated, quick_steps, say_what_became
 from thalweg.core.section import run
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
@@ -321,8 +321,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def takes_transforms(self) -> bool:
         """Whether a step may be taken by `_take`: nobody else's `apply_gradients` comes between."""
-        own = [cls for cls in type(self).__mro__ if "apply_gradients" in vars(cls)]
-        return all("_APPLIES" in vars(cls) for cls in own) and "apply_gradients" not in vars(self)
+        return self._applies() and "apply_gradients" not in vars(self)
+
+    @classmethod
+    @cache
+    def _applies(cls) -> bool:
+        own = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
+        return all("_APPLIES" in vars(base) for base in own)
 
     def _apply(
         self,
@@ -352,12 +357,19 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         raise_first(outcome.errors)
         return finished[0] if finished and global_step is None else None
 
-    def _take_again(self, given: Any, global_step: Any, captured: list[Any] | None = None) -> bool:
+    def _take_again(
+        self,
+        given: Any,
+        global_step: Any,
+        captured: list[Any] | None = None,
+        done: Done | None = None,
+    ) -> bool:
         """Take a step in one call, if it is the one before with other gradients.
 
         Args:
             given: What a caller gave as gradients and variables, such as a list of pairs.
             global_step, captured: As in `_take`.
+            done: Optional. Is told of the step, which may be planned now, too.
 
         Returns:
             Whether it was taken; if not, nothing has changed.
@@ -367,8 +379,12 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         values = None if captured is None else captured[0]
         with self._turn_lock(), self._locked():
             kept = self._plans.now()
+            if done is not None:
+                done.follow(kept)
             quick = kept.quick
-            if quick is None or quick.count != len(given):
+            if quick is None or (quick.count == UNKNOWN and done is None):
+                return False
+            if quick.count not in (UNKNOWN, len(given)):
                 return False
             return quick.take(self, kept, (given, global_step, values))
 
@@ -399,12 +415,12 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        is_plain = how is NOTHING and copies is None and sharing is None
-        is_plain = is_plain and not thread.strategies and self._under_way is None
+        is_plain = copies is None and sharing is None and self._under_way is None
+        is_plain = is_plain and not thread.strategies
         with self._turn_lock(), self._locked():
             kept = self._plans.now()
             values = None if captured is None else captured[0]
-            quick = kept.quick if is_plain else None
+            quick = kept.quick if is_plain and how is NOTHING else None
             if quick is not None and quick.take(self, kept, (given, global_step, values)):
                 return Outcome(True, [])
             if values is None and self._under_way is not None:
@@ -419,7 +435,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                     outcome = repeat(hooks, kept, given, how, copies)
                     if outcome is None:
                         outcome = take(hooks, kept, given, how, copies, tries=False)
-                    elif is_plain:
+                    elif is_plain and (how is NOTHING or not how.stages):
                         note_repeated(kept, _quick_step)
                 if finished is not None:
                     finished.append(hooks.finished)

@@ -101,6 +101,9 @@ class RuleOptimizer(Optimizer):
         values = {}
         for name, attribute in self.HYPERS.items():
             given = getattr(self, attribute)
+            if type(given) is float and given == given:  # as most are
+                values[name] = given
+                continue
             if is_function(given) and not self.CALLABLES:
                 raise ValueError(
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
@@ -154,7 +157,11 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
-        return any(map(self._has_own_hook, _UPDATES))
+        cls, own = type(self), vars(self)
+        for hook in _UPDATES:
+            if hook in own or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
+                return True
+        return False
 
     def _has_own_hook(self, hook: str) -> bool:
         """Whether a subclass, or this very optimizer, has a hook of its own."""
@@ -173,9 +180,10 @@ class RuleOptimizer(Optimizer):
         return not (is_ours(cls._prepare) and is_ours(cls._create_slots))
 
     def _may_call_users(self) -> bool:
-        return self._is_begun_by_users() or any(
-            is_function(getattr(self, each)) for each in self.HYPERS.values()
-        )
+        if self._is_begun_by_users():
+            return True
+        given = [getattr(self, each) for each in self.HYPERS.values()]
+        return any(map(callable, given)) and any(map(is_function, given))
 
     def _update(self, grad: Any, var: Any) -> Any:
         """Update one variable, in the course of a step; for one of a graph, make an operation."""
