@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,12 @@ class Backward(NamedTuple):
     def pairs(self) -> list[Any]:
         """Gradients and targets."""
         return list(zip(self.gradients, self.targets, strict=True))
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether something is updated in place of a variable."""
+        own = self.targets
+        return self.variables is not own and not all(map(is_, self.variables, own))
 
     @property
     def copies(self) -> list[Any]:

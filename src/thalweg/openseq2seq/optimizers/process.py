@@ -204,7 +204,7 @@ def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) 
         and post.clip_gradients is None
         and post.larc is None
         and backward.scale is None
-        and backward.variables is backward.targets
+        and not backward.has_masters
         and not given.counts
     )
 

@@ -80,7 +80,7 @@ def update(
         Whether there was an update, see `Outcome`, and what was raised after it.
     """
     own, takes, name = backward.present(), optimizer.takes_transforms(), optimizer.get_name()
-    copies = None if own.variables is own.targets else own.copies
+    copies = own.copies if own.has_masters else None
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
     if takes and {target.dtype for target in own.targets}.isdisjoint(REDUCED):
         return optimizer._take(own.pairs, global_step, name, how, copies, captured)
