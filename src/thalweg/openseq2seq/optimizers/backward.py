@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,8 +68,9 @@ class Backward(NamedTuple):
 
     def present(self) -> Backward:
         """That of the variables that have a gradient."""
-        there = [index for index, grad in enumerate(self.gradients) if grad is not None]
-        return self if len(there) == len(self.gradients) else self.only(there)
+        if NoneType not in set(map(type, self.gradients)):
+            return self
+        return self.only([index for index, grad in enumerate(self.gradients) if grad is not None])
 
     def only(self, indices: Sequence[int]) -> Backward:
         """That of some of the variables."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
 from thalweg.core.repeats import Done
 from thalweg.core.section import Call, run
 from thalweg.ground.counters import number_of
+from thalweg.ground.running import thread
 from thalweg.ground.switches import writable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
@@ -105,7 +107,8 @@ def readied(
     Args:
         optimizer, how, given, scaler, loss_scale, global_step, done: See `apply_processed`.
     """
-    check_replicas(how.reduces, how.iter_size)
+    if how.reduces or thread.strategies:
+        check_replicas(how.reduces, how.iter_size)
     journal = _begun(how, given, loss_scale)
     step = 0 if journal is None else int(number_of(global_step))
     backward = given.backward
@@ -136,7 +139,8 @@ def readied(
             _check(how, backward)
     backward, unscaling = raw(backward)
     # The host tells other ranks of the step.
-    parts = watching(scaler, done, [*clearing(given.sums), *given.counts], not how.reduces)
+    clears = clearing(given.sums) if given.sums else ()
+    parts = watching(scaler, done, [*clears, *given.counts], not how.reduces)
     pairs = backward.present().pairs
     gradient_transforms = how.post.gradient_transforms(
         pairs, given.rate, journal, unscaling=unscaling, **parts
@@ -235,6 +239,8 @@ def told_of(how: Treatment, given: Given, scope: str) -> Letter:
 
 
 def _check(how: Treatment, backward: Backward) -> None:
+    if not how.post.as_shipped and NoneType not in set(map(type, backward.gradients)):
+        return
     how.post.check(backward.gradients, backward.targets)
     check_any(backward.pairs)
 

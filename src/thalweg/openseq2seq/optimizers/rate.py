@@ -112,7 +112,8 @@ def _floating(value: Any) -> Tensor:
 
 def called(value: Any) -> Any:
     """What a callable returns, anything else as it is."""
-    return value() if is_function(value) and not is_symbolic(value) else value
+    is_called = callable(value) and is_function(value) and not is_symbolic(value)
+    return value() if is_called else value
 
 
 def scaled_decay(

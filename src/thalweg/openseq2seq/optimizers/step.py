@@ -193,7 +193,8 @@ class TrainingStep(Described):
             raise
         finally:
             self._applied = done[1] if done else False
-        raise_first(outcome.errors)
+        if outcome.errors:
+            raise_first(outcome.errors)
         return value
 
     def _run(
@@ -216,7 +217,9 @@ class TrainingStep(Described):
     ) -> tuple[Any, Outcome]:
         how, inner, mixed = self._how, self._inner, self._mixed
         skip = how.iter_size > 1 and as_skip(self._skip_update)
-        with waited_for(inner, how.is_waited_for(skip)) if how.reduces else contextlib.nullcontext():
+        with (
+            waited_for(inner, how.is_waited_for(skip)) if how.reduces else contextlib.nullcontext()
+        ):
             value, backward = differentiate()
             if is_late:
                 self._rate.refresh()

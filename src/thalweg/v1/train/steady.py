@@ -122,7 +122,9 @@ class SteadyV1Apply(SteadyApply):
         if values is self._values:
             return True
         own, fixed = self._values, self._fixed
-        return len(values) == len(own) and all(map(is_, map(values.get, fixed), map(own.get, fixed)))
+        return len(values) == len(own) and all(
+            map(is_, map(values.get, fixed), map(own.get, fixed))
+        )
 
     def _take_as_known(self, optimizer: Any, pairs: list[Any], values: dict[str, Any]) -> int:
         """0 if the step was taken with counts that are known; else what is not as it was."""
