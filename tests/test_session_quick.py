@@ -271,14 +271,15 @@ def test_what_is_refused_is_so_after_them() -> None:
 
 def test_two_steps_of_one_optimizer() -> None:
     own, twin = both(steps=0)
+    others: list[Any] = []
     for each in (own, twin):
         with each.graph.as_default():
-            pairs = [(fed, var) for fed, var in zip(each.feeds, each.variables, strict=True)]
-            each.other = each.optimizer.apply_gradients(pairs[:2])
+            pairs = list(zip(each.feeds, each.variables, strict=True))
+            others.append(each.optimizer.apply_gradients(pairs[:2]))
     for seed in range(9):
-        for each in (own, twin):
+        for each, other in zip((own, twin), others, strict=True):
             each.step(seed)
-            each.step(seed + 100, each.other)
+            each.step(seed + 100, other)
         assert_same(own, twin)
 
 

@@ -140,13 +140,14 @@ def raw(backward: Backward) -> tuple[Backward, Any]:
     if backward.scale is None:
         return backward.done(gradients), None
     inverse = unscaling(backward.scale, backward.targets)
-    one = torch.ones_like(inverse) if isinstance(inverse, Tensor) else 1.0
     factors = [inverse] * len(gradients)
     penalised = [index for index, each in enumerate(backward.penalties) if each is not None]
-    made = unscaled(backward.only(penalised))
-    for index, grad in zip(penalised, made, strict=True):
-        gradients[index] = grad
-        factors[index] = one
+    if penalised:
+        one = torch.ones_like(inverse) if isinstance(inverse, Tensor) else 1.0
+        made = unscaled(backward.only(penalised))
+        for index, grad in zip(penalised, made, strict=True):
+            gradients[index] = grad
+            factors[index] = one
     present = [factors[index] for index, grad in enumerate(gradients) if grad is not None]
     if isinstance(inverse, Tensor):
         return backward.done(gradients), torch.stack(present)

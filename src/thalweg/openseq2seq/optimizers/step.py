@@ -215,7 +215,9 @@ class TrainingStep(Described):
     def _carry_out(
         self, differentiate: Callable[[], tuple[Any, Backward]], done: Done, is_late: bool
     ) -> tuple[Any, Outcome]:
-        how, inner, mixed = self._how, self._inner, self._mixed
+        how, mixed = self._how, self._mixed
+        inner = self.optimizer if mixed is None else mixed.optimizer
+        shown = None if how.outbox is None else self.loss_scaler
         skip = how.iter_size > 1 and as_skip(self._skip_update)
         with (
             waited_for(inner, how.is_waited_for(skip)) if how.reduces else contextlib.nullcontext()
@@ -232,7 +234,7 @@ class TrainingStep(Described):
                 how,
                 Given(backward, sums, self._rate.value, skip, counts=self._counts()),
                 None if mixed is None else mixed.loss_scaler,
-                None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
+                None if shown is None else shown.loss_scale.detach(),
                 self.global_step,
                 done,
             )
