@@ -14,6 +14,7 @@ from torch import Tensor
 from thalweg.core.checks import check_readable
 from thalweg.core.vectors import is_host
 from thalweg.indexed_slices import values_of, whole, with_values
+from thalweg.openseq2seq.optimizers.accumulation import is_whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, concretes
 from thalweg.variable import titles_of
 
@@ -90,7 +91,10 @@ def unscaled(backward: Backward) -> list[Gradient]:
         LayoutError: A gradient has no memory that holds its elements.
     """
     gradients = concretes(backward.gradients)
-    check_readable(gradients, titles_of(backward.variables))
+    for grad in gradients:
+        if type(grad) is not Tensor or not is_whole(grad):
+            check_readable(gradients, titles_of(backward.variables))
+            break
     if backward.scale is None:
         return gradients
     inverse, scale = unscaling(backward.scale, backward.targets), backward.scale

@@ -18,6 +18,7 @@ from thalweg.core.section import Call, run
 from thalweg.ground.counters import number_of
 from thalweg.ground.running import thread
 from thalweg.ground.switches import writable
+from thalweg.openseq2seq.optimizers.accumulation import are_addable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
 from thalweg.openseq2seq.optimizers.gradients import processed
@@ -118,7 +119,8 @@ def readied(
     if how.iter_size > 1 or how.reduces:
         gradients = unscaled(backward)
         if how.iter_size > 1:
-            check_addable(gradients, backward.targets, given.sums)
+            if not are_addable(gradients, backward.targets, given.sums):
+                check_addable(gradients, backward.targets, given.sums)
             own = given.sums, gradients, how.iter_size
             if given.skip:
                 said = partial(done.extend, (f"{ADDED_UP}.", False))

@@ -227,8 +227,7 @@ class TrainingStep(Described):
                 self._rate.refresh()
             sums: list[Tensor] = []
             if self._accumulators is not None:
-                self._accumulators.make(backward.targets)
-                sums = self._accumulators.of(backward.targets)
+                sums = self._accumulators.of_step(backward.targets)
             return value, apply_processed(
                 inner,
                 how,

@@ -24,7 +24,6 @@ from thalweg.ground.counters import Move, number_of
 from thalweg.ground.running import current_session, is_ours
 from thalweg.ground.scalars import product, scalar_type
 from thalweg.v1.train.hooks import RuleHooks
-from thalweg.v1.train.rule_optimizer import RuleOptimizer
 
 FAILED = -1  # to make the numbers of a step
 _FIXED = (float, int, np.generic, type(None))
@@ -51,7 +50,7 @@ class SteadyV1Apply(SteadyApply):
         self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._rule
         )
-        self._reads = values is None and type(optimizer)._read is not RuleOptimizer._read
+        self._reads = values is None and optimizer._has_own_hook("_read")
         self._values = values = optimizer._read() if values is None else values
         self._moving = [name for name, each in values.items() if isinstance(each, _MOVING)]
         self._fixed = [name for name in values if name not in self._moving]
@@ -64,9 +63,9 @@ class SteadyV1Apply(SteadyApply):
             and set(self._moving).isdisjoint(optimizer.POWERS.values())
         )
         self._known = list(map(number_of, self._counters))
-        self._is_simple = type(optimizer)._hyper_scalars is RuleOptimizer._hyper_scalars
+        self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
         self._scalars: dict[Dtype, dict[str, Any]] = {}
-        if type(optimizer)._scalars is RuleOptimizer._scalars:
+        if not optimizer._has_own_hook("_scalars"):
             dtypes = planned.ready.dtypes
             self._scalars = {each: optimizer._hyper_scalars(values, each, None) for each in dtypes}
 
