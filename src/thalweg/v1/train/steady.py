@@ -50,7 +50,9 @@ class SteadyV1Apply(SteadyApply):
         self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._rule
         )
-        self._reads = values is None and optimizer._has_own_hook("_read")
+        self._reads = values is None and any(
+            map(optimizer._has_own_hook, ("_read", "_evaluate_hypers"))
+        )
         self._values = values = optimizer._read() if values is None else values
         self._moving = [name for name, each in values.items() if isinstance(each, _MOVING)]
         self._fixed = [name for name in values if name not in self._moving]
