@@ -8,7 +8,6 @@ from typing import Any
 from thalweg.core.outcome import TAKEN, add_taken, say_refused
 from thalweg.core.plan_cache import PlanCache
 
-UNKNOWN = -1  # how many variables a step has that is to be planned
 Make = Callable[[Any, PlanCache, Any], Any]
 
 
@@ -20,10 +19,14 @@ class Due:
             call; None if nothing can.
     """
 
-    count = UNKNOWN
+    is_due = True  # and is planned when it is taken
 
     def __init__(self, make: Make) -> None:
         self._make = make
+
+    def is_over(self, pairs: list[Any]) -> bool:
+        """Whether it may be a step over pairs."""
+        return True
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         """Take the step if it can be planned; whether it was taken."""

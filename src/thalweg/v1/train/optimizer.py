@@ -23,7 +23,7 @@ from thalweg.core.meshes import is_imported
 from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import UNKNOWN, Done, note_repeated, quick_steps, say_what_became
+from thalweg.core.repeats import Done, note_repeated, quick_steps, say_what_became
 from thalweg.core.section import run
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
@@ -369,7 +369,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Args:
             given: What a caller gave as gradients and variables, such as a list of pairs.
             global_step, captured: As in `_take`.
-            done: Optional. Is told of the step, which may be planned now, too.
+            done: Optional. Is told of the step; one that is due is planned, too.
 
         Returns:
             Whether it was taken; if not, nothing has changed.
@@ -382,9 +382,8 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             if done is not None:
                 done.follow(kept)
             quick = kept.quick
-            if quick is None or (quick.count == UNKNOWN and done is None):
-                return False
-            if quick.count not in (UNKNOWN, len(given)):
+            is_due = quick is not None and (done is not None or not quick.is_due)
+            if not is_due or not quick.is_over(given):
                 return False
             return quick.take(self, kept, (given, global_step, values))
 

@@ -7,7 +7,7 @@ before, which the look confirms, or is read again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class SteadyV1Apply(SteadyApply):
     ) -> None:
         super().__init__(optimizer, planned, found)
         _, self._global_step, values = step
-        self.count = len(planned.request.variables)
+        self._variables = planned.request.variables
         own = vars(optimizer)
         self._attributes = [name for name in own if name != "_plans"]  # which holds this
         self._own = list(map(own.get, self._attributes))
@@ -71,6 +71,8 @@ class SteadyV1Apply(SteadyApply):
             dtypes = planned.ready.dtypes
             self._scalars = {each: optimizer._hyper_scalars(values, each, None) for each in dtypes}
 
+    is_due = False
+
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
@@ -89,6 +91,13 @@ class SteadyV1Apply(SteadyApply):
         looked_at = [optimizer._non_slots, *(() if session is None else session.kept_in())]
         found = RepeatedPairs.of(planned, given, counters, counters, looked_at)
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
+
+    def is_over(self, pairs: list[Any]) -> bool:
+        """Whether these are pairs of something and the variables of this step."""
+        own = self._variables
+        if len(pairs) != len(own) or set(map(type, pairs)) != {tuple}:
+            return False
+        return min(map(len, pairs)) == 2 and all(map(is_, map(itemgetter(1), pairs), own))
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         pairs, global_step, values = given
