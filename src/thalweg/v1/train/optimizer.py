@@ -382,8 +382,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             if done is not None:
                 done.follow(kept)
             quick = kept.quick
-            is_due = quick is not None and (done is not None or not quick.is_due)
-            if not is_due or not quick.is_over(given):
+            if quick is None or (quick.is_due and done is None) or not quick.is_over(given):
                 return False
             return quick.take(self, kept, (given, global_step, values))
 
