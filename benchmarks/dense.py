@@ -43,7 +43,7 @@ def rules() -> list[Figure]:
             ],
             rounds=9, block=0.1,
         )  # fmt: skip
-        figures.append(compared(f"roofline_{name}", timings, "roofline", "thalweg", 0.85, ">="))
+        figures.append(compared(f"roofline_{name}", timings, "roofline", "thalweg", 0.88, ">="))
     return figures
 
 

@@ -103,9 +103,9 @@ def compiled() -> list[Figure]:
 def small() -> list[Figure]:
     """Adam over few and many small tensors, in units of torch's fused Adam."""
     figures: list[Figure] = []
-    cases = ((1, 1000, 1.5, {}), (10, 1000, 1.0, {}), (100, 1000, 1.0, {}))
-    for count, size, target, options in (*cases, (2000, 1000, 0.08, {"gradients": "flat"})):
-        timings = _beside_fused(_parameters(count, size), _parameters(count, size), options)
+    cases = ((1, 0.25, {}), (10, 0.25, {}), (100, 0.15, {}), (2000, 0.12, {}))
+    for count, target, options in (*cases, (2000, 0.08, {"gradients": "flat"})):
+        timings = _beside_fused(_parameters(count, 1000), _parameters(count, 1000), options)
         name = f"optim_small{count}" + "_flat" * bool(options)
         figures.append(compared(name, timings, "thalweg", "torch fused", target))
     return figures
@@ -121,7 +121,7 @@ def training() -> list[Figure]:
         Contender("torch fused", fused, backward(theirs)),
     ]
     timings = measure(contenders, rounds=15, block=0.3)
-    return [compared("optim_training_loop", timings, "thalweg", "torch fused", 0.8)]
+    return [compared("optim_training_loop", timings, "thalweg", "torch fused", 0.85)]
 
 
 def recipes() -> list[Figure]:

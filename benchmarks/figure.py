@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
+from time import perf_counter
 from typing import Any, Literal
 
 from rich.table import Table
 
-from thalweg.bench.timing import OTHERS, Timings
+from thalweg.bench.timing import OTHERS, Timings, busy_elsewhere
 
 Sense = Literal["<=", ">="]
 _COLORS = {"yes": "green", "no": "red", "?": "yellow"}
@@ -88,6 +90,15 @@ def compared(
         disturbance=timings.disturbance,
         times={each: 1e3 * timings.median(each) for each in timings.seconds},
     )
+
+
+@contextmanager
+def watched(figures: list[Figure]) -> Iterator[None]:
+    """Note in the figures added meanwhile what other processes did."""
+    before, began, busy = len(figures), perf_counter(), busy_elsewhere()
+    yield
+    others = max(busy_elsewhere() - busy, 0) / (perf_counter() - began)
+    figures[before:] = [replace(each, disturbance=others) for each in figures[before:]]
 
 
 def table(figures: Sequence[Figure]) -> Table:

@@ -25,6 +25,8 @@ import record
 import saving
 import sparse
 import startup
+import steady
+import steady_options
 import sweeps
 import tables
 import tensorflow1
@@ -48,6 +50,8 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "gating": tensorflow1.gating,
     "sparse-rows": sparse.rows,
     "sparse-torch": sparse.against_torch,
+    "steady": steady.figures,
+    "steady-options": steady_options.figures,
     "host": host.host,
     "allocation": host.allocation,
     "recompiling": host.recompiling,
@@ -95,9 +99,10 @@ def _kept() -> dict[str, list[Figure]]:
     return stands.groups
 
 
-def _print(figures: list[Figure]) -> None:
-    console = Console()
+def _print(made: Record) -> None:
+    console, figures = Console(), list(made.figures.values())
     console.print(table(figures))
+    console.print(f"{made.place}.")
     judged = [figure for figure in figures if figure.met]
     met = sum(figure.met == "yes" for figure in judged)
     console.print(f"{met} of {len(judged)} figures meet their target.")
@@ -125,13 +130,14 @@ def main() -> int:
     if options.json:
         print(json.dumps({**made.as_json(), "failed": failed}, indent=2))
     else:
-        _print(figures)
+        _print(made)
     if failed:
         log.print(f"Could not be measured: {', '.join(failed)}.", style="red")
         return 2
     if options.write:
         both = {**kept, **made.groups}
-        whole = Record(made.machine, {name: both[name] for name in GROUPS if name in both})
+        groups = {name: both[name] for name in GROUPS if name in both}
+        whole = Record(made.machine, groups, is_one_run=not kept)
         whole.save()
         tables.write(whole)
     return 0 if all(figure.met in ("yes", "") for figure in figures) else 1

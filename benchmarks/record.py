@@ -12,6 +12,7 @@ import torch
 from figure import Figure
 
 from thalweg.bench.table import processor
+from thalweg.engines.cpu import machine_code
 
 FILE = Path(__file__).with_name("figures.json")
 
@@ -23,10 +24,12 @@ class Record:
     Attributes:
         machine: The processor, its cores, and torch's version.
         groups: The figures of each group.
+        is_one_run: Whether all are of one run.
     """
 
     machine: dict[str, Any]
     groups: dict[str, list[Figure]]
+    is_one_run: bool = False
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -41,7 +44,7 @@ class Record:
     def as_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
         groups = {name: [each.as_json() for each in group] for name, group in self.groups.items()}
-        return {"machine": self.machine, "groups": groups}
+        return {"machine": self.machine, "is_one_run": self.is_one_run, "groups": groups}
 
     def save(self, path: Path = FILE) -> None:
         """Write the file."""
@@ -50,13 +53,14 @@ class Record:
 
 def machine() -> dict[str, Any]:
     """What figures depend on."""
-    return {"processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
+    name = f"{processor()} ({machine_code.processor()})"  # which may not say of which generation
+    return {"processor": name, "cores": os.cpu_count(), "torch": torch.__version__}
 
 
 def of_json(values: dict[str, Any]) -> Record:
     """What `as_json` described."""
     groups = {name: [Figure(**each) for each in group] for name, group in values["groups"].items()}
-    return Record(values["machine"], groups)
+    return Record(values["machine"], groups, values.get("is_one_run", False))
 
 
 def load(path: Path = FILE) -> Record:

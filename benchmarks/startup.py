@@ -1,4 +1,7 @@
-"""The first seconds: importing, and the first step of each rule, compiled or from the disk."""
+"""The first seconds: importing, and the first step of each rule, compiled or from the disk.
+
+Processor time, with wall time beside it; what was compiled of Python is there already.
+"""
 
 from __future__ import annotations
 
@@ -6,79 +9,103 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from statistics import median
-from time import perf_counter
+from typing import NamedTuple
 
-from figure import Figure
+from figure import Figure, watched
 
 from thalweg.bench import catalogue
-from thalweg.bench.timing import busy_elsewhere
 
 IMPORT = """
+import time, torch
+wall, start = time.perf_counter(), time.process_time()
+{statement}
+print(time.process_time() - start, time.perf_counter() - wall)
+"""
+STATEMENTS = {
+    "import": ("import thalweg", 0.1),
+    "import_optim": ("from thalweg import optim", 0.12),
+    "import_keras": ("from thalweg.keras import optimizers", 0.12),
+}
+FIRST = """
 import time
 import torch
-start = time.perf_counter()
-import thalweg
-print(time.perf_counter() - start)
+{make}
+wall, start = time.perf_counter(), time.process_time()
+step()
+print(time.process_time() - start, time.perf_counter() - wall)
 """
-FIRST = """
-import sys, time
-import torch
+RULE = """
 from thalweg.bench import catalogue, problem, shapes
 step = problem.thalweg_step(
     catalogue.entry({rule!r}), problem.make(shapes.of("one", [(1000,)]))
 )
-start = time.perf_counter()
-step()
-print(time.perf_counter() - start)
 """
+OPTIM = """
+from thalweg import optim
+params = [torch.nn.Parameter(torch.randn(64)) for _ in range(4)]
+sum(param.square().sum() for param in params).backward()
+step = optim.AdamW(params).step
+"""
+THIRD = "step()\nstep()\n"  # the step after these compiles the look, or reads it
+COLD, KEPT = 0.12, 0.06
 
 
-@contextmanager
-def _watched(figures: list[Figure]) -> Iterator[None]:
-    """Note in the figures added meanwhile what other processes did."""
-    before, began, busy = len(figures), perf_counter(), busy_elsewhere()
-    yield
-    others = max(busy_elsewhere() - busy, 0) / (perf_counter() - began)
-    figures[before:] = [replace(each, disturbance=others) for each in figures[before:]]
+class Cost(NamedTuple):
+    """Seconds."""
+
+    processor: float
+    wall: float
 
 
-def _run(program: str, folder: str) -> float:
+def _run(program: str, folder: str) -> Cost:
     environment = {**os.environ, "THALWEG_CACHE_DIR": folder}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    return float(done.stdout.split()[-1])
+    return Cost(*map(float, done.stdout.split()[-2:]))
 
 
-def importing() -> list[Figure]:
-    """Seconds that `import thalweg` adds to `import torch`."""
+def _figure(name: str, costs: list[Cost], target: float | None, note: str) -> Figure:
+    middle = Cost(*map(median, zip(*costs, strict=True)))
+    note = f"{note}; wall {middle.wall:.3g} s"
+    return Figure(name, middle.processor, target, unit="s", note=note)
+
+
+def importing(runs: int = 11) -> list[Figure]:
+    """Seconds of the processor that an import adds to `import torch`, in interleaved processes."""
     figures: list[Figure] = []
-    with _watched(figures), tempfile.TemporaryDirectory() as folder:
-        times = [_run(IMPORT, folder) for _ in range(5)]
-        figures.append(Figure("import", median(times), 0.1, unit="s", note="beyond import torch"))
+    found: dict[str, list[Cost]] = {name: [] for name in STATEMENTS}
+    with watched(figures), tempfile.TemporaryDirectory() as folder:
+        for number in range(runs + 1):
+            for name, (statement, _) in STATEMENTS.items():
+                cost = _run(IMPORT.format(statement=statement), folder)
+                if number:  # the first compiles Python
+                    found[name].append(cost)
+        for name, (_, target) in STATEMENTS.items():
+            figures.append(_figure(name, found[name], target, "beyond import torch"))
     return figures
 
 
-def first_steps() -> list[Figure]:
+def first_steps(runs: int = 3) -> list[Figure]:
     """Seconds of the first step: with nothing compiled, and from the disk."""
+    made = {rule: RULE.format(rule=rule) for rule in catalogue.ENTRIES}
+    made = {"optim_AdamW": OPTIM, "optim_AdamW_third": OPTIM + THIRD, **made}
     figures: list[Figure] = []
-    for rule in catalogue.ENTRIES:
-        with _watched(figures):
-            figures += _first_steps(rule)
+    for name, make in made.items():
+        with watched(figures):
+            figures += _first_steps(name, FIRST.format(make=make), runs)
     return figures
 
 
-def _first_steps(rule: str) -> list[Figure]:
-    cold, kept = [], []
-    for _ in range(3):
+def _first_steps(name: str, program: str, runs: int) -> list[Figure]:
+    cold, kept = list[Cost](), list[Cost]()
+    for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            cold.append(_run(FIRST.format(rule=rule), folder))
-            kept.append(_run(FIRST.format(rule=rule), folder))
+            cold.append(_run(program, folder))
+            kept.append(_run(program, folder))
     return [
-        Figure(f"cold_{rule}", median(cold), 0.5, unit="s", note="compiling"),
-        Figure(f"disk_{rule}", median(kept), 0.25, unit="s", note="from the disk"),
+        _figure(f"cold_{name}", cold, COLD, "compiling"),
+        _figure(f"disk_{name}", kept, KEPT, "from the disk"),
     ]

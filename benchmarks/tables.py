@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from string import Formatter
 
 import record
 from figure import Figure
@@ -50,6 +51,21 @@ CHOSEN = (
         "{training_loop}",
         "`torch.optim.Adam(fused=True)` = 1",
     ),
+    (
+        "`optim.Adam` on one thread, processor time: 1 · 10 · 100 tensors of 64, new gradients",
+        "{steady_optim_new_1x64} · {steady_optim_new_10x64} · {steady_optim_new_100x64}",
+        "`torch.optim.Adam(fused=True)` = 1",
+    ),
+    (
+        "the same after 64 MB of other work, as between two backward passes",
+        "{steady_optim_cold_1x64} · {steady_optim_cold_10x64} · {steady_optim_cold_100x64}",
+        "the same",
+    ),
+    (
+        "`from thalweg import optim`, seconds · first step with nothing compiled · from the disk",
+        "{import_optim} · {cold_optim_AdamW} · {disk_optim_AdamW}",
+        "processor time, beyond `import torch`",
+    ),
 )
 
 
@@ -64,8 +80,11 @@ def few(made: Record) -> str:
     values["keras"] = _lowest(made.groups["rules"], "roofline_")
     values["tensorflow1"] = _lowest(made.groups["v1-rules"], "v1_roofline_")
     lines = ["| what a step does | measured | beside |", "|---|---|---|"]
-    lines += [f"| {what} | {text.format_map(values)} | {peer} |" for what, text, peer in CHOSEN]
-    return "\n".join([*lines, "", f"Medians. {made.place}.{_doubts(made.figures.values())}"])
+    for what, text, peer in CHOSEN:
+        if values.keys() >= {name for _, name, _, _ in Formatter().parse(text) if name}:
+            lines.append(f"| {what} | {text.format_map(values)} | {peer} |")
+    run = " of one run" * made.is_one_run
+    return "\n".join([*lines, "", f"Medians{run}. {made.place}.{_doubts(made.figures.values())}"])
 
 
 def all_of(made: Record) -> str:

@@ -27,12 +27,11 @@ def check_steps() -> None:
     ask_both(of_v1.SteadyV1Apply, lambda step, optimizer, kept, given: _found(step, given[0]))
 
 
-def _found_by_optim(step: Any, optimizer: Any) -> bool:
-    planned, params = step.part.kept.last, list(step.part._params)
-    places = [place for place, group in enumerate(step.groups) for _ in group["params"]]
-    return len(places) != len(params) or step._stands(
-        planned, [param.grad for param in params], places
-    )
+def _found_by_optim(step: Any, optimizer: Any, has_sums: bool = False) -> bool:
+    if has_sums is not step._has_sums:
+        return False
+    planned, gradients = step.part.kept.last, optimizer._gradients(step._owners)
+    return step._stands(planned, gradients, step._places)
 
 
 def _found(step: Any, given: Any) -> bool:

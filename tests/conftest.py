@@ -86,8 +86,9 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     import torch
 
     from thalweg.engines.cpu import launch
+    from thalweg.engines.cpu.tuning import Tuning
 
-    monkeypatch.setattr(launch, "SERIAL", 0)
+    monkeypatch.setattr(launch, "tuning", lambda: Tuning(serial=0))
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

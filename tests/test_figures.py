@@ -46,6 +46,23 @@ def test_figure_measured_beside_other_work_is_marked(load: Any) -> None:
     assert "| ? |" in tables.all_of(stands)
 
 
+def test_a_row_is_there_once_its_figures_were_measured(load: Any) -> None:
+    tables, stands = load("tables"), load("record").load()
+    rows = tables.few(stands).count("| ")
+    missing = [name for name in stands.groups if name.startswith("training")]
+    for name in missing:
+        del stands.groups[name]
+    assert 0 < tables.few(stands).count("| ") < rows
+
+
+def test_figures_of_one_run_say_so(load: Any) -> None:
+    tables, record = load("tables"), load("record")
+    stands = record.load()
+    assert "of one run" not in tables.few(replace(stands, is_one_run=False))
+    kept = record.of_json(replace(stands, is_one_run=True).as_json())
+    assert "Medians of one run. " in tables.few(kept)
+
+
 def test_file_without_markers_is_refused(load: Any, tmp_path: Path) -> None:
     path = tmp_path / "text.md"
     path.write_text("no table here\n")

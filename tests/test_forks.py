@@ -314,9 +314,9 @@ def test_a_fork_waits_for_a_compilation(monkeypatch, tmp_path):
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     stop, make = Stop(), store._address
 
-    def slowly(name: str, source: str) -> int:
+    def slowly(*given: Any) -> int:
         stop()
-        return make(name, source)
+        return make(*given)
 
     monkeypatch.setattr(store, "_address", slowly)
 

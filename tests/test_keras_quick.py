@@ -35,6 +35,11 @@ CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("Ftrl", {"l2_shrinkage_regularization_strength": 0.1}),
     ("RMSprop", {"momentum": 0.5, "centered": True}),
     ("RuleOptimizer", {"rule": ADAM}),
+    ("Adam", {"learning_rate": ExponentialDecay(0.1, 2, 0.5)}),
+    ("SGD", {"clipnorm": 1.0}),
+    ("Adam", {"clipvalue": 0.5}),
+    ("RMSprop", {"global_clipnorm": 1.0}),
+    ("Adam", {"global_clipnorm": 0.1, "learning_rate": ExponentialDecay(0.1, 2, 0.5)}),
 ]
 
 
@@ -91,10 +96,33 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
     assert int(own.optimizer.iterations) == 8
 
 
+def test_those_that_are_zipped_have_them() -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(8):
+        gradients = [grad for grad, _ in own.pairs(seed)]
+        own.optimizer.apply_gradients(zip(gradients, own.variables, strict=True))
+        twin.step(seed)
+        assert_same(own, twin)
+    assert own.taken == 6
+
+
+def test_those_of_minimize_have_them() -> None:
+    own = Training()
+    for _ in range(8):
+        own.optimizer.minimize(
+            lambda: sum((var * var).sum().float() for var in own.variables), own.variables
+        )
+    assert own.taken == 6
+
+
+class _OwnSchedule(ExponentialDecay):
+    """One that may do anything."""
+
+
 NONE = {
     "another number is counted": ("Nadam", {}),
-    "a schedule is asked": ("Adam", {"learning_rate": ExponentialDecay(0.1, 2, 0.5)}),
-    "gradients are clipped": ("SGD", {"clipnorm": 1.0}),
+    "a user's schedule is asked": ("Adam", {"learning_rate": _OwnSchedule(0.1, 2, 0.5)}),
+    "a user's function is asked": ("Adam", {"learning_rate": lambda: 0.1}),
 }
 
 

@@ -16,7 +16,7 @@ import fresh
 from kernels import forget, made
 from rulebook import KEEP, Problem, plain_rule, take
 from thalweg import PerformanceWarning, Rule, RuleError
-from thalweg.engines.cpu import codegen, codegen_measure, machine_code
+from thalweg.engines.cpu import codegen, codegen_measure, machine_code, snapshot
 from thalweg.engines.cpu.loops import Loop
 
 HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
@@ -458,6 +458,31 @@ def test_a_second_process_takes_the_same_step_without_a_compiler(folder, script)
     assert run_python(script + WITHOUT) == first
     after = {path: path.stat().st_mtime_ns for path in folder.glob("**/*") if path.is_file()}
     assert after == files
+
+
+STEADY = """
+import sys, torch
+from thalweg import optim
+p = torch.nn.Parameter(torch.ones(3))
+p.grad = torch.ones(3)
+optimizer = optim.Adam([p])
+for _ in range(int(sys.argv[1])):
+    optimizer.step()
+sys.stdout.write(p.detach().numpy().tobytes().hex())
+"""
+
+
+@pytest.mark.skipif(bool(snapshot.trouble()), reason="no step is taken in one call")
+def test_the_look_is_made_by_the_third_step_and_kept(folder):
+    def run(steps, program=STEADY):
+        done = fresh.run(program, str(steps))
+        assert done.returncode == 0, done.stderr
+        return done.stdout, [path.name for path in folder.glob("l_*.o")]
+
+    assert run(2)[1] == []
+    first, kept = run(3)
+    assert len(kept) == 1
+    assert run(3, STEADY + WITHOUT) == (first, kept)
 
 
 SETTINGS = {

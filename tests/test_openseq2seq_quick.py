@@ -341,8 +341,16 @@ def test_a_rate_is_as_it_was_if_the_step_fails() -> None:
     assert_same(own, twin)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a signal's function may
-@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(
+    ("is_after", "error"),  # that a signal's function may raise
+    [
+        (False, KeyboardInterrupt),
+        (True, KeyboardInterrupt),
+        (False, TimeoutError),
+        (True, TimeoutError),
+        (True, RuntimeError),
+    ],
+)
 @pytest.mark.parametrize("where", ["take", "then"])
 def test_an_interruption_leaves_the_step_whole(
     where: str, is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from thalweg.engines import probe
 from thalweg.engines.cpu import snapshot
 from thalweg.errors import FailedPreconditionError
 from thalweg.ground.locks import Mark
+from thalweg.optim import tensorflow
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
@@ -40,6 +41,34 @@ CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
 ]
+OF_TENSORFLOW: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"momentum": 0.9}),
+    ("Adam", {}),
+    ("AdamW", {}),
+    ("Nadam", {}),
+    ("RMSprop", {"momentum": 0.5, "centered": True}),
+    ("Ftrl", {}),
+    ("LazyAdam", {}),
+]
+# Options, each with the calls of `step` for one that is taken.
+OPTIONS: list[tuple[dict[str, Any], int]] = [
+    ({}, 1),
+    ({"ema_decay": 0.9}, 1),
+    ({"lookahead": 3}, 1),
+    ({"clip_grad_norm": 0.5}, 1),
+    ({"clip_grad_value": 0.3}, 1),
+    ({"clip_grad_value": 0.3, "clip_grad_norm": 0.5}, 1),
+    ({"clip_grad_norm": 0.5, "ema_decay": 0.9}, 1),
+    ({"masters": True}, 1),
+    ({"masters": True, "clip_grad_norm": 0.5}, 1),
+    ({"state_dtype": torch.bfloat16}, 1),
+    ({"accumulate": 2}, 2),
+    ({"accumulate": 2, "wide_sums": True}, 2),
+    ({"accumulate": 3, "clip_grad_norm": 0.5}, 3),
+    ({"accumulate": 2, "masters": True}, 2),
+    ({"fused_unscale": True}, 1),
+    ({"fused_unscale": True, "clip_grad_norm": 0.5, "clip_grad_value": 0.4}, 1),
+]
 SHAPES = [(3,), (4, 5), (), (2, 3, 4), (70,), (0, 2)]
 
 
@@ -53,6 +82,10 @@ def give(own: list[Parameter], seed: int, without: set[int] | frozenset[int] = f
     for place, param in enumerate(own):
         made = torch.randn(param.shape, generator=dice).to(param.dtype)
         param.grad = None if place in without else made
+
+
+def norm_of(own: list[Parameter]) -> float:
+    return torch.nn.utils.get_total_norm([x.grad for x in own if x.grad is not None]).item()
 
 
 def taken(opt: Any) -> int:
@@ -114,6 +147,113 @@ def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
         give(own, step)
         opt.step()
     assert taken(opt) == 4
+
+
+@pytest.mark.parametrize(("around", "calls"), OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("home", "name", "dtype", "without"),
+    [
+        (optim, "AdamW", torch.float32, set()),
+        (optim, "NAdam", torch.bfloat16, {1}),
+        (tensorflow, "Nadam", torch.float64, set()),
+        (tensorflow, "Adam", torch.bfloat16, {1}),
+    ],
+    ids=["AdamW", "NAdam", "TensorFlow's Nadam", "TensorFlow's Adam"],
+)
+def test_every_option_has_them(
+    home: Any,
+    name: str,
+    dtype: torch.dtype,
+    without: set[int],
+    around: dict[str, Any],
+    calls: int,
+) -> None:
+    own, others = ([Parameter(param.to(dtype)) for param in params()] for _ in range(2))
+    opt, twin = (getattr(home, name)(each, **around) for each in (own, others))
+    for step in range(6 * calls):
+        for each in (opt, twin):
+            if around.get("fused_unscale"):
+                each.found_inf, each.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
+        give(own, step, without)
+        give(others, step, without)
+        twin._own.forget_quick()
+        opt.step()
+        twin.step()
+    assert taken(opt) == 4
+    for (what, one), (_, other) in zip(everything(opt, own), everything(twin, others), strict=True):
+        assert same(one, other), what
+
+
+def test_a_rate_that_is_a_tensor_is_read_at_each_step() -> None:
+    own, others = params(), params()
+    rates = [torch.tensor(0.1), torch.tensor(0.1)]
+    opt, twin = optim.AdamW(own, lr=rates[0]), optim.AdamW(others, lr=rates[1])
+    for step in range(6):
+        give(own, step)
+        give(others, step)
+        twin._own.forget_quick()
+        opt.step()
+        twin.step()
+        for rate in rates:
+            rate.mul_(0.5)
+    assert taken(opt) == 4
+    assert all(map(torch.equal, own, others))
+
+
+def test_a_step_that_a_scaler_leaves_out_is_none() -> None:
+    own = params()
+    opt: Any = optim.Adam(own, fused_unscale=True)
+    for step in range(8):
+        opt.found_inf, opt.grad_scale = torch.tensor(float(step == 5)), torch.tensor(2.0)
+        give(own, step)
+        before = [param.detach().clone() for param in own]
+        opt.step()
+        assert all(map(torch.equal, own, before)) is (step == 5)
+        assert opt.last_step.taken is (step != 5)
+    assert opt.last_step.count == 7
+    assert taken(opt)
+
+
+def test_each_step_tells_of_its_own_gradients() -> None:
+    own = params()
+    opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
+    for step in range(8):
+        give(own, step)
+        norm = norm_of(own)
+        opt.step()
+        assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
+    assert taken(opt) == 6
+    own[0].grad = None  # the careful way
+    opt.step()
+    norm = norm_of(own[1:])
+    assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
+
+
+def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = params()
+    opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    take, parts = snapshot.Snapshot.take, list[tuple[int, int]]()
+    kept = [param.grad for param in own]
+
+    def replacing(self: Any, *given: Any) -> int:
+        found = take(self, *given)
+        parts.append((given[2], found))
+        if given[2] == snapshot.look.MEASURE:
+            own[0].grad = torch.ones_like(own[0])
+        return found
+
+    monkeypatch.setattr(snapshot.Snapshot, "take", replacing)
+    opt.step()
+    assert kept
+    look = snapshot.look
+    assert parts == [(look.MEASURE, 0), (look.UPDATE, look.OTHER_GRADIENT)]
+    norm = norm_of(own)
+    assert opt.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
 
 
 def test_those_with_a_closure_are() -> None:
@@ -293,7 +433,8 @@ def _rate_of_a_tensor(opt: Any, own: Any, param: Any, dice: random.Random) -> No
 
 
 def _decay(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
-    opt.param_groups[0]["weight_decay"] = 0.01
+    if "weight_decay" in opt.param_groups[0]:
+        opt.param_groups[0]["weight_decay"] = 0.01
 
 
 def _slot_replaced(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
@@ -305,7 +446,7 @@ def _slot_replaced(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
 def _slot_written(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
     for each in (opt.state.get(param) or {}).values():
         if isinstance(each, Tensor):
-            each.mul_(0.5)
+            each.mul_(0.5 if each.is_floating_point() else 2)
 
 
 def _state_lost(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
@@ -378,10 +519,41 @@ def _group_added(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
         opt.add_param_group({"params": [own[-1]]})
 
 
+def _rate_written(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if isinstance(rate := opt.param_groups[0]["lr"], Tensor):
+        rate.mul_(0.5)
+
+
+def _sum_replaced(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if (own_sum := opt.state.get(param, {}).get("gradient_sum")) is not None:
+        opt.state[param]["gradient_sum"] = own_sum.clone()
+
+
+def _sum_lost(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    opt.state.get(param, {}).pop("gradient_sum", None)
+
+
+def _sum_shared(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if "gradient_sum" in opt.state.get(param, {}):
+        opt.state[param]["gradient_sum"] = param.data.view_as(param)
+
+
+def _options_reordered(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    for group in opt.param_groups:
+        group["lr"] = group.pop("lr")
+
+
+def _huge(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    for each in own:
+        if each.grad is not None:
+            each.grad.mul_(dice.choice([1e30, 1e-30, float("nan"), float("inf")]))
+
+
 CHANGES = [
     _data, _no_gradient, _rate, _rate_of_a_tensor, _decay, _slot_replaced, _slot_written,
     _state_lost, _state_loaded, _swapped, _strided, _shared, _rows, _frozen, _thawed, _written,
-    _of_a_class, _constrained, _scaled, _unscaled, _heard, _group_added,
+    _of_a_class, _constrained, _scaled, _unscaled, _heard, _group_added, _rate_written,
+    _sum_replaced, _sum_lost, _sum_shared, _options_reordered, _huge,
 ]  # fmt: skip
 
 
@@ -396,18 +568,21 @@ def made(seed: int) -> tuple[Any, list[Parameter]]:
         )
         for _ in range(count)
     ]
-    name, options = dice.choice(CLASSES)
+    is_torchs = dice.random() < 0.7
+    home: Any = optim if is_torchs else tensorflow
+    name, options = dice.choice(CLASSES if is_torchs else OF_TENSORFLOW)
     split = dice.randint(0, count - 1)
     groups: Any = own
     if split and dice.random() < 0.5:
         groups = [{"params": own[:split]}, {"params": own[split:], "lr": 0.05}]
-    average = {"ema_decay": 0.9} if dice.random() < 0.2 else {}
-    return getattr(optim, name)(groups, lr=0.01, **options, **average), own
+    around, _ = dice.choice(OPTIONS)
+    return getattr(home, name)(groups, lr=0.01, **options, **around), own
 
 
 def same(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor):
         return one == other
+    one, other = (each.to_dense() if each.is_sparse else each for each in (one, other))
     equal = torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
     return one.dtype == other.dtype and one.shape == other.shape and equal
 
@@ -416,7 +591,7 @@ def everything(opt: Any, own: list[Parameter]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [(f"parameter {k}", each) for k, each in enumerate(own)]
     for k, param in enumerate(own):
         found += [(f"{name} of {k}", x) for name, x in (opt.state.get(param) or {}).items()]
-    return [*found, ("what the step says", opt.last_step)]
+    return [*found, ("what the step says", repr(opt.last_step))]
 
 
 def differences(seed: int, steps: int = 30) -> str:

@@ -294,8 +294,16 @@ def test_another_engine_is_seen() -> None:
     assert_same(own, twin)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a signal's function may
-@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(
+    ("is_after", "error"),  # that a signal's function may raise
+    [
+        (False, KeyboardInterrupt),
+        (True, KeyboardInterrupt),
+        (False, TimeoutError),
+        (True, TimeoutError),
+        (True, RuntimeError),
+    ],
+)
 def test_an_interruption_leaves_the_step_whole(
     is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,8 @@ class Side:
         self.is_ours = is_ours
         self.name, own = dice.choice(OURS)
         how = dice.choice(["maximize", "differentiable", "foreach", "", "", ""])
+        if how == "foreach" and self.name == "ASGD":
+            how = ""  # torch makes `eta` in float32 there, and else in Python's numbers
         given = {**own, how: True} if how and self.name != "SparseAdam" else dict(own)
         self.around = dice.choice(AROUND)
         if given.get("differentiable") or self.name == "SparseAdam":
@@ -254,6 +256,8 @@ def rate_changed(side: Side, dice: random.Random) -> None:
 def option_changed(side: Side, dice: random.Random) -> None:
     group = dice.choice(side.opt.param_groups)
     name = dice.choice(["maximize", "weight_decay", "foreach"])
+    if side.name == "ASGD" and name == "foreach":
+        return
     if name in group and not group.get("differentiable"):
         group[name] = 0.05 if name == "weight_decay" else dice.random() < 0.5
 

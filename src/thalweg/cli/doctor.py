@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from thalweg.cli.escaped import escaped
+from thalweg.errors import InvalidArgumentError
 
 _PACKAGES = ("torch", "llvmlite", "triton")
 
@@ -39,6 +40,7 @@ def doctor(as_json: bool) -> None:
     look = found["native_look"]
     lines["steps in one call"] = f"no: {look}" if look else "yes"
     lines["threads of torch"] = str(found["threads"])
+    lines["processor"] = _suits(found["processor"])
     kernels = found["kernels"]
     kept = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
     lines["kernels"] = f"{kernels['folder']} ({kept})"
@@ -62,6 +64,7 @@ def _examined() -> dict[str, Any]:
         "engines": {"reference": "", "cpu": "", "cuda": trouble()},
         "native_look": snapshot.trouble(),
         "threads": torch.get_num_threads(),
+        "processor": _processor(),
         "kernels": _kernels(),
         "gpus": [_gpu(number) for number in range(torch.cuda.device_count())],
     }
@@ -72,6 +75,28 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _processor() -> dict[str, Any]:
+    """What kernels are made for, and how, or why they cannot be made."""
+    from thalweg.engines.cpu import machine_code
+
+    name = machine_code.processor()
+    try:
+        return {"name": name, **machine_code.tuning()._asdict()}
+    except InvalidArgumentError as error:
+        return {"name": name, "trouble": str(error)}
+
+
+def _suits(found: dict[str, Any]) -> str:
+    if "trouble" in found:
+        return f"{found['name']}: {found['trouble']}"
+    bytes_ahead = found["prefetch"]
+    ahead = f"prefetches {bytes_ahead:,} bytes ahead" if bytes_ahead else "no prefetches"
+    return (
+        f"{found['name']}: {ahead}, vectors of at most {found['vectors']} bits, one thread below"
+        f" {found['serial']:,} elements (by {found['measured']})"
+    )
 
 
 def _gpu(number: int) -> dict[str, str]:

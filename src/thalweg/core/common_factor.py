@@ -105,6 +105,9 @@ def factor_of(
         furthest = math.inf  # TensorFlow's formula makes NaN of all gradients
     if limit < 0:
         limit = math.inf
+    is_near = not is_there and not norm.exponent and furthest > 0 and root <= furthest
+    if is_near and epsilon is not None:  # nothing to warn of
+        return Factor(_at_most_one(dtype(limit) / (dtype(root) + epsilon)))
     plain: Any = None
     with np.errstate(all="ignore"):
         if furthest > 0:
@@ -132,7 +135,7 @@ def factor_of(
 
 
 def _at_most_one(values: Any) -> Any:
-    return vectors.functions_of(values).clip(values, None, 1)
+    return values.clip(None, 1) if isinstance(values, Tensor) else np.minimum(values, 1)
 
 
 def _quotient(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> Factor:

@@ -15,10 +15,10 @@ from torch import Tensor
 from thalweg.core.checks import check_pairs
 from thalweg.core.pairs import Gradient, Pair
 from thalweg.engines.layout import check_kind
-from thalweg.engines.reference import torch_evaluate
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Formula, Rule
+from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import dtype_name
 
@@ -93,6 +93,8 @@ def update_analytic(
         tensors: The variable and its slots.
         scalars: What the formulas read.
     """
+    with importing:
+        from thalweg.engines.reference import torch_evaluate
     plain, numbers = [tensor.detach() for tensor in tensors], dict(scalars)
     if not isinstance(grad, IndexedSlices):
         whole = [plain[0], grad.detach().resolve_conj(), *plain[1:]]

@@ -26,7 +26,7 @@ from thalweg.core.checks import check_memories, check_readable
 from thalweg.core.common_factor import FURTHER, Factor, Norm, exact_norm, factor_of, parts_of
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
-from thalweg.engines import compute_dtype, transform
+from thalweg.engines import compute_dtype
 from thalweg.engines.arrays import Array, Float64
 from thalweg.engines.engine import Columns, Dtype, Stages
 from thalweg.formula import Formula, gradient_squares, variable_squares
@@ -549,6 +549,6 @@ def materialised(
     found: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
         own = columns.of(index, compute_dtype(var.dtype))
-        changed = transform(how.stages, values[index], own, flush, var.dtype)
+        changed = engines.transform(how.stages, values[index], own, flush, var.dtype)
         found.append((with_values(grad, changed), var))
     return found, known.decision()

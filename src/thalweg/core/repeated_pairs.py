@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
+from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import (
+    KINDS,
     Launches,
     Snapshot,
     hold_tensors,
@@ -19,11 +21,14 @@ from thalweg.core.steady import (
     snapshot,
     stands,
 )
+from thalweg.ground.locks import importing
 from thalweg.ground.running import SessionVariable
 from thalweg.variable import Variable, variable_constraint
 
+if TYPE_CHECKING:
+    from thalweg.core.steady_gradients import SteadyGradients
+
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
-_KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
 
 
 class RepeatedPairs:
@@ -34,6 +39,7 @@ class RepeatedPairs:
         found: What the look compares, empty.
         counters: What it counts, of float32, float64 or int64, and of shape ().
         numbers: What is watched; first the counters.
+        how: What happened to its gradients.
     """
 
     def __init__(
@@ -42,10 +48,18 @@ class RepeatedPairs:
         found: Snapshot,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor],
+        how: GradientTransforms,
     ) -> None:
         self.planned, self.snapshot, self._counters = planned, found, counters
-        self._kinds = [_KINDS[each.dtype] for each in numbers]
-        self._launches = Launches(planned, [0] * len(planned.request.variables))
+        self._kinds = [KINDS[each.dtype] for each in numbers]
+        self._expected: Sequence[Any] = [None] * len(numbers)
+        places = [0] * len(planned.request.variables)
+        self._launches = Launches(planned, places)
+        self._gradients: SteadyGradients | None = None
+        if how.stages:
+            with importing:
+                from thalweg.core.steady_gradients import SteadyGradients
+            self._gradients = SteadyGradients(planned, self._launches, how)
 
     @staticmethod
     def of(
@@ -54,6 +68,7 @@ class RepeatedPairs:
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor] = (),
         attributes: Sequence[dict[str, Any]] = (),
+        how: GradientTransforms = NOTHING,
     ) -> RepeatedPairs | None:
         """The step, if the careful look finds it to be the one before; else None.
 
@@ -63,17 +78,21 @@ class RepeatedPairs:
             numbers: Tensors of one number each, of the same types, that nobody may write between
                 `expect` and `take`; those of counters begin with them.
             attributes: Dictionaries that are to stay as they are.
+            how: What happened to the gradients.
         """
         found = snapshot()
         if (
             found is None
+            or how.decide is not None  # who would be asked about gradients
+            or how.calls
             or not _are_pairs(given, planned)
+            or any(copy is not None for copy in plan_of(planned).copies)
             or not all(map(_is_number, numbers))
             or not _are_apart(counters, planned)
             or not stands(planned, [grad for grad, _ in given])
         ):
             return None
-        made = RepeatedPairs(planned, found, counters, numbers)
+        made = RepeatedPairs(planned, found, counters, numbers, how)
         return made if made._hold(given, numbers, attributes) else None
 
     def _hold(
@@ -90,37 +109,61 @@ class RepeatedPairs:
         found.finish(
             [(var, grad, cell) for (grad, var), cell in zip(given, cells, strict=True)],
             self._launches.records(),
-            [(each.data_ptr(), 1, _KINDS[each.dtype]) for each in self._counters],
+            [(each.data_ptr(), 1, KINDS[each.dtype]) for each in self._counters],
             written,
             ready.bounds,
             numbers,
+            () if self._gradients is None else self._gradients.records(),
         )
         return True
 
-    def set(
+    def take(
         self,
+        given: list[Any],
+        begun: int,
         scalars_of: Callable[[Dtype], Mapping[str, Any]],
         known: Sequence[Any],
         following: Sequence[Any],
-    ) -> None:
-        """Set the numbers of the step that is to be taken.
+        how: GradientTransforms = NOTHING,
+    ) -> int:
+        """Take the step, if all is as it was.
 
         Args:
+            given: Gradients and variables.
+            begun: How many were taken when it was begun.
             scalars_of: Gives the scalars of a compute dtype.
             known: What the numbers that are watched are, as far as the scalars were made of them.
             following: What the counters become.
+            how: What happens to the gradients, if anything did before.
+
+        Returns:
+            0 if it was taken; else what is not as it was.
+
+        Raises:
+            Whatever `scalars_of` does; and what one of `ERRORS` is, of numbers beyond the usual.
         """
-        found = self.snapshot
-        for launch in self._launches.all:
-            launch.set_scalars({0: scalars_of(launch.dtype)})
+        found, gradients = self.snapshot, self._gradients
         for place, value in enumerate(known):
-            found.expect(place, self._kinds[place], value)
+            if value is not self._expected[place]:
+                found.expect(place, self._kinds[place], value)
+        self._expected = known
         for place, value in enumerate(following):
-            if self._kinds[place] == look.INT64:
-                found.columns[place, 3] = value
-            else:
-                found.numbers[place] = value
+            found.set_number(place, value)
+        if gradients is None:
+            for launch in self._launches.all:
+                launch.set_scalars({0: scalars_of(launch.dtype)})
+            self._launches.set_threads(found.launches)
+            return found.take(given, begun)
+        other = gradients.measure(how, found, begun, given)
+        if other:
+            return other
+        shared, separate = gradients.scalars()
+        for launch in self._launches.all:
+            own = dict.fromkeys(separate, 0)
+            launch.set_scalars({0: {**own, **scalars_of(launch.dtype), **shared[launch.dtype]}})
+        gradients.set_separate(separate)
         self._launches.set_threads(found.launches)
+        return found.take(given, begun, look.UPDATE if gradients.measures else look.WHOLE)
 
 
 def _are_pairs(given: Any, planned: Planned) -> bool:
@@ -134,7 +177,7 @@ def _are_pairs(given: Any, planned: Planned) -> bool:
 
 
 def _is_number(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN and tensor.dtype in _KINDS and not tensor.dim()
+    return type(tensor) in _PLAIN and tensor.dtype in KINDS and not tensor.dim()
 
 
 def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:

@@ -23,10 +23,12 @@ from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import group as engine
 from thalweg.engines.cpu import look as look
 from thalweg.engines.cpu.launch import threads_for
+from thalweg.engines.cpu.snapshot import KINDS as KINDS
 from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.cpu.work import SERIAL
+from thalweg.engines.engine import Stages
 from thalweg.engines.plan import DensePlan
 
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError)  # of the numbers of a step
@@ -43,27 +45,33 @@ class Launch:
     """
 
     def __init__(self, own: engine.Group, places: Sequence[int]) -> None:
+        self.group = own
         self._table = table = own.table  # whose chunks and bounds the block below names
-        self.kernel, self._names = own.kernel, own.kernel.scalars
+        self.kernel, self.names = own.kernel, own.kernel.scalars
         self.dtype = own.dtype
         # A tuple, of one name, too.
-        self._chosen: Any = itemgetter(*self._names, *self._names[:1])
+        self._chosen: Any = itemgetter(*self.names, *self.names[:1])
         self.places = list(dict.fromkeys(places[member] for member in own.members))
         rows = [self.places.index(places[member]) for member in own.members]
-        self._scalar_row, self._base = np.array(rows, np.int64), table.base.copy()
-        layout = Struct(f"={len(self._names)}{'f' if own.dtype is np.float32 else 'd'}")
+        self.base = table.base.copy()
+        layout = Struct(f"={len(self.names)}{'f' if own.dtype is np.float32 else 'd'}")
         self._pack, self._size = layout.pack_into, layout.size
-        self._rows = bytearray(layout.size * len(self.places))
         self._argument = table.copy_of_argument(own.flush)
-        self._argument[5] = self._base.ctypes.data
-        self._argument[6] = self._scalar_row.ctypes.data
-        self._argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self._rows))
+        self._argument[5] = self.base.ctypes.data
         self.elements, self._slices = table.elements, len(table.bounds) - 1
+        self.place_rows(rows, len(self.places))
+
+    def place_rows(self, rows: Sequence[int], count: int) -> None:
+        """Have each member read one of so many rows of scalars."""
+        self._scalar_row = np.array(rows, np.int64)
+        self.rows = bytearray(self._size * count)
+        self._argument[6] = self._scalar_row.ctypes.data
+        self._argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self.rows))
 
     def cells(self) -> list[int]:
         """Where the addresses of gradients go, for each member."""
-        first, (step, item) = self._base.ctypes.data, self._base.strides
-        return [first + step * k + item for k in range(len(self._base))]
+        first, (step, item) = self.base.ctypes.data, self.base.strides
+        return [first + step * k + item for k in range(len(self.base))]
 
     def record(self) -> tuple[int, int, int, int]:
         """The kernel and its argument; what calls it on several threads, and on how many."""
@@ -78,7 +86,7 @@ class Launch:
         """Set the scalars of each place."""
         at = 0
         for place in self.places:
-            self._pack(self._rows, at, *self._chosen(made[place])[:-1])
+            self._pack(self.rows, at, *self._chosen(made[place])[:-1])
             at += self._size
 
 
@@ -109,16 +117,21 @@ class Launches:
             records[k, 2:] = self.all[k].threads()
 
 
-def is_repeatable(planned: Planned | None, hooks: Hooks) -> bool:
-    """Whether a step needs no more than a plan over dense gradients, its scalars and counts."""
+def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) -> bool:
+    """Whether a step needs no more than a plan over dense gradients, its scalars and counts.
+
+    Args:
+        planned: The step.
+        hooks: What the face said about it.
+        stages: What the face does to gradients in it.
+    """
     if planned is None or not isinstance(planned.ready, DensePlan):
         return False
     ready, rule = planned.ready, planned.request.rule
     return (
         all(isinstance(each, engine.Group) and each.kernel.scalars for each in ready.groups)
         and sum(each.table.elements for each in cast("list[engine.Group]", ready.groups)) <= _LARGE
-        and not ready.stages
-        and not any(copy is not None for copy in ready.copies)
+        and ready.stages == stages
         and not rule.measures
         and rule.per_variable is None
         and not rule.calls_users

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from thalweg.engines.copies import resumed, saturated
 from thalweg.engines.dispatcher import Dispatcher, check_gradients
 from thalweg.engines.given import check_scalars, given_to, prepared
 from thalweg.engines.layout import compute_dtype
-from thalweg.engines.reference import resumed, saturated, transform
 from thalweg.engines.selection import Selection, check_name, current, engine
 from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.engines.check import check_rule
+    from thalweg.engines.reference import transform
     from thalweg.engines.tensors import Tensors
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
     "transform",
 ]
 
-_HOMES = {"Tensors": "tensors", "check_rule": "check"}
+_HOMES = {"Tensors": "tensors", "check_rule": "check", "transform": "reference"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,6 @@ from thalweg.engines.cuda.available import computes
 from thalweg.engines.engine import Gradient, Ready, Request, in_rounds
 from thalweg.engines.plan import DensePlan
 from thalweg.engines.protected import check_writable
-from thalweg.engines.reference import ReferencePart
 from thalweg.engines.selection import EngineName
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
@@ -170,6 +169,8 @@ class Dispatcher:
         for index in members:
             home = homes[index]
             if home == "reference":
+                with importing:
+                    from thalweg.engines.reference import ReferencePart
                 parts.append(([index], ReferencePart(crossing.share(asked, [index]))))
             elif not isinstance(asked.gradients[index], IndexedSlices):
                 dense.setdefault((home, crossing.runs.get(index, -1)), []).append(index)

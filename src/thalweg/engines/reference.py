@@ -18,6 +18,7 @@ from torch import Tensor
 
 from thalweg.engines import layout, libm
 from thalweg.engines.arrays import Array, Float64, Int64
+from thalweg.engines.copies import resumed, saturated
 from thalweg.engines.denormals import denormals
 from thalweg.engines.engine import (
     Call,
@@ -496,22 +497,3 @@ def _row_results(
         cpu = [tensor.cpu() for tensor in tensors]
         results = evaluate(rule.update_untouched, cpu, scalars, rows=others)
         yield rule.update_untouched, others, [np.array(each, order="C") for each in results]
-
-
-def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values in a narrower type, as tensors of their own; what is too large is the largest."""
-    largest = torch.finfo(dtype).max
-    return values.detach().clamp(-largest, largest).to(dtype)
-
-
-def resumed(var: Tensor, copy: Tensor) -> Tensor:
-    """A variable, or its copy where that is not what a step left: there others wrote to it.
-
-    They are compared by bits, so that -0 is not 0. What rounds to the same cannot be told apart.
-    """
-    own = begun = var.detach()
-    if own.device.type == "cpu":  # times 1, which flushes what a step would have flushed
-        with np.errstate(all="ignore"):
-            begun = torch.from_numpy(np.asarray(_numpy(own) * 1))
-    left = saturated(begun, copy.dtype).view(torch.int16) == copy.detach().view(torch.int16)
-    return torch.where(left, own, copy.detach().to(own.dtype))

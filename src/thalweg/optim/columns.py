@@ -98,9 +98,9 @@ class Column:
         return [partial(self._block.index_copy_, 0, self._places, made)]
 
     def wrote(self, values: Sequence[Any]) -> None:
-        """Those were written. What the type of the state rounds is read again."""
-        if self.name == STEP:
-            self._know([*values])
+        """Those were written; what the type of the state rounds is known rounded."""
+        if self.name == STEP or self.dtype in _SCALARS:
+            self._know(list(map(self._scalar, values)))
             self._version += 1  # last: what is interrupted before is read again
 
 

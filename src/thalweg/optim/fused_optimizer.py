@@ -111,7 +111,7 @@ class StepCache:
         with self._lock:
             if self.quick is not None and self.quick.told < self.quick.taken:
                 self.last, self.decided = LastStep(True, "", self.total), None
-                self.seen, self.applied = GradientReport(), False
+                self.seen, self.applied = self.quick.seen, False
                 self.count, self.quick.told = self.total, self.quick.taken  # last: it is done
 
     def forget_quick(self) -> None:
@@ -302,7 +302,7 @@ class FusedOptimizer(Scaled):
         """
         if is_dynamo_compiling() or (is_watched(self) and type(self).step is FusedOptimizer.step):
             return self._told_step(closure)
-        return self._plain_step(closure)
+        return self._eager_step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore
@@ -311,6 +311,9 @@ class FusedOptimizer(Scaled):
     def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
         if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
             return None
+        return self._eager_step(closure)
+
+    def _eager_step(self, closure: Callable[[], Any] | None = None) -> Any:
         quick = self._own.quick if closure is None else None
         if quick is not None and quick.take(self):
             return None
@@ -330,7 +333,8 @@ class FusedOptimizer(Scaled):
                 loss = closure()
         own = self._own
         with own._lock:
-            if (closure is not None or own.due is not None) and self._try_quick_step():
+            is_due = closure is not None or own.due is not None
+            if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
             if own.is_swapped:
@@ -342,7 +346,8 @@ class FusedOptimizer(Scaled):
             if own.taken is None and self._skip_overflowed_step():
                 return loss
             if self._accumulate_gradients():
-                if not self._try_steady_step():
+                is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
+                if not (is_quick or self._try_steady_step()):
                     self._take_step(own.parts)
                 if own.applied:
                     self._end_step()
@@ -382,7 +387,7 @@ class FusedOptimizer(Scaled):
         """The hooks of a step over all parameters."""
         raise NotImplementedError
 
-    def _try_quick_step(self) -> bool:
+    def _try_quick_step(self, has_sums: bool = False) -> bool:
         """Take the step before again in one call, as soon as it is planned; False if it cannot."""
         own = self._own
         if own.due is not None:
@@ -390,7 +395,7 @@ class FusedOptimizer(Scaled):
             with importing:
                 from thalweg.optim.steady import SteadyStep
             own.quick = SteadyStep.of(self, *due)
-        return own.quick is not None and own.quick.take(self)
+        return own.quick is not None and own.quick.take(self, has_sums)
 
     def _try_steady_step(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""
@@ -577,12 +582,16 @@ class FusedOptimizer(Scaled):
         told["last"] = LastStep(True, "", told.get("count", own.count))
         told["begun"] = (f"{TAKEN}." if own.taken is None else LEFT,)
         if own.sums is not None:
-            told["sums"] = None
-            calls += clearing_sums(self.param_groups, self.state)
+            calls += self._clearing_sums()
         if self._around.in_backward:  # of parameters that nobody listened to yet
             given = [param for param in self._params() if param.grad is not None]
             calls += [partial(setattr, param, "grad", None) for param in given]
         return [*calls, partial(vars(own).update, told)]
+
+    def _clearing_sums(self) -> list[Call]:
+        """What is written with a step that takes sums: they are forgotten."""
+        begins = clearing_sums(self.param_groups, self.state)
+        return [*begins, partial(vars(self._own).update, {"sums": None})]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:
         """The same of one parameter in the course of the backward pass."""

@@ -204,11 +204,14 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         is_last = only is None
         hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
         outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+        is_repeated = outcome is not None
         outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
         if is_last:
             self._keep_steady(part, places if len(members) == len(params) else [])
+            if is_repeated:
+                self._own.note_repeated(part, hooks, [places[member] for member in members])
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]

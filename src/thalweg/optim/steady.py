@@ -4,90 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group
+from thalweg.core.gradient_transforms import GradientTransforms
+from thalweg.core.options.accumulation import SUM
 from thalweg.core.outcome import TAKEN, say
 from thalweg.core.steady import (
     ERRORS,
+    KINDS,
     Launches,
     Snapshot,
     hold_tensors,
     is_repeatable,
     is_traced,
+    look,
     snapshot,
     stands,
 )
 from thalweg.engines import current
-from thalweg.ground.running import replicas
-from thalweg.optim.columns import STEP, Column
-from thalweg.optim.groups import Options
+from thalweg.ground.locks import importing
+from thalweg.ground.running import is_ours, replicas
+from thalweg.optim.columns import Column
+from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.steady_scalars import TorchScalars, hold
+from thalweg.optim.step_options import GradientReport, gradient_transforms
+
+if TYPE_CHECKING:
+    from thalweg.core.steady_gradients import Scalars, SteadyGradients
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _params_of = itemgetter("params")
-
-
-class _Scalars:
-    """The scalars of a group from one step to the next, as `TorchHooks.scalars` makes them."""
-
-    def __init__(self, hooks: TorchHooks, place: int) -> None:
-        self.place = place
-        self._hooks = hooks
-        self._rule = hooks.rule()
-        self._is_wrapped = bool(hooks._optimizer._around.wrapping)
-        self._read()
-
-    def _read(self) -> None:
-        hooks = self._hooks
-        self._options = options = hooks._part.options(self.place, hooks._optimizer)
-        _, numbers = hooks._apart(self.place)
-        self._known = {**options.numbers(hooks._stays), **numbers}
-        self._given = options.given_to_prepare({**numbers, "t": 1})
-
-    def hold(self, group: Group) -> bool:
-        """Whether a group has the options that it had, or another rate, which is read."""
-        known = self._options
-        if known.hold(group):
-            return True
-        if not _hold(known, group):
-            return False
-        self._read()
-        return True
-
-    def made(self, columns: Sequence[Column]) -> dict[str, Any]:
-        """The scalars of the step that follows."""
-        if self._is_wrapped:
-            return self._hooks._prepared(self.place)
-        given, known = self._given, self._known
-        for column in columns:
-            name, value = column.name, column.common
-            if name == STEP:
-                known["t"] = value = value + 1
-                if "t" in given:
-                    given["t"] = value
-            known[name] = value
-            if name in given:
-                given[name] = value
-        known.update(self._rule.prepare(**given))
-        return known
-
-
-def _hold(known: Options | None, group: Group) -> bool:
-    """Whether a group has the options that it had, or another number for its rate."""
-    if known is None or known.moves:
-        return False
-    return known.hold(group) or (
-        known.hold_beside_rate(group) and type(group["lr"]) in (float, int)
-    )
-
-
-def _is_common(column: Any) -> bool:
-    """Whether a number is the same for all parameters, which lie in a block in their order."""
-    return type(column) is Column and column._places is None and column.common is not None
 
 
 class SteadyStep:
@@ -104,9 +54,14 @@ class SteadyStep:
         self.groups = optimizer.param_groups
         self.state = optimizer.state
         self.part, self.hooks = part, hooks
+        self._is_torchs = type(hooks) is TorchHooks  # else the numbers are TensorFlow's
         self.selection = hooks.selection
         self.columns: list[Column] = part.columns
+        self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
+        self._gradients: SteadyGradients | None = None  # if something happens to them
+        self._how: tuple[float | None, GradientTransforms] | None = None  # with what unscales them
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
+        self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
     @staticmethod
@@ -116,31 +71,45 @@ class SteadyStep:
         return made if made._plan(optimizer, places) else None
 
     def _plan(self, optimizer: Any, places: Sequence[int]) -> bool:
-        part, planned = self.part, self.part.kept.last
-        params = list[Tensor](part._params)
-        if not (is_repeatable(planned, self.hooks) and self._is_plain(optimizer, planned, params)):
+        planned = self.part.kept.last
+        how = self._transforms(optimizer)
+        if how is None:
             return False
-        gradients = [param.grad for param in params]
+        if not (is_repeatable(planned, self.hooks, how.stages) and self._is_plain(optimizer)):
+            return False
+        self._owners = owners = _owners_of(planned)
+        gradients = optimizer._gradients(owners)
         if any(grad is None for grad in gradients) or not self._stands(planned, gradients, places):
             return False
+        without = self._others(owners)
         found = snapshot()
-        if found is None or not self._hold(found, places):
+        if found is None or not self._hold(found, places, without):
             return False
         written = [*planned.ready.written, *(column._views[0] for column in self.columns)]
         if not hold_tensors(found, written):
             return False
-        self._scalars = [_Scalars(self.hooks, place) for place in dict.fromkeys(places)]
+        if self._is_torchs:
+            self._scalars = [TorchScalars(self.hooks, place) for place in dict.fromkeys(places)]
+        self._places = list(dict.fromkeys(places))
+        self._ids = set(map(id, owners))
         self.launches = launches = Launches(planned, places)
-        without = [(param, None, 0) for param in self._others()]
+        if how.stages:
+            with importing:
+                from thalweg.core.steady_gradients import SteadyGradients
+            self._gradients = SteadyGradients(planned, launches, how)
         found.finish(
-            [*zip(params, gradients, launches.cells, strict=True), *without],
+            [
+                *zip(owners, gradients, launches.cells, strict=True),
+                *((param, None, 0) for param in without if not self._has_sums),
+            ],
             launches.records(),
             [
-                (column._block.data_ptr(), len(column._views), column._block.element_size())
+                (column._block.data_ptr(), len(column._views), KINDS[column.dtype])
                 for column in self.columns
             ],
             written,
             planned.ready.bounds,
+            measures=() if self._gradients is None else self._gradients.records(),
         )
         self.snapshot = found
         return True
@@ -150,19 +119,19 @@ class SteadyStep:
         part = self.part
         return (
             part.stands(self.state, part._params)
-            and all(_hold(part._options.get(place), self.groups[place]) for place in {*places})
+            and all(hold(part._options.get(place), self.groups[place]) for place in {*places})
             and stands(planned, gradients)
         )
 
-    def _others(self) -> list[Tensor]:
+    def _others(self, owners: Sequence[Tensor]) -> list[Tensor]:
         """Parameters that take no part in the step: they have no gradient."""
-        own = set(map(id, self.part._params))
+        own = set(map(id, owners))
         everyone = (param for group in self.groups for param in group["params"])
         return [param for param in everyone if id(param) not in own]
 
-    def _hold(self, found: Snapshot, places: Sequence[int]) -> bool:
+    def _hold(self, found: Snapshot, places: Sequence[int], others: Sequence[Tensor]) -> bool:
         """Have the look compare all that the careful one does."""
-        params, others = self.part._params, self._others()
+        params = self.part._params
         if not all(type(each) in _PLAIN for each in (*params, *others)):
             return False
         if not all(type(each) is list for each in (self.groups, *map(_params_of, self.groups))):
@@ -175,25 +144,25 @@ class SteadyStep:
         found.hold_dict(self.state)
         tensors: list[Tensor] = [*params, *others]
         for own in self.part._owners:
-            found.hold_dict(own)
-            tensors += [each for each in own.values() if isinstance(each, Tensor)]
+            found.hold_dict(own, SUM)  # which is looked at as a gradient
+            tensors += [x for key, x in own.items() if key != SUM and isinstance(x, Tensor)]
         for param in params:
             found.hold_dict(vars(param))  # where it may be given a constraint
-        return hold_tensors(found, tensors) and all(each.grad is None for each in others)
+        if not (self._has_sums or all(each.grad is None for each in others)):
+            return False
+        return hold_tensors(found, tensors)
 
-    def _is_plain(self, optimizer: Any, planned: Any, params: Sequence[Tensor]) -> bool:
+    def _is_plain(self, optimizer: Any) -> bool:
         """Whether neither options nor parameters ask for more than the update of the rule."""
-        around, variables = optimizer._around, planned.ready.variables
+        around, params = optimizer._around, self.part._params
+        own = {id(param) for param in params}
         return (
-            type(self.hooks) is TorchHooks
-            and len(variables) == len(params)
-            and all(var is param for var, param in zip(variables, params, strict=True))
+            is_ours(type(self.hooks))
+            and all(id(owner) in own for owner in _owners_of(self.part.kept.last))
             and all(map(_is_common, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
-            and not around.clips
             and not around.in_backward
-            and around.accumulate == 1
-            and not around.kinds.stand_in
+            and around.kinds.device is None
         )
 
     @property
@@ -201,12 +170,23 @@ class SteadyStep:
         """How many steps it has taken."""
         return self.snapshot.taken
 
-    def take(self, optimizer: Any) -> bool:
+    @property
+    def seen(self) -> GradientReport:
+        """What the last of them tells of its gradients."""
+        return next((each for k, each in self._reports if k == self.taken), GradientReport())
+
+    def take(self, optimizer: Any, has_sums: bool = False) -> bool:
         """Take it, if everything is as it was.
+
+        Args:
+            optimizer: The optimizer.
+            has_sums: Whether gradients were added up, and their sums are to be taken.
 
         Returns:
             Whether it was taken; if not, nothing has changed.
         """
+        if has_sums != self._has_sums:
+            return False
         before = self.snapshot.taken
         try:
             with optimizer._own._lock:
@@ -220,40 +200,103 @@ class SteadyStep:
             type(optimizer) is not self._class
             or own["param_groups"] is not self.groups
             or own["state"] is not self.state
-            or "found_inf" in own
-            or "grad_scale" in own
+            or self.part.columns is not self.columns  # a careful step was planned anew
             or is_traced()
             or replicas() > 1
             or optimizer._own.is_swapped
             or current(self.selection) != self.selection
         ):
             return False
-        hooks, snapshot = self.hooks, self.snapshot
-        begun = snapshot.taken
+        snapshot = self.snapshot
+        begun, pairs, then = snapshot.taken, None, ()
+        if self._has_sums:
+            if optimizer._own.sums.keys() != self._ids:
+                return False
+            pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
+            then = optimizer._clearing_sums()
         for column in self.columns:
             column.read()
             if column.common is None:
                 return False
         try:
-            for each in self._scalars:
-                if not each.hold(self.groups[each.place]):
-                    return False
-            if not all(_hold(known, self.groups[place]) for place, known in self._beside):
-                return False
-            made = {each.place: each.made(self.columns) for each in self._scalars}
-            for launch in self.launches.all:
-                launch.set_scalars(made)
+            following = self._prepare(optimizer, own, begun, pairs)
         except ERRORS:  # the careful way says it
             return False
-        hooks._made = made
-        following = [hooks._next(column, self._scalars[0].place) for column in self.columns]
+        if following is None:
+            return False
         for k, value in enumerate(following):
-            snapshot.numbers[k] = value
+            snapshot.set_number(k, value)
         self.launches.set_threads(snapshot.launches)
-        if snapshot.take(taken=begun):
+        has_measured = self._gradients is not None and self._gradients.measures
+        if snapshot.take(pairs, begun, look.UPDATE if has_measured else look.WHOLE, then):
             optimizer._own.forget_quick()
             return False
         for column, value in zip(self.columns, following, strict=True):
             column.wrote([value])
         own["_opt_called"] = True
         return True
+
+    def _prepare(
+        self, optimizer: Any, own: dict[str, Any], begun: int, pairs: list[Any] | None
+    ) -> list[Any] | None:
+        """Set the scalars of the step; the numbers that follow, or None if it is another one."""
+        hooks, groups, part = self.hooks, self.groups, self.part
+        for place, known in self._beside:
+            if not hold(known, groups[place]):
+                return None
+        if self._is_torchs:
+            made = hooks._made = {}
+            for each in self._scalars:
+                if not each.hold(groups[each.place]):
+                    return None
+                made[each.place] = each.made(self.columns)
+        else:
+            if not all(hold(part._options.get(place), groups[place]) for place in self._places):
+                return None
+            made, hooks._made = None, {}
+        of_gradients: Scalars | None = None
+        if self._gradients is not None or "found_inf" in own or "grad_scale" in own:
+            how = self._transforms(optimizer)
+            if how is None or (self._gradients is None and how.stages):
+                return None
+            if self._gradients is not None:
+                if self._gradients.measure(how, self.snapshot, begun, pairs):
+                    return None
+                seen = GradientReport()
+                of_gradients, _ = self._gradients.scalars(seen)
+                before = [each for each in self._reports if each[0] == begun]
+                self._reports = [*before, (begun + 1, seen)]
+        for launch in self.launches.all:
+            places = launch.places
+            found = made or {place: hooks.scalars(launch.dtype, place) for place in places}
+            if of_gradients is not None:
+                beside = of_gradients[launch.dtype]
+                found = {place: {**found[place], **beside} for place in places}
+            launch.set_scalars(found)
+        return [hooks._next(column, self._places[0]) for column in self.columns]
+
+    def _transforms(self, optimizer: Any) -> GradientTransforms | None:
+        """What happens to gradients; None if a scaler has the step left out."""
+        found = vars(optimizer).get("found_inf")
+        if found is not None and number(found):
+            return None
+        unscaling = optimizer._unscaling()
+        if self._how is None or self._how[0] != unscaling:
+            count = len(self.part.kept.last.request.variables)
+            given = optimizer._around, unscaling, count, GradientReport(), optimizer._is_torchs
+            self._how = unscaling, gradient_transforms(*given)
+        return self._how[1]
+
+
+def _owners_of(planned: Any) -> list[Tensor]:
+    """The parameters that have the gradients of a step: what it updates, or what follows that."""
+    request = planned.request
+    copies = request.copies or [None] * len(request.variables)
+    pairs = zip(request.variables, copies, strict=True)
+    return [var if copy is None else copy for var, copy in pairs]
+
+
+def _is_common(column: Any) -> bool:
+    """Whether a number is the same for all parameters, which lie in a block in their order."""
+    is_usual = type(column) is Column and column.dtype in KINDS
+    return is_usual and column._places is None and column.common is not None

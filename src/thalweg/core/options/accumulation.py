@@ -256,11 +256,11 @@ def sums_of(state: Mapping[Any, Any]) -> dict[int, Tensor]:
 
 
 def clearing_sums(groups: Sequence[Group], state: Mapping[Any, Any]) -> list[Call]:
-    """What begins anew, as functions in C."""
+    """What begins anew, as functions in C that return None."""
     owners = [own for _, own in states_of(state) if SUM in own]
     counted = [group.__setitem__ for group in groups]
     return [
-        *(partial(own.pop, SUM) for own in owners),
+        *(partial(own.__delitem__, SUM) for own in owners),
         *(partial(each, COUNT, 0) for each in counted),
     ]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indented
+from thalweg.engines.cpu.machine_code import tuning
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
 
@@ -67,7 +68,6 @@ LINE = 64  # bytes of a cache line
 # fetched in time, above all where a page ends. Nobody fetches what is only written: copies, and
 # slots that choices leave unread.
 BLOCK = 128  # elements between two looks ahead
-DISTANCE = 2048  # bytes between what is updated and what is prefetched
 _SLOW = {FUNCTION_PREFIX + name for name in ("sqrt", "exp", "log", "power", "where")}
 
 
@@ -197,13 +197,14 @@ def _pointers(update: Update) -> list[str]:
 def _elements(definitions: str, element: Element) -> list[str]:
     """Update the elements of a chunk one after the other."""
     lines, storage = element.lines(), element.update.storage
-    inner = indented(lines, 1).splitlines()
-    if not (element.update.copy or _gains("\n".join([definitions, *lines]), len(storage))):
+    inner, distance = indented(lines, 1).splitlines(), tuning().prefetch
+    gains = element.update.copy or _gains("\n".join([definitions, *lines]), len(storage))
+    if not (distance and gains):
         return ["for i in range(length):", *inner]
     sizes = [STORAGE[kind].size for kind in storage]
     blocks = [f"for begin in range(0, length, {BLOCK}):"]
     for size in dict.fromkeys(sizes):
-        first = f"begin * {size} + {DISTANCE}"
+        first = f"begin * {size} + {distance}"
         blocks.append(f"    for line in range({first}, {first} + {BLOCK * size}, {LINE}):")
         places = [index for index, each in enumerate(sizes) if each == size]
         blocks += [f"        prefetch(at{index} + line)" for index in places]

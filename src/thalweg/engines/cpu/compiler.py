@@ -75,12 +75,13 @@ def intermediate(name: str, source: str, halves: bool = True) -> ir.Module:
 class _Compiler:
     def __init__(self, source: str, name: str, halves: bool) -> None:
         self._defined: dict[str, ast.FunctionDef] = {}
-        self._alias: dict[str, str] = {}
+        self._alias: dict[str, ast.expr] = {}
         for node in ast.parse(source).body:
-            if isinstance(node, ast.FunctionDef):
-                self._defined[node.name] = node
-            elif isinstance(node, ast.Assign):
-                self._alias[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+            match node:
+                case ast.FunctionDef():
+                    self._defined[node.name] = node
+                case ast.Assign(targets=[ast.Name(id=alias)]):
+                    self._alias[alias] = node.value
         self.code = Code(name, halves)
         self._depth = 0
         self._now = _Frame(None)
@@ -219,7 +220,7 @@ class _Compiler:
     def _Name(self, node: ast.Name) -> Any:
         known = self._now.names.get(node.id)
         if known is None:  # a constant
-            return self._value(ast.parse(self._alias[node.id], mode="eval").body)
+            return self._value(self._alias[node.id])
         return known if isinstance(known, Array) else self._loaded(known)
 
     def _Subscript(self, node: Any) -> Value:
@@ -292,7 +293,8 @@ class _Compiler:
     def _called(self, node: Any) -> list[Any]:
         """What a call returns."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-        name = self._alias.get(name, name)
+        alias = self._alias.get(name)
+        name = alias.id if isinstance(alias, ast.Name) else name
         given = [self._value(each) for each in node.args]
         if name in self._defined:
             return self.write_out(name, given)

@@ -19,7 +19,7 @@ from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
-    from thalweg.engines.cpu.measure import Leaves
+    from thalweg.engines.cpu.measure import Leaves, Sweep
 
 
 class Group:
@@ -113,6 +113,19 @@ class Group:
             for name in kernel.scalars
         }
         return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
+
+    def sweep(self, formulas: tuple[Formula, ...], stages: Stages, base: Int64) -> Sweep:
+        """What measures gradients at other addresses again and again, with scalars to be set.
+
+        Args:
+            formulas, stages: As in `sums`.
+            base: (members, streams) contiguous addresses, as those of the table.
+        """
+        with importing:
+            from thalweg.engines.cpu.measure import Sweep
+        kernel = launch.measuring(formulas, stages, self._measurable, self.dtype, self._from_copy)
+        rows = np.zeros((1, len(kernel.scalars)))
+        return Sweep(self._leaves, kernel, base, rows, self.flush and bool(stages))
 
     def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""

@@ -12,7 +12,8 @@ from thalweg.engines.arrays import Array
 from thalweg.engines.codegen import Kernel, Update
 from thalweg.engines.cpu import store, team
 from thalweg.engines.cpu.codegen import generate
-from thalweg.engines.cpu.work import SERIAL, Table
+from thalweg.engines.cpu.machine_code import tuning
+from thalweg.engines.cpu.work import Table
 from thalweg.formula import Formula
 from thalweg.ground.locks import importing
 
@@ -57,7 +58,7 @@ class Compiled:
 
 def threads_for(slices: int, elements: int) -> int:
     """How many threads the work deserves."""
-    return 1 if elements < SERIAL else min(team.size(), slices)
+    return 1 if elements < tuning().serial else min(team.size(), slices)
 
 
 @cache

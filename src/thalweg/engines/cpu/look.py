@@ -14,7 +14,7 @@ ask for such addresses, and no more.
 
 # Code for `compiler`, which finds its types itself.
 # pyright: basic, reportUndefinedVariable=false
-# ruff: noqa: F821
+# ruff: noqa: F821, SIM102
 from __future__ import annotations
 
 # What a block has at which word. Records are arrays: their number, and where the first one lies.
@@ -55,7 +55,9 @@ CLASS_OF_TUPLES = 42
 CLASS_OF_GRADIENTS = 43
 PY_TUPLE_SIZE = 44
 PY_TUPLE_GET_ITEM = 45
-BLOCK = 46
+MEASURES = 46  # launches, like those above
+HAS_MEASURED = 48  # whether gradients are to lie where they were measured
+BLOCK = 49
 
 AHEAD = 8  # tensors
 
@@ -104,6 +106,12 @@ CALLED_BLOCK = 0
 CALLED_PAIRS = 1
 CALLED_TAKEN = 2  # how many steps were when this one was begun
 CALLED_RESULT = 3
+CALLED_PART = 4  # which part of a step
+
+# Parts of a step.
+WHOLE = 0
+MEASURE = 1  # gradients are measured, nothing is written
+UPDATE = 2  # of gradients that were measured
 
 # What is not as it was.
 OTHER_LIST = 1
@@ -116,7 +124,6 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
-CONSTANTS = {name: value for name, value in globals().items() if name.isupper()}
 
 
 def word(address):
@@ -152,8 +159,9 @@ def dicts_differ(block):
                 return 1
             if key[0] != items[2 * i]:
                 return 1
-            if value[0] != items[2 * i + 1]:
-                return 1
+            if items[2 * i + 1] != 0:  # else it may be any
+                if value[0] != items[2 * i + 1]:
+                    return 1
     return 0
 
 
@@ -276,6 +284,8 @@ def gradient_differs(block, gradient, number):
     if begin + gradient[NEEDED] > word(storage + block[IN_STORAGE_BYTES]):
         return OTHER_GRADIENT
     if data + begin != gradient[PLACE]:
+        if block[HAS_MEASURED]:
+            return OTHER_GRADIENT
         if is_apart(block, data + begin, gradient[NEEDED]) == 0:
             return SHARED_GRADIENT
         gradient[PLACE] = data + begin
@@ -319,16 +329,22 @@ def look(block):
     return 0
 
 
-def write(block):
-    """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
-    for k in range(block[LAUNCHES]):
-        launch = int64_pointer(block[LAUNCHES + 1] + LAUNCH * k)
+def launch_all(block, which):
+    """Call kernels, one after the other."""
+    for k in range(block[which]):
+        launch = int64_pointer(block[which + 1] + LAUNCH * k)
         ticket = int64_pointer(launch[1])
         ticket[0] = 0
         if launch[2] == 0:
             call(launch[0], launch[1])
         else:
             call(launch[2], launch[0], launch[1], launch[3], 0)
+    return 0
+
+
+def write(block):
+    """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
+    launch_all(block, LAUNCHES)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
         number = float64_pointer(block[COLUMNS + 1] + COLUMN * k + 24)[0]
@@ -352,12 +368,19 @@ def write(block):
 
 
 def step(called):
-    """Look, and write if everything is as it was, and no other step came between."""
+    """Look; if everything is as it was, and no other step came between, write, or measure."""
     block = int64_pointer(called[CALLED_BLOCK])
     if block[TAKEN] != called[CALLED_TAKEN]:
         return OTHER_STEP
     block[PAIRS] = called[CALLED_PAIRS]
+    block[HAS_MEASURED] = 0
+    if called[CALLED_PART] == UPDATE:
+        block[HAS_MEASURED] = 1
     found = look(block)
-    if found == 0:
+    if found != 0:
+        return found
+    if called[CALLED_PART] == MEASURE:
+        launch_all(block, MEASURES)
+    else:
         write(block)
-    return found
+    return 0

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.engines import libm
+from thalweg.engines.cpu.tuning import VARIABLE, Tuning, tuning_of
+from thalweg.ground.locks import importing
 
 # What decides, besides the processor, on the code that is made: as it does for Numba.
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
@@ -30,7 +32,21 @@ def _target() -> tuple[str, str, str]:
     name, features, avx, _ = map(os.environ.get, SETTINGS)
     if features is None:
         features = "" if name == "generic" else _features(avx != "0")
-    return binding.get_process_triple(), name or binding.get_host_cpu_name(), features
+    return binding.get_process_triple(), processor(), features
+
+
+def processor() -> str:
+    """What LLVM calls the processor that code is made for."""
+    from llvmlite import binding
+
+    return os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+
+
+@cache
+def tuning() -> Tuning:
+    """What suits it."""
+    with importing:  # LLVM, which a fork waits for
+        return tuning_of(processor(), os.environ.get(VARIABLE, ""))
 
 
 def _features(avx: bool) -> str:
@@ -43,7 +59,8 @@ def _features(avx: bool) -> str:
     for feature in found:
         found[feature] &= avx or not feature.startswith("avx")
     # LLVM avoids vectors of 512 bits where they slow a processor down; what waits for memory gains.
-    own = ",-prefer-256-bit" if found.get("avx512f") else ""
+    sign = "-" if tuning().vectors == 512 else "+"
+    own = f",{sign}prefer-256-bit" if found.get("avx512f") else ""
     return found.flatten() + own
 
 
@@ -106,7 +123,7 @@ def _has_halves() -> bool:
     return "extendhfsf" not in made and "gnu_h2f" not in made
 
 
-def _optimized(name: str, source: str) -> Any:
+def _optimized(name: str, source: str, briefly: bool) -> Any:
     from llvmlite import binding
 
     from thalweg.engines.cpu.compiler import intermediate
@@ -114,26 +131,31 @@ def _optimized(name: str, source: str) -> Any:
     machine, written = _machine(), intermediate(name, source, "half" not in source or _has_halves())
     written.triple, written.data_layout = machine.triple, str(machine.target_data)
     module = binding.parse_assembly(str(written))
-    options = binding.create_pipeline_tuning_options(_speed())
-    options.loop_vectorization = True
+    options = binding.create_pipeline_tuning_options(1 if briefly else _speed())
     builder = binding.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    if briefly:
+        builder.getFunctionPassManager().run(module.get_function(name), builder)
+    else:
+        options.loop_vectorization = True
+        builder.getModulePassManager().run(module, builder)
     return module
 
 
-def compiled(name: str, source: str) -> bytes:
+def compiled(name: str, source: str, briefly: bool = False) -> bytes:
     """Object code of a kernel.
 
     Args:
         name: Of its function, under which the code is found.
         source: Its text, in the language of `compiler`.
+        briefly: Whether it is one whose loops have nothing to gain from vectors, such as a look at
+            objects here and there: LLVM takes a third of the time, and the code is as fast.
     """
-    return _machine().emit_object(_optimized(name, source))
+    return _machine().emit_object(_optimized(name, source, briefly))
 
 
 def assembly(name: str, source: str) -> str:
     """The same for people to read."""
-    return _machine().emit_assembly(_optimized(name, source))
+    return _machine().emit_assembly(_optimized(name, source, briefly=False))
 
 
 def link(name: str, code: bytes) -> int:
@@ -161,19 +183,19 @@ def link(name: str, code: bytes) -> int:
     return library[name]
 
 
-def loaded(name: str, source: str) -> int:
+def loaded(name: str, source: str, briefly: bool = False) -> int:
     """The address of a kernel that is compiled for this process alone, where `link` cannot.
 
-    Args:
-        name: Of its function.
-        source: Its text, in the language of `compiler`.
+    Arguments as those of `compiled`.
     """
     from llvmlite import binding
 
     for symbol, function in libm.SYMBOLS.items():
         binding.add_symbol(symbol, libm.address(function))
     # LLVM's older loader, which knows more platforms; it takes the machine with it.
-    engine = binding.create_mcjit_compiler(_optimized(name, source), _machine.__wrapped__())
+    engine = binding.create_mcjit_compiler(
+        _optimized(name, source, briefly), _machine.__wrapped__()
+    )
     engine.finalize_object()
     _libraries.append(engine)
     return engine.get_function_address(name)

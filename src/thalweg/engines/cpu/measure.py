@@ -29,11 +29,11 @@ class Leaves:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._elements = sum(sizes)
+        self.elements = sum(sizes)
         self._counts = leaf_counts(sizes)
         self._tree = Tree(self._counts)
-        self._chunks = dense_chunks(sizes, LEAF)
-        self._bounds = slices(self._chunks, chunk_of(self._elements))
+        self.chunks = dense_chunks(sizes, LEAF)
+        self.bounds = slices(self.chunks, chunk_of(self.elements))
 
     def measure(
         self,
@@ -53,27 +53,10 @@ class Leaves:
         Returns:
             (leaves, measures) float64.
         """
-        leaves = np.empty((len(self._chunks), kernel.measures), np.float64)
-        if self._elements:
-            rows = scalar_rows(kernel.scalars, scalars or {})
-            block = np.array(
-                [
-                    0,
-                    len(self._bounds) - 1,
-                    flush,
-                    self._bounds.ctypes.data,
-                    self._chunks.ctypes.data,
-                    base.ctypes.data,
-                    rows.shape[1] if len(rows) > 1 else 0,
-                    rows.ctypes.data,
-                    leaves.ctypes.data,
-                    base.shape[1],
-                ],
-                np.int64,
-            )
-            threads = launch.threads_for(len(self._bounds) - 1, self._elements)
-            kernel.launch(block.ctypes.data, threads)
-        return leaves
+        sweep = Sweep(self, kernel, base, scalar_rows(kernel.scalars, scalars or {}), flush)
+        if self.elements:
+            kernel.launch(sweep.address, sweep.threads())
+        return sweep.leaves
 
     def combined(self, leaves: Float64) -> Float64:
         """One number for each tensor.
@@ -99,6 +82,52 @@ class Leaves:
     ) -> Float64:
         """The sums of all tensors, (tensors, measures); arguments as those of `measure`."""
         return self.combined(self.measure(kernel, base, scalars, flush))
+
+
+class Sweep:
+    """A kernel that measures, and the block that it is called with.
+
+    Args:
+        own: The leaves.
+        kernel: From `launch.measuring`.
+        base: (tensors, streams) contiguous addresses; whoever calls keeps that memory alive.
+        rows: From `scalar_rows`.
+        flush: Whether denormals count as zero.
+
+    Attributes:
+        leaves: (leaves, measures) float64, which a call fills.
+        address: That of the block.
+    """
+
+    def __init__(
+        self, own: Leaves, kernel: Compiled, base: Int64, rows: Float64, flush: bool
+    ) -> None:
+        self._own, self.kernel, self.rows, self._base = own, kernel, rows, base
+        self.leaves = np.empty((len(own.chunks), kernel.measures), np.float64)
+        self._block = np.array(
+            [
+                0,
+                len(own.bounds) - 1,
+                flush,
+                own.bounds.ctypes.data,
+                own.chunks.ctypes.data,
+                base.ctypes.data,
+                rows.shape[1] if len(rows) > 1 else 0,
+                rows.ctypes.data,
+                self.leaves.ctypes.data,
+                base.shape[1],
+            ],
+            np.int64,
+        )
+        self.address = self._block.ctypes.data
+
+    def threads(self) -> int:
+        """How many threads it deserves now."""
+        return launch.threads_for(len(self._own.bounds) - 1, self._own.elements)
+
+    def sums(self) -> Float64:
+        """One number for each tensor and measure, of what was last measured."""
+        return self._own.combined(self.leaves)
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:

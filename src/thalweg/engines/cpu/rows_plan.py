@@ -15,9 +15,9 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
+from thalweg.engines.copies import resumed
 from thalweg.engines.cpu.measure import max_abs, sums_of_pair
 from thalweg.engines.engine import Call, Columns, Request, Stages
-from thalweg.engines.reference import resumed
 from thalweg.formula import Formula, variable_squares
 from thalweg.indexed_slices import IndexedSlices
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import look, store
 from thalweg.engines.cpu.codegen import versions
+from thalweg.engines.engine import Call
 from thalweg.engines.probe import Layout
 
+# How a column or a number that is watched is stored.
+KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
 _DIMENSIONS = 5  # that a tensor has in itself
-_GIVEN = ctypes.c_int64 * 4
+_GIVEN = ctypes.c_int64 * 5
 _ENTRY: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
+_MAIN = """
+
+def LOOK_NAME(argument):
+    called = int64_pointer(address_of(argument))
+    called[CALLED_RESULT] = step(called)
+"""
 _FUNCTIONS = {
     look.PY_LIST_SIZE: "PyList_Size",
     look.PY_LIST_GET_ITEM: "PyList_GetItem",
@@ -33,15 +44,8 @@ _FUNCTIONS = {
 
 
 def _source() -> str:
-    parts = [f"{name} = {value}" for name, value in look.CONSTANTS.items()]
-    functions = [
-        each
-        for each in vars(look).values()
-        if inspect.isfunction(each) and each.__module__ == look.__name__
-    ]
-    main = "def LOOK_NAME(argument):\n    called = int64_pointer(address_of(argument))\n"
-    main += "    called[CALLED_RESULT] = step(called)\n"
-    return "\n\n".join([*parts, *map(inspect.getsource, functions), main])
+    # The whole file: a search for its functions would take longer than a step.
+    return Path(look.__file__).read_text() + _MAIN
 
 
 @cache
@@ -49,7 +53,7 @@ def routine() -> Callable[[Any], None]:
     """The compiled look."""
     source = _source()
     name = f"l_{store.digest(source, versions())}"
-    return _ENTRY(store.address(name, source.replace("LOOK_NAME", name)))
+    return _ENTRY(store.address(name, source.replace("LOOK_NAME", name), briefly=True))
 
 
 @cache
@@ -87,9 +91,9 @@ class Snapshot:
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
         self._held.append([*items])
 
-    def hold_dict(self, entries: dict[Any, Any]) -> None:
-        """A dictionary that has these entries, in their order."""
-        pairs = [id(each) for entry in entries.items() for each in entry]
+    def hold_dict(self, entries: dict[Any, Any], varying: str | None = None) -> None:
+        """A dictionary that has these entries, in their order; the value of one key may vary."""
+        pairs = [n for k, each in entries.items() for n in (id(k), id(each) if k != varying else 0)]
         self._dicts.append((entries, np.array(pairs, np.int64)))
         self._held.append([*entries.items()])
 
@@ -111,6 +115,7 @@ class Snapshot:
         written: Sequence[Tensor],
         bounds: Int64,
         watched: Sequence[Tensor] = (),
+        measures: Sequence[tuple[int, int, int, int]] = (),
     ) -> None:
         """Write the block.
 
@@ -122,6 +127,7 @@ class Snapshot:
             bounds: Begins and ends of what is written, ascending.
             watched: Tensors of one number each, of 4 or 8 bytes, which nobody else may write
                 meanwhile; all of them known.
+            measures: Of gradients: kernels and arguments, as those of `launches`.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -132,9 +138,10 @@ class Snapshot:
             owner = records[self._places[id(param)]].ctypes.data
             self._gradient(record, owner, param, grad, cell)
         self.launches = np.array(launches, np.int64).reshape(-1, look.LAUNCH // 8)
+        self.measures = np.array(measures, np.int64).reshape(-1, look.LAUNCH // 8)
         self.columns = np.zeros((len(columns), look.COLUMN // 8), np.int64)
         self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
-        self.numbers = self.columns[:, 3].view(np.float64)
+        self._numbers = self.columns[:, 3].view(np.float64)
         self.bounds = np.ascontiguousarray(bounds, np.int64).reshape(-1)
         lists = [(id(own), len(items), items.ctypes.data) for own, items in self._lists]
         dicts = [(id(own), len(items) // 2, items.ctypes.data) for own, items in self._dicts]
@@ -154,6 +161,7 @@ class Snapshot:
             (look.WRITTEN, self._written, len(written)),
             (look.BOUNDS, self.bounds, len(self.bounds)),
             (look.WATCHED, self._watched, len(watched)),
+            (look.MEASURES, self.measures, len(measures)),
         ):
             block[place], block[place + 1] = count, array.ctypes.data
         for place, address in _functions().items():
@@ -165,6 +173,13 @@ class Snapshot:
         self._address = block.ctypes.data
         self._taken = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
         self._call = routine()
+
+    def set_number(self, place: int, number: Any) -> None:
+        """Say what the numbers of a column become."""
+        if self.columns[place, 2] == look.INT64:
+            self.columns[place, 3] = number
+        else:
+            self._numbers[place] = number
 
     def expect(self, place: int, kind: int, number: Any) -> None:
         """Say what a number that is watched is to be.
@@ -224,21 +239,35 @@ class Snapshot:
         """How many steps were taken by it."""
         return self._taken.value
 
-    def take(self, pairs: list[Any] | None = None, taken: int | None = None) -> int:
-        """Take the step, if all is as it was: 0; else what is not.
+    def take(
+        self,
+        pairs: list[Any] | None = None,
+        taken: int | None = None,
+        part: int = look.WHOLE,
+        then: Sequence[Call] = (),
+    ) -> int:
+        """Take the step, or a part of it, if all is as it was: 0; else what is not.
 
         Args:
             pairs: Optional. Gradients and variables, where gradients are not the parameters' own.
             taken: Optional. How many were taken when this one was begun: a signal's function may
                 take steps, too.
+            part: `look.WHOLE`; or `look.MEASURE`, and then `look.UPDATE`.
+            then: Functions in C that belong to the step, and return None.
         """
         # Its own for each call, for the same reason.
         given = _GIVEN(
             self._address,
             0 if pairs is None else id(pairs),
             self._taken.value if taken is None else taken,
+            0,
+            part,
         )
-        self._call(given)
+        if then:  # nothing comes between them: `any` stops at what is not as it was
+            result = partial(operator.getitem, given, look.CALLED_RESULT)
+            any(map(operator.call, [partial(self._call, given), result, *then]))
+        else:
+            self._call(given)
         return given[look.CALLED_RESULT]
 
 

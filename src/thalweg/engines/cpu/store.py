@@ -71,27 +71,28 @@ def _write(name: str, code: bytes) -> None:
         _say(error)
 
 
-def address(name: str, source: str) -> int:
+def address(name: str, source: str, briefly: bool = False) -> int:
     """The address of the function of a generated source, from memory, disk or LLVM.
 
     Args:
         name: The function's name, which holds the hash of all that matters to its code.
         source: Its text, in the language of `compiler`.
+        briefly: How it is compiled, see `machine_code.compiled`; always the same for a name.
     """
     with _lock:
         found = _addresses.get(name)
         if found is None:
-            found = _addresses[name] = _address(name, source)
+            found = _addresses[name] = _address(name, source, briefly)
         return found
 
 
-def _address(name: str, source: str) -> int:
+def _address(name: str, source: str, briefly: bool) -> int:
     file = f"{name}.{digest(machine_code.target())}.o"
     found = machine_code.link(name, _read(file))
     if found:
         return found
-    code = machine_code.compiled(name, source)
+    code = machine_code.compiled(name, source, briefly)
     found = machine_code.link(name, code)
     if found:
         _write(file, code)
-    return found or machine_code.loaded(name, source)
+    return found or machine_code.loaded(name, source, briefly)

@@ -42,8 +42,7 @@ def computes(device: torch.device, name: EngineName) -> bool:
 
     Those of the CPU are taken by name alone, by Triton's interpreter.
     """
-    if name in ("cpu", "reference") or trouble():
-        return False
     if device.type == "cuda":
-        return not interprets() and _is_able(device.index)
-    return device.type == "cpu" and name == "cuda" and interprets()
+        able = name in ("auto", "cuda") and not interprets()
+        return able and not trouble() and _is_able(device.index)
+    return device.type == "cpu" and name == "cuda" and interprets() and not trouble()

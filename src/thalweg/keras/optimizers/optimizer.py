@@ -210,6 +210,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def _step_alone(self, given: Any, name: str | None, aggregates: bool) -> Any:
         """Apply gradients outside of any strategy."""
         kept = self._plans.now()
+        given = list(given) if type(given) is zip else given
         if kept.quick is not None and kept.quick.take(self, kept, given):
             return self.iterations
         given = given if type(given) is list else as_pairs(given)

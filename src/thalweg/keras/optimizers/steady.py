@@ -15,7 +15,9 @@ from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
 from thalweg.core.steady import ERRORS, is_repeatable, look
 from thalweg.core.steady_apply import SteadyApply, has_own_methods
+from thalweg.ground.running import is_ours
 from thalweg.keras.optimizers.hooks import RuleHooks
+from thalweg.schedules.base import LearningRateSchedule
 from thalweg.variable import Variable
 
 FAILED = -1  # to make the numbers of a step
@@ -43,15 +45,17 @@ class SteadyKerasApply(SteadyApply):
     def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyKerasApply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         planned, hooks = kept.last, optimizer._hooks(True)
+        hooks.calls = hooks.calls and _may_call_users(optimizer)
         if (
             planned is None
-            or not (is_repeatable(planned, hooks) and hooks.repeats and type(hooks) is RuleHooks)
+            or not is_repeatable(planned, hooks, optimizer._clipping.stages)
+            or not (hooks.repeats and type(hooks) is RuleHooks)
             or not _is_plain(optimizer)
         ):
             return None
         numbers = _numbers(optimizer)
         own = (planned, given, numbers[:1], numbers, [optimizer._hyper._values])
-        found = RepeatedPairs.of(*own)
+        found = RepeatedPairs.of(*own, optimizer._clipping)
         return None if found is None else SteadyKerasApply(optimizer, planned, found)
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
@@ -82,10 +86,10 @@ class SteadyKerasApply(SteadyApply):
             return optimizer._rule_scalars(dtype)
 
         try:
-            self._found.set(scalars_of, known, [following])
+            how = optimizer._clipping
+            other = self._found.take(given, begun, scalars_of, known, [following], how)
         except ERRORS:  # the careful way says it
             return FAILED
-        other = self._found.snapshot.take(given, begun)
         if not other:
             self._known = [following, *known[1:]]
         return other
@@ -110,12 +114,23 @@ def _asked(optimizer: Any) -> tuple[Any, ...]:
     )
 
 
+def _may_call_users(optimizer: Any) -> bool:
+    """Whether hyperparameters are made by others than our schedules.
+
+    A step that is left to the careful way after they were asked asks them again: ours do not tell.
+    """
+    functions = [each for each in optimizer._hyper.values() if callable(each)]
+    are_ours = all(isinstance(each, LearningRateSchedule) and is_ours(each) for each in functions)
+    kept = [value for each in functions for value in vars(each).values()]
+    return optimizer._is_begun_by_users() or not are_ours or any(map(callable, kept))
+
+
 def _is_plain(optimizer: Any) -> bool:
     """Whether a step is the update of a rule, and a count, and all that it reads stays."""
     count = optimizer.iterations
     return (
         not optimizer._counts_more()
-        and not optimizer._clipping
+        and "_transform_gradients" not in optimizer._overridden_hooks()
         and optimizer._slots.parts is None
         and type(count) is Variable
         and count.dtype == torch.int64

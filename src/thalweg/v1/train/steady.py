@@ -143,10 +143,12 @@ class SteadyV1Apply(SteadyApply):
             if self._counts_anew:
                 factors = [each for _, each in _moves(optimizer, values, self._global_step)]
             following = list(map(_following, self._kinds, known, factors))
-            self._found.set(self._scalars_of(optimizer, values, known), known, following)
-        except ERRORS:  # the careful way says it
-            return FAILED
-        other = self._found.snapshot.take(pairs, begun)
+            scalars = self._scalars_of(optimizer, values, known)
+            other = self._found.take(pairs, begun, scalars, known, following)
+        except ERRORS:
+            if self.taken != begun:  # a signal's function raised it after the step
+                raise
+            return FAILED  # the careful way says it
         if not other:
             self._known = following
         return other

@@ -1,0 +1,195 @@
+"""What happens to the gradients of a step that is taken in one call: the scalars of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.core.gradient_transforms import GradientStats, GradientTransforms
+from thalweg.core.plan_cache import Planned
+from thalweg.core.steady import Launch, Launches, Snapshot, look, plan_of
+from thalweg.engines.arrays import Float64
+from thalweg.engines.cpu.team import parallel_address
+from thalweg.engines.engine import Columns, Dtype, Stages
+from thalweg.formula import Formula
+from thalweg.ground.lazily import lazy
+
+if TYPE_CHECKING:
+    from thalweg.engines.cpu.launch import Compiled
+    from thalweg.engines.cpu.measure import Sweep
+
+Scalars = Mapping[Dtype, Mapping[str, Any]]
+
+
+class _RepeatedStats(GradientStats):
+    """What is known of gradients that are measured again and again."""
+
+    def forget(self) -> None:
+        """Forget what was measured: other gradients follow, of the same variables."""
+        self._sums = {}
+        for name in _MEASURED & vars(self).keys():
+            del vars(self)[name]
+
+
+_OF_VARIABLES = {"_narrow", "_dtype"}
+_LAZY = {name for name, each in vars(GradientStats).items() if isinstance(each, lazy)}
+_MEASURED = _LAZY - _OF_VARIABLES
+
+
+class NotMeasured(RuntimeError):
+    """What is asked for was not measured: the careful way does."""
+
+
+class SteadyGradients:
+    """The gradients of a step, and what was measured of them.
+
+    Args:
+        planned: The step.
+        launches: Its kernels.
+        how: What happened to its gradients.
+    """
+
+    def __init__(self, planned: Planned, launches: Launches, how: GradientTransforms) -> None:
+        asked = {"clip_divisor": how.clipnorm, "trust_factor": how.trust}
+        self._separate = {name for name, each in asked.items() if each is not None}
+        apart = launches.all if self._separate else ()
+        self._rows = [_SeparateRows(each, self._separate) for each in apart]
+        self._variables = planned.request.variables
+        self._dtypes = plan_of(planned).dtypes
+        self._asked = how.measured, how.first
+        self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
+        if how.measured:
+            self._sweeps = [
+                (each.group.members, each.dtype, each.group.sweep(*self._asked, each.base))
+                for each in launches.all
+            ]
+        self._set(how)
+
+    def _set(self, how: GradientTransforms) -> None:
+        if how.unscaling is not None and len({*how.unscaling}) > 1:
+            raise NotMeasured
+        columns = Columns({dtype: {} for dtype in self._dtypes}, {})
+        self.how = how
+        self._known = _RepeatedStats(how, self, self._variables, columns, (), False)
+
+    @property
+    def measures(self) -> bool:
+        """Whether gradients are measured before the update."""
+        return bool(self._sweeps)
+
+    def records(self) -> list[tuple[int, int, int, int]]:
+        """What the look is to measure."""
+        return [(each.kernel.address, each.address, 0, 1) for *_, each in self._sweeps]
+
+    def measure(
+        self,
+        how: GradientTransforms,
+        found: Snapshot,
+        begun: int,
+        pairs: list[Any] | None = None,
+    ) -> int:
+        """Measure what the scalars of the stages are made of, if all is as it was.
+
+        Args:
+            how: What happens to gradients.
+            found: The step.
+            begun, pairs: As `taken` and `pairs` of `Snapshot.take`.
+
+        Returns:
+            0; else what is not as it was.
+        """
+        if how is not self.how:
+            if how.stages != self.how.stages:
+                return look.OTHER_STEP
+            self._set(how)
+        for place, (_, dtype, sweep) in enumerate(self._sweeps):
+            if sweep.kernel.scalars:
+                _set_rows(sweep.kernel, sweep.rows, self.how, dtype)
+            count = sweep.threads()
+            if count > 1 or found.measures[place, 3] > 1:
+                found.measures[place, 2:] = parallel_address() if count > 1 else 0, count
+        return found.take(pairs, begun, look.MEASURE) if self._sweeps else 0
+
+    def scalars(
+        self, seen: Callable[[GradientStats], None] | None = None
+    ) -> tuple[Scalars, Mapping[str, Any]]:
+        """The scalars of the stages: those of each dtype, and those of each variable.
+
+        Args:
+            seen: Optional. Is told what is known of gradients that were measured.
+
+        Raises:
+            NotMeasured: Something is beyond usual numbers.
+        """
+        known = self._known
+        known.forget()
+        separate = dict(known.separate)
+        own = {"unscaling": separate.pop("unscaling")[0]} if "unscaling" in separate else {}
+        if not separate.keys() <= self._separate:
+            raise NotMeasured
+        if self._sweeps and seen is not None:
+            seen(known)
+        return {dtype: {**own, **known.shared(dtype)} for dtype in self._dtypes}, separate
+
+    def set_separate(self, separate: Mapping[str, Any]) -> None:
+        """Set the scalars of each variable, after those that all have in common."""
+        for each in self._rows:
+            each.set(separate)
+
+    # What `GradientTransforms.known` asks.
+
+    def sums(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[Float64]:
+        """See `Ready`; of what was measured."""
+        if (formulas, stages) != self._asked:
+            raise NotMeasured
+        if len(self._sweeps) == 1 and len(self._sweeps[0][0]) == len(self._variables):
+            return list(self._sweeps[0][2].sums().T)
+        made = np.zeros((len(self._variables), len(formulas)), np.float64)
+        for members, _, sweep in self._sweeps:
+            made[members] = sweep.sums()
+        return list(made.T)
+
+    def there(
+        self, formulas: tuple[Formula, ...], stages: Stages, columns: Columns
+    ) -> Sequence[Tensor] | None:
+        """See `Ready`: the host is where they are."""
+
+    def max_abs(self) -> Float64:
+        """See `Ready`; nobody asks."""
+        raise NotMeasured
+
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+        """See `Ready`: the host is where they are."""
+
+
+class _SeparateRows:
+    """A row of scalars for each variable that a kernel updates.
+
+    Args:
+        launch: The kernel, whose variables have one row in common so far.
+        names: Of the scalars that differ.
+    """
+
+    def __init__(self, launch: Launch, names: Collection[str]) -> None:
+        self._members = members = launch.group.members
+        launch.place_rows(range(len(members)), len(members))
+        rows = np.frombuffer(launch.rows, launch.dtype)
+        self._array = rows.reshape(len(members), len(launch.names))
+        self._columns = {name: launch.names.index(name) for name in names}
+
+    def set(self, separate: Mapping[str, Any]) -> None:
+        """Give all rows what the first one has, but these scalars."""
+        self._array[1:] = self._array[0]
+        for name, column in self._columns.items():
+            self._array[:, column] = separate[name][self._members]
+
+
+def _set_rows(kernel: Compiled, rows: Float64, how: GradientTransforms, dtype: Dtype) -> None:
+    shared = how.shared(dtype)
+    unscaling = how.unscaling
+    rows[0] = [unscaling[0] if name == "unscaling" else shared[name] for name in kernel.scalars]

@@ -1,0 +1,66 @@
+"""The scalars of a step of torch's kind that is taken again: what of them stays is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.core.groups import Group
+from thalweg.optim.columns import STEP, Column
+from thalweg.optim.groups import Options
+from thalweg.optim.hooks import TorchHooks
+
+
+class TorchScalars:
+    """The scalars of a group from one step to the next, as `TorchHooks.scalars` makes them."""
+
+    def __init__(self, hooks: TorchHooks, place: int) -> None:
+        self.place = place
+        self._hooks = hooks
+        self._rule = hooks.rule()
+        self._read()
+        # Numbers beside those of the rule, or that others may write to.
+        wrapping = hooks._optimizer._around.wrapping
+        self._is_made_anew = bool(wrapping) or self._options.moves
+
+    def _read(self) -> None:
+        hooks = self._hooks
+        self._options = options = hooks._part.options(self.place, hooks._optimizer)
+        _, numbers = hooks._apart(self.place)
+        self._known = {**options.numbers(hooks._stays), **numbers}
+        self._given = options.given_to_prepare({**numbers, "t": 1})
+
+    def hold(self, group: Group) -> bool:
+        """Whether a group has the options that it had, or another rate, which is read."""
+        known = self._options
+        if known.hold(group):
+            return True
+        if not hold(known, group):
+            return False
+        self._read()
+        return True
+
+    def made(self, columns: Sequence[Column]) -> dict[str, Any]:
+        """The scalars of the step that follows."""
+        if self._is_made_anew:
+            return self._hooks._prepared(self.place)
+        given, known = self._given, self._known
+        for column in columns:
+            name, value = column.name, column.common
+            if name == STEP:
+                known["t"] = value = value + 1
+                if "t" in given:
+                    given["t"] = value
+            known[name] = value
+            if name in given:
+                given[name] = value
+        known.update(self._rule.prepare(**given))
+        return known
+
+
+def hold(known: Options | None, group: Group) -> bool:
+    """Whether a group has the options that it had, or another number for its rate."""
+    if known is None or known.hold(group):
+        return known is not None
+    is_number = type(group.get("lr")) in (float, int)
+    return is_number and not known.moves and known.hold_beside_rate(group)

@@ -1,0 +1,99 @@
+"""Kernels follow the processor, and compute the same bits on each."""
+
+from __future__ import annotations
+
+import pytest
+
+import fresh
+from many import many
+from thalweg.engines.codegen import Update
+from thalweg.engines.cpu import codegen, launch, machine_code
+from thalweg.engines.cpu.tuning import Tuning, tuning_of
+from thalweg.errors import InvalidArgumentError
+from thalweg.rules.adam import ADAM
+
+INTEL = Tuning()
+
+
+@pytest.mark.parametrize(
+    ("processor", "prefetch"),
+    [("icelake-server", 2048), ("znver4", 0), ("apple-m1", 2048), ("generic", 2048)],
+)
+def test_the_name_of_a_processor_says_what_suits_it(processor, prefetch):
+    assert tuning_of(processor).prefetch == prefetch
+
+
+WANTED = {
+    "prefetch=0": INTEL._replace(prefetch=0),
+    "vectors=256, serial=7": INTEL._replace(vectors=256, serial=7),
+}
+
+
+@many("wanted", WANTED)
+def test_what_is_wanted_comes_first(wanted):
+    found = tuning_of("icelake-server", wanted)
+    assert found == WANTED[wanted]._replace(measured="THALWEG_TUNING")
+
+
+@many("wanted", ["prefetch", "prefetch=-1", "vectors=128", "distance=1", "serial=1,", "serial=²"])
+def test_nothing_else_can_be_wanted(wanted):
+    with pytest.raises(InvalidArgumentError, match=r"THALWEG_TUNING has .* prefetch=BYTES"):
+        tuning_of("icelake-server", wanted)
+
+
+@pytest.mark.parametrize("distance", [0, 512])
+def test_kernels_prefetch_as_far_as_suits(monkeypatch, distance):
+    monkeypatch.setattr(codegen, "tuning", lambda: INTEL._replace(prefetch=distance))
+    source = codegen.generate(Update(ADAM.update, ("float32",) * 4), "float32").source
+    assert ("prefetch(" in source) == bool(distance)
+    assert f"begin * 4 + {distance}" in source or not distance
+
+
+def test_small_work_is_done_by_one_thread(monkeypatch, threads):
+    threads(2)
+    monkeypatch.setattr(launch, "tuning", lambda: INTEL._replace(serial=100))
+    assert [launch.threads_for(9, elements) for elements in (99, 100)] == [1, 2]
+
+
+TRAINING = """
+import sys, torch
+from thalweg import optim
+torch.set_num_threads(2)
+torch.manual_seed(0)
+made = []
+for name in ("Adam", "RMSprop", "Adagrad", "SGD", "NAdam"):
+    for shape, dtype in (((70, 1000), "float32"), ((33,), "float64"), ((513,), "bfloat16")):
+        param = torch.nn.Parameter(torch.randn(shape, dtype=getattr(torch, dtype)))
+        optimizer = getattr(optim, name)([param], lr=0.01, clip_grad_norm=1.0)
+        for _ in range(2):
+            param.grad = torch.randn_like(param)
+            optimizer.step()
+        made.append(param.detach().double())
+sys.stdout.write(torch.cat([each.flatten() for each in made]).numpy().tobytes().hex())
+"""
+SETTINGS = ["prefetch=0", "prefetch=64", "vectors=256", "serial=0", "serial=1000000"]
+
+
+def test_bits_are_the_same_however_kernels_are_tuned(tmp_path):
+    folder = tmp_path / "kernels"
+
+    def run(wanted):
+        own = {"THALWEG_CACHE_DIR": str(tmp_path), "THALWEG_TUNING": wanted}
+        done = fresh.run(TRAINING, **own)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, {each.name for each in folder.iterdir()}
+
+    plain, known = run("")
+    assert plain
+    for wanted in SETTINGS:
+        found, kept = run(wanted)
+        assert found == plain, wanted
+        # Kernels that are other code are other files.
+        has_wide = "+avx512f" in machine_code.target() or not wanted.startswith("vectors")
+        assert (kept > known) == (has_wide and not wanted.startswith("serial")), wanted
+        known = kept
+
+
+def test_what_is_wrong_is_said_by_the_first_step():
+    done = fresh.run(TRAINING, THALWEG_TUNING="prefetch=far")
+    assert "InvalidArgumentError: THALWEG_TUNING has 'prefetch=far'" in done.stderr
