@@ -120,9 +120,32 @@ def test_without_a_list_of_variables() -> None:
     assert own.taken == 4
 
 
-NONE: dict[str, dict[str, Any]] = {
+PROCESSED: dict[str, dict[str, Any]] = {
     "clipping": {"clip_gradients": 0.5},
+    "clipping that does nothing": {"clip_gradients": 1e6},
     "LARC": {"larc_params": {"larc_eta": 0.01}},
+    "LARC that scales": {"larc_params": {"larc_eta": 0.01, "larc_mode": "scale"}},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", PROCESSED)
+def test_gradients_are_processed_in_them(name: str, policy: str) -> None:
+    own, twin = both(8, policy=policy, **PROCESSED[name])
+    assert own.taken == 6
+    for each in (own, twin):
+        each.inner.apply_gradients([(torch.ones_like(var), var) for var in each.variables])
+        each.within = lambda each=each: each.data[0].fill_(float("inf"))
+        each.step(8)
+        each.within = lambda: None
+    assert all(
+        map(
+            torch.equal, map(torch.nan_to_num, own.written()), map(torch.nan_to_num, twin.written())
+        )
+    )
+
+
+NONE: dict[str, dict[str, Any]] = {
     "masters": {"dtype": "mixed", "kind": torch.float16},
     "masters and a scale": {"dtype": "mixed", "kind": torch.float16, "loss_scaling": "Backoff"},
     "several runs": {"iter_size": 2, "skip_update_ph": lambda: False},

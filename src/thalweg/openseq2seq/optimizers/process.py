@@ -180,7 +180,10 @@ def apply_processed(
     if _is_plain(how, given, scaler) and optimizer.takes_transforms():
         pairs = given.backward.pairs
         follows = done if isinstance(done, Done) else Done()
-        if optimizer._take_again(pairs, global_step, given.captured, follows):
+        # Nothing that is kept until the next step holds a gradient.
+        own = [] if how.post.larc is None else [(None, var) for var in given.backward.targets]
+        first = how.post.gradient_transforms(own, given.rate, None)
+        if optimizer._take_again(pairs, global_step, given.captured, follows, first):
             if not done:
                 done.extend((f"{TAKEN}.", True))
             distribute.commit_sums(optimizer)
@@ -200,15 +203,14 @@ def apply_processed(
 
 
 def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) -> bool:
-    """Whether a run is the update of an optimizer by gradients as they are."""
-    backward, post = given.backward, how.post
+    """Whether a run is the update of an optimizer by its own gradients, clipped or by LARC."""
+    backward = given.backward
     return (
         scaler is None
         and how.outbox is None
         and how.iter_size == 1
         and not how.reduces
-        and post.clip_gradients is None
-        and post.larc is None
+        and not how.post.as_shipped
         and backward.scale is None
         and not backward.has_masters
         and not given.counts

@@ -363,6 +363,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         global_step: Any,
         captured: list[Any] | None = None,
         done: Done | None = None,
+        how: GradientTransforms = NOTHING,
     ) -> bool:
         """Take a step in one call, if it is the one before with other gradients.
 
@@ -370,6 +371,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             given: What a caller gave as gradients and variables, such as a list of pairs.
             global_step, captured: As in `_take`.
             done: Optional. Is told of the step; one that is due is planned, too.
+            how: What happens to the gradients first: without `decide`, `watch` and `calls`.
 
         Returns:
             Whether it was taken; if not, nothing has changed.
@@ -384,7 +386,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             quick = kept.quick
             if quick is None or (quick.is_due and done is None) or not quick.is_over(given):
                 return False
-            return quick.take(self, kept, (given, global_step, values))
+            return quick.take(self, kept, (given, global_step, values, how))
 
     def _take(
         self,
@@ -419,7 +421,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             kept = self._plans.now()
             values = None if captured is None else captured[0]
             quick = kept.quick if is_plain and how is NOTHING else None
-            if quick is not None and quick.take(self, kept, (given, global_step, values)):
+            if quick is not None and quick.take(self, kept, (given, global_step, values, how)):
                 return Outcome(True, [])
             if values is None and self._under_way is not None:
                 values = self._under_way.values
@@ -433,7 +435,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                     outcome = repeat(hooks, kept, given, how, copies)
                     if outcome is None:
                         outcome = take(hooks, kept, given, how, copies, tries=False)
-                    elif is_plain and (how is NOTHING or not how.stages):
+                    elif is_plain and how.decide is None and how.watch is None:
                         note_repeated(kept, _quick_step)
                 if finished is not None:
                     finished.append(hooks.finished)

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.core.columns import derived
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.plan_cache import PlanCache, Planned
@@ -35,14 +36,20 @@ class SteadyV1Apply(SteadyApply):
 
     Args:
         optimizer, planned, found: As those of `SteadyApply`.
-        step: Gradients and variables, what is raised by 1, and in a session what the step was read.
+        step: Gradients and variables, what is raised by 1, in a session what was read for the step,
+            and what happened to the gradients.
     """
 
     def __init__(
-        self, optimizer: Any, planned: Planned, found: RepeatedPairs, step: tuple[Any, Any, Any]
+        self,
+        optimizer: Any,
+        planned: Planned,
+        found: RepeatedPairs,
+        step: tuple[Any, Any, Any, Any],
     ) -> None:
         super().__init__(optimizer, planned, found)
-        _, self._global_step, values = step
+        _, self._global_step, values, how = step
+        self._stages = how.stages
         self._variables = planned.request.variables
         own = vars(optimizer)
         self._attributes = [name for name in own if name != "_plans"]  # which holds this
@@ -76,11 +83,12 @@ class SteadyV1Apply(SteadyApply):
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
-        planned, (given, global_step, values) = kept.last, step
+        planned, (given, global_step, values, how) = kept.last, step
         hooks = optimizer._hooks(global_step, "", values)
         if (
             planned is None
-            or not (is_repeatable(planned, hooks) and hooks.repeats and type(hooks) is RuleHooks)
+            or not (is_repeatable(planned, hooks, how.stages) and hooks.repeats)
+            or type(hooks) is not RuleHooks
             or not all(isinstance(each, _FIXED + _MOVING) for each in hooks.values.values())
             or hooks.groups(planned.request.variables, []) is not None
             or not _is_plain(optimizer)
@@ -89,7 +97,7 @@ class SteadyV1Apply(SteadyApply):
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
         session = current_session()
         looked_at = [optimizer._non_slots, *(() if session is None else session.kept_in())]
-        found = RepeatedPairs.of(planned, given, counters, counters, looked_at)
+        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
@@ -100,10 +108,11 @@ class SteadyV1Apply(SteadyApply):
         return min(map(len, pairs)) == 2 and all(map(is_, map(itemgetter(1), pairs), own))
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        pairs, global_step, values = given
+        pairs, global_step, values, how = given
         if (
             type(pairs) is not list
             or global_step is not self._global_step
+            or how.stages != self._stages
             or not all(map(is_, map(vars(optimizer).get, self._attributes), self._own))
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
@@ -115,10 +124,10 @@ class SteadyV1Apply(SteadyApply):
                 return False
         if not self._are_alike(values):
             return False
-        other = self._take_as_known(optimizer, pairs, values)
+        other = self._take_as_known(optimizer, pairs, values, how)
         if other == look.WRITTEN_BY_OTHERS:
             self._known = list(map(number_of, self._counters))
-            other = self._take_as_known(optimizer, pairs, values)
+            other = self._take_as_known(optimizer, pairs, values, how)
         if other not in (0, FAILED, look.WRITTEN_BY_OTHERS):
             kept.quick = None
         return not other
@@ -136,7 +145,9 @@ class SteadyV1Apply(SteadyApply):
             map(is_, map(values.get, fixed), map(own.get, fixed))
         )
 
-    def _take_as_known(self, optimizer: Any, pairs: list[Any], values: dict[str, Any]) -> int:
+    def _take_as_known(
+        self, optimizer: Any, pairs: list[Any], values: dict[str, Any], how: GradientTransforms
+    ) -> int:
         """0 if the step was taken with counts that are known; else what is not as it was."""
         begun, known, factors = self.taken, self._known, self._factors
         try:
@@ -144,7 +155,7 @@ class SteadyV1Apply(SteadyApply):
                 factors = [each for _, each in _moves(optimizer, values, self._global_step)]
             following = list(map(_following, self._kinds, known, factors))
             scalars = self._scalars_of(optimizer, values, known)
-            other = self._found.take(pairs, begun, scalars, known, following)
+            other = self._found.take(pairs, begun, scalars, known, following, how)
         except ERRORS:
             if self.taken != begun:  # a signal's function raised it after the step
                 raise
