@@ -52,7 +52,7 @@ class Training:
         ]
         self.is_twin = is_twin
         self.data = [torch.ones(shape) for shape in SHAPES]
-        self.within: Callable[[], None] = lambda: None
+        self.within: Callable[[], object] = lambda: None
         self.take = optimize_loss(
             self.loss, name, OPTIMIZERS[name], POLICIES[policy], self.variables, **options
         )

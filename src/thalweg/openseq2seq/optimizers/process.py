@@ -181,7 +181,7 @@ def apply_processed(
         pairs = given.backward.pairs
         follows = done if isinstance(done, Done) else Done()
         # Nothing that is kept until the next step holds a gradient.
-        own = [] if how.post.larc is None else [(None, var) for var in given.backward.targets]
+        own: Any = [] if how.post.larc is None else [(None, var) for var in given.backward.targets]
         first = how.post.gradient_transforms(own, given.rate, None)
         if optimizer._take_again(pairs, global_step, given.captured, follows, first):
             if not done:
