@@ -35,6 +35,8 @@ CLASSES: dict[str, Callable[[], Any]] = {
     "ProximalAdagrad": lambda: train.ProximalAdagradOptimizer(0.1),
     "AdaMax": lambda: opt.AdaMaxOptimizer(0.1),
     "Nadam": lambda: opt.NadamOptimizer(0.1),
+    "AdamW": lambda: opt.AdamWOptimizer(0.01, learning_rate=0.1),
+    "ProximalGradientDescent": lambda: train.ProximalGradientDescentOptimizer(0.1),
     "a rate that is a tensor": lambda: train.AdamOptimizer(torch.tensor(0.1)),
     "a rate that is a variable": lambda: train.AdamOptimizer(Variable(0.1)),
 }
@@ -195,6 +197,38 @@ def test_what_happens_between_two_steps(
         assert_same(own, twin)
 
 
+def test_a_decay_that_is_set_is_seen() -> None:
+    own, twin = both("AdamW")
+    for each in (own, twin):
+        each.optimizer._weight_decay = 0.5
+    for seed in range(5, 9):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+
+
+def test_variables_that_are_chosen_for_a_decay_are_seen() -> None:
+    own, twin = both("AdamW")
+    for seed in range(5, 9):
+        for each in (own, twin):
+            if each.is_twin:
+                each.kept.quick = None
+            pairs = [(torch.ones_like(var.detach()), var) for var in each.variables]
+            chosen = each.variables[seed % 3 :]
+            each.optimizer.apply_gradients(pairs, each.global_step, decay_var_list=chosen)
+        assert_same(own, twin)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_pairs_of_other_kinds(kind: Any) -> None:
+    own, twin = both(steps=0)
+    for seed in range(9):
+        for each in (own, twin):
+            each.step(seed, lambda pairs: kind(map(kind, pairs)))
+        assert_same(own, twin)
+    assert own.taken == 7
+
+
 def test_a_rate_in_a_variable_is_read_at_each_step() -> None:
     own, twin = both("a rate that is a variable")
     for seed in range(5, 9):
@@ -260,8 +294,16 @@ def test_another_engine_is_seen() -> None:
     assert_same(own, twin)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a signal's function may
-@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(
+    ("is_after", "error"),  # that a signal's function may raise
+    [
+        (False, KeyboardInterrupt),
+        (True, KeyboardInterrupt),
+        (False, TimeoutError),
+        (True, TimeoutError),
+        (True, RuntimeError),
+    ],
+)
 def test_an_interruption_leaves_the_step_whole(
     is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

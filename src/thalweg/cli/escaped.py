@@ -7,7 +7,7 @@ def escape_text(text: object) -> str:
     """Text in which what a terminal would obey, or not show, stands as its escape.
 
     Example:
-        >>> escaped("w\\x1b[2J")
+        >>> escape_text("w\\x1b[2J")
         'w\\\\x1b[2J'
     """
     return "".join(

@@ -22,12 +22,13 @@ from thalweg.core.steady import (
     stands,
 )
 from thalweg.ground.locks import importing
+from thalweg.ground.running import SessionVariable
 from thalweg.variable import Variable, variable_constraint
 
 if TYPE_CHECKING:
     from thalweg.core.steady_gradients import SteadyGradients
 
-_PLAIN = (Tensor, torch.nn.Parameter, Variable)
+_PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
 
 
 class RepeatedPairs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thalweg.core.outcome import add_taken, say_refused
+from thalweg.core.outcome import TAKEN, add_taken, say_refused
 from thalweg.core.plan_cache import PlanCache
 
 Make = Callable[[Any, PlanCache, Any], Any]
@@ -19,8 +19,14 @@ class Due:
             call; None if nothing can.
     """
 
+    is_due = True  # and is planned when it is taken
+
     def __init__(self, make: Make) -> None:
         self._make = make
+
+    def is_over(self, pairs: list[Any]) -> bool:
+        """Whether it may be a step over pairs."""
+        return True
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         """Take the step if it can be planned; whether it was taken."""
@@ -50,3 +56,22 @@ def quick_steps(kept: PlanCache) -> int:
 def note_repeated(kept: PlanCache, make: Make) -> None:
     """A step was repeated: the next one may be taken in one call."""
     kept.quick = Due(make) if kept.count_repeated() else None
+
+
+class Done(list[Any]):
+    """What has been done of a step: nothing yet, or a sentence, and whether it was taken.
+
+    One in one call is done as soon as it is counted, whatever interrupts what follows.
+    """
+
+    _kept: PlanCache | None = None
+    _before = 0
+
+    def follow(self, kept: PlanCache) -> None:
+        """A step in one call may be taken now."""
+        self._kept, self._before = kept, quick_steps(kept)
+
+    def __bool__(self) -> bool:
+        if not len(self) and self._kept is not None and quick_steps(self._kept) > self._before:
+            self.extend((f"{TAKEN}.", True))
+        return len(self) > 0

@@ -89,6 +89,8 @@ def add(
         picks,
         _user_frame(),
     )
+    if len(arguments) == 1 and isinstance(arguments[0], SymbolicTensor):
+        op.argument = arguments[0]
     op.written = () if kind == "pure" else written_by(arguments)
     op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
     if outputs and all(out.flows is not None for out in outputs):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from functools import partial
+from operator import itemgetter
+from typing import Any, cast
 
 from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nodes import Nodes, SymbolicTensor
 from thalweg.ground.running import executing_eagerly
 from thalweg.indexed_slices import IndexedSlices
+
+Filler = Callable[[Any], Any]
 
 
 class Reference:
@@ -84,34 +89,85 @@ def written_by(arguments: Any) -> tuple[SymbolicTensor, ...]:
     return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
 
 
-def argument_filler(arguments: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+def argument_filler(arguments: Sequence[Any]) -> Filler:
     """A function that gives the arguments of one run, as its `Frame` holds them."""
-    if all(isinstance(argument, SymbolicTensor) for argument in arguments):
-        return lambda frame: [frame[tensor] for tensor in arguments]
-    direct: list[tuple[int, Any]] = []
-    nested: list[tuple[int, Any]] = []
-    for place, argument in enumerate(arguments):
-        if isinstance(argument, SymbolicTensor):
-            direct.append((place, argument))
-        elif any(isinstance(leaf, _MOVING) for leaf in leaves_of(argument)):
-            nested.append((place, argument))
-    template = list(arguments)
+    if not arguments:
+        return no_arguments
+    if _are_many(arguments, SymbolicTensor):
+        return itemgetter(*arguments)
+    given, moving = list(arguments), _moving(enumerate(arguments))
 
     def fill_arguments(frame: Any) -> list[Any]:
-        filled = template.copy()
-        for place, tensor in direct:
-            filled[place] = frame[tensor]
-        for place, nest in nested:
-            filled[place] = mapped(lambda leaf: _value_in(leaf, frame), nest)
+        filled = given.copy()
+        for place, fill in moving:
+            filled[place] = fill(frame)
         return filled
 
     return fill_arguments
 
 
-_MOVING = (SymbolicTensor, Reference, Dense)
+def no_arguments(frame: Any) -> Sequence[Any]:
+    """Fills in nothing."""
+    return ()
 
 
-def _value_in(leaf: Any, frame: Any) -> Any:
-    if isinstance(leaf, SymbolicTensor):
-        return frame[leaf]
-    return leaf.get(frame) if isinstance(leaf, (Reference, Dense)) else leaf
+def _moving(items: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Filler]]:
+    """The places of what is not the same in each run, and what fills it in."""
+    fillers = [(place, _filler(item)) for place, item in items]
+    return [(place, fill) for place, fill in fillers if fill is not None]
+
+
+def _filler(nest: Any) -> Filler | None:
+    """What gives a nest as a frame fills it in; None if nothing of it is."""
+    if isinstance(nest, SymbolicTensor):
+        return itemgetter(nest)
+    if isinstance(nest, Reference | Dense):
+        return nest.get
+    if isinstance(nest, dict):
+        named = cast("dict[Any, Any]", nest)
+        return _nest_filler(named, named.items(), copy)
+    if not isinstance(nest, list | tuple):
+        return None
+    items, kind = cast("list[Any]", nest), cast("type[Any]", type(nest))
+    if kind in (list, tuple) and _are_many(items, SymbolicTensor):
+        getter = itemgetter(*items)
+        return getter if kind is tuple else lambda frame: [*getter(frame)]
+    if kind in (list, tuple) and items and all(type(item) is Reference for item in items):
+        variables = [item.symbol for item in items]
+        return lambda frame: kind(frame.session.leaves(variables))
+    fill = _nest_filler(items, enumerate(items), list)
+    if fill is None or kind is list:
+        return fill
+    made = getattr(kind, "_make", kind)
+    return lambda frame: made(fill(frame))
+
+
+def _are_many(items: Sequence[Any], kind: type[Any]) -> bool:
+    return len(items) > 1 and all(isinstance(item, kind) for item in items)
+
+
+def _nest_filler(
+    nest: Any, items: Iterable[tuple[Any, Any]], copied: Callable[[Any], Any]
+) -> Filler | None:
+    """That of a list or dictionary; what lists and dictionaries it holds are the function's own."""
+    moving = _moving(items := list(items))
+    if not moving:
+        return None
+    known = {place for place, _ in moving}
+    moving += [
+        (place, partial(_copied, item))
+        for place, item in items
+        if place not in known and isinstance(item, list | tuple | dict)
+    ]
+
+    def fill_nest(frame: Any) -> Any:
+        filled = copied(nest)
+        for place, fill in moving:
+            filled[place] = fill(frame)
+        return filled
+
+    return fill_nest
+
+
+def _copied(nest: Any, frame: Any) -> Any:
+    return mapped(lambda leaf: leaf, nest)

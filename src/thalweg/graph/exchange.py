@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
@@ -16,6 +17,10 @@ from thalweg.variable import check_held, dtype_name, to_tensor
 
 __all__ = ["convert_feeds", "copy_to_cpu", "exported", "fetched_element"]
 
+_DTYPES = {
+    np.dtype(kind): getattr(torch, np.dtype(kind).name)
+    for kind in ("float32", "float64", "int32", "int64", "bool")
+}
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -54,7 +59,31 @@ def convert_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: A value is a tensor whose storage was cut.
     """
-    return dict(_convert_feed(graph, key, value) for key, value in feeds.items())
+    found: dict[SymbolicTensor, Any] = {}
+    for key, value in feeds.items():
+        if isinstance(key, SymbolicTensor) and key.op.graph is graph:
+            fed = _fed_as_is(key, value)
+            if fed is not None:
+                found[key] = fed
+                continue
+        key, fed = _convert_feed(graph, key, value)
+        found[key] = fed
+    return found
+
+
+def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
+    """What a value is fed as that needs no conversion; None if it does, or cannot be fed."""
+    kind, shape = type(value), tensor.shape
+    if shape is None or kind not in (np.ndarray, torch.Tensor):
+        return None
+    if tuple.__eq__(value.shape, shape) is not True:
+        return None
+    if kind is np.ndarray:
+        return torch.from_numpy(value.copy()) if _DTYPES.get(value.dtype) is tensor.dtype else None
+    if value.dtype is not tensor.dtype:
+        return None
+    check_held(value, f"What is fed for '{tensor.name}'")
+    return value.detach()
 
 
 def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:

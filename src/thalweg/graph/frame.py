@@ -11,19 +11,33 @@ from thalweg.core.nest import leaves_of
 from thalweg.core.outcome import say
 from thalweg.core.section import Call, calls, drain
 from thalweg.graph.gradients import as_differentiable
+from thalweg.graph.leaves import Leaves
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.plan import Plan, Step
 from thalweg.graph.scopes import Unit
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
 from thalweg.ground.running import SessionVariable
+from thalweg.indexed_slices import IndexedSlices
+
+_LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
 class Values(Protocol):
-    """What a run asks of its session."""
+    """What a run asks of its session.
+
+    Attributes:
+        values: The values of its variables.
+    """
+
+    values: Leaves
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
         """The tensor that holds a variable's value."""
+        ...
+
+    def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
+        """Those of several."""
         ...
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
@@ -44,7 +58,7 @@ class Values(Protocol):
 class Frame(dict[SymbolicTensor, Any]):
     """What one run has been fed and has computed; variables are read from the session."""
 
-    __slots__ = ("failed", "feeds", "lock", "session", "undo")
+    __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
 
     def __init__(self, session: Values, feeds: Mapping[SymbolicTensor, Any]) -> None:
         super().__init__(feeds)
@@ -52,11 +66,17 @@ class Frame(dict[SymbolicTensor, Any]):
         self.feeds = feeds
         self.lock: str | None = None  # how this thread holds the session's; its `Holder`
         self.failed: Step | None = None
+        self.read: list[GraphVariable] = []  # since a step that may give them other memory
         self.undo: dict[Unit, Iterator[Any]] = {}  # what puts back the units under way, in C
 
     def __missing__(self, tensor: SymbolicTensor) -> Any:
         if isinstance(tensor, GraphVariable):
-            return self.session.leaf(tensor)
+            leaf = self.session.values.found.get(tensor)
+            if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
+                return self.session.leaf(tensor)
+            self[tensor] = leaf
+            self.read.append(tensor)
+            return leaf
         value = self.session.evaluate(tensor, self)
         self[tensor] = value
         return value
@@ -82,7 +102,12 @@ class Frame(dict[SymbolicTensor, Any]):
                 if step.grad is not records:
                     records = step.grad
                     torch.set_grad_enabled(records)
-                value = step.function(*step.fill(self))
+                if step.argument is not None:
+                    value = step.function(self[step.argument])
+                else:
+                    value = step.function(*step.fill(self))
+                if self.read and not step.is_closed:
+                    self._forget_read()
                 if step.plain is not None:
                     self[step.plain] = value
                 elif step.results:
@@ -90,12 +115,18 @@ class Frame(dict[SymbolicTensor, Any]):
                 for tensor in step.dropped:
                     self.pop(tensor, None)
         except BaseException as error:
+            self._forget_read()
             if self.undo:
                 self._put_back(error)
             if isinstance(error, Exception):
                 self.failed, op = step, step.operation
                 error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
             raise
+
+    def _forget_read(self) -> None:
+        """Look for variables anew: one may have been cut, or have other memory."""
+        while self.read:
+            self.pop(self.read.pop(), None)
 
     def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
         """Keep what variables have, until `end_unit`."""
@@ -115,13 +146,19 @@ class Frame(dict[SymbolicTensor, Any]):
         self, step: Step, value: Any, results: list[Any], export: Callable[[Any], Any]
     ) -> None:
         """Store the outputs of a step that later steps need, and export what is fetched."""
-        values = [value] if step.is_whole else list(leaves_of(value))
+        values: Sequence[Any] = [value]
+        if not step.is_whole:
+            is_flat = type(value) is list and _LEAVES.issuperset(map(type, value))
+            values = value if is_flat else list(leaves_of(value))
+        memory = self.session.values.memory
         for made in step.results:
             output = values[made.pick]
             if made.watched:
                 output = as_differentiable(output)
             if made.carried:
-                output = self.session.copy_if_shared(output)
+                is_plain = type(output) is torch.Tensor and output.layout is torch.strided
+                if not is_plain or output.untyped_storage().data_ptr() in memory:
+                    output = self.session.copy_if_shared(output)
             if made.kept:
                 self[made.tensor] = output
             for place in made.fetched:

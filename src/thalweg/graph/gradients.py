@@ -150,8 +150,12 @@ class Backward:
     ) -> list[Gradient]:
         """The gradient of each x; zeros or None where this run does not connect it."""
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
-        ends = [x for x in xs if x.requires_grad]
-        found: Iterable[torch.Tensor | None] = [None] * len(ends)
+        ends, places = [], []
+        for place, x in enumerate(xs):
+            if x.requires_grad:
+                ends.append(x)
+                places.append(place)
+        results: list[Any] = [None] * len(xs)
         if starts and ends:
             hooks = [_block_gradient(stop) for stop in stops if stop.grad_fn is not None]
             try:
@@ -166,9 +170,14 @@ class Backward:
             finally:
                 for hook in hooks:
                     hook.remove()
-        remaining = iter(found)
-        results = [as_gradient(next(remaining)) if x.requires_grad else None for x in xs]
-        return [*map(_finish_gradient, results, xs, by_rows, zeros)]
+            for place, gradient in zip(places, found, strict=True):
+                results[place] = gradient
+        for place, gradient in enumerate(results):
+            is_dense = gradient is not None and gradient.layout is torch.strided
+            if not is_dense or by_rows[place]:
+                own = as_gradient(gradient), xs[place], by_rows[place], zeros[place]
+                results[place] = _finish_gradient(*own)
+        return results
 
 
 def as_differentiable(value: Any) -> Any:

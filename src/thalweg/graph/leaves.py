@@ -20,15 +20,24 @@ from thalweg.variable import check_held, to_tensor
 
 
 class Leaves:
-    """The variables of one session that have a value."""
+    """The variables of one session that have a value.
+
+    Attributes:
+        found: The leaves by variable.
+        memory: The addresses of their memory.
+    """
 
     def __init__(self) -> None:
-        self._leaves: dict[GraphVariable, SessionVariable] = {}
-        self._memory: set[int] = set()  # addresses of the leaves' memory
+        self.found: dict[GraphVariable, SessionVariable] = {}
+        self.memory: set[int] = set()
         self._lost = ""  # why values were forgotten
 
     def __contains__(self, variable: GraphVariable) -> bool:
-        return variable in self._leaves
+        return variable in self.found
+
+    def kept_in(self) -> list[dict[Any, Any]]:
+        """The dictionaries of which one holds the leaves."""
+        return [vars(self), self.found]
 
     def get(self, variable: GraphVariable) -> SessionVariable:
         """The leaf.
@@ -37,7 +46,7 @@ class Leaves:
             FailedPreconditionError: The variable is not initialized.
             LayoutError: The leaf's storage was cut.
         """
-        leaf = self._leaves.get(variable)
+        leaf = self.found.get(variable)
         if leaf is None:
             name = variable.op.name
             raise FailedPreconditionError(
@@ -47,6 +56,16 @@ class Leaves:
             check_held(leaf)
         return leaf
 
+    def all_of(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
+        """The leaves; see `get`."""
+        known, found = self.found, []
+        for variable in variables:
+            leaf = known.get(variable)
+            if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
+                leaf = self.get(variable)
+            found.append(leaf)
+        return found
+
     def put(self, variable: GraphVariable, value: Any) -> None:
         """Give a variable a value; a leaf of the same shape and dtype is written in place.
 
@@ -55,16 +74,16 @@ class Leaves:
             InvalidTypeError: The value is not numeric, or a tensor that cannot be read.
         """
         tensor = _check_fits(variable, value)
-        leaf = self._leaves.get(variable)
+        leaf = self.found.get(variable)
         if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
             leaf.assign(tensor)
             return
         made = _make_leaf(variable, tensor)
         if leaf is None:  # the address first: one too many costs a copy, one too few an update
-            self._memory |= _addresses_of([made])
-            self._leaves[variable] = made
+            self.memory |= _addresses_of([made])
+            self.found[variable] = made
         else:
-            self._call_to_set({**self._leaves, variable: made})()
+            self._call_to_set({**self.found, variable: made})()
 
     def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
         """The calls, in C alone, that give variables these values; all that may fail is done now.
@@ -75,7 +94,7 @@ class Leaves:
             InvalidArgumentError: A variable's static shape is another.
             LayoutError: A leaf's storage was cut.
         """
-        leaves = dict(self._leaves)
+        leaves = dict(self.found)
         calls: list[Call] = []
         for variable, value in values.items():
             tensor = _check_fits(variable, value)
@@ -91,23 +110,23 @@ class Leaves:
 
     def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
         """The call, in C alone, that sets all leaves."""
-        own = {"_leaves": leaves, "_memory": _addresses_of(leaves.values())}
+        own = {"found": leaves, "memory": _addresses_of(leaves.values())}
         return partial(vars(self).update, own)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
         """The calls, in C alone, that give variables again what they have now, if anything."""
-        known = [leaf for leaf in map(self._leaves.get, variables) if leaf is not None]
+        known = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
         with no_grad():
             values = putting_back(known)
         if len(known) == len(variables) and all(var.shape is not None for var in variables):
             return values
-        return [*values, self._call_to_set(dict(self._leaves))]  # an assignment may make a leaf
+        return [*values, self._call_to_set(dict(self.found))]  # an assignment may make a leaf
 
     def clear(self, reason: str = "") -> None:
         """Forget all values; those who look for one later are given the reason."""
         self._lost = reason
-        self._leaves.clear()
-        self._memory.clear()
+        self.found.clear()
+        self.memory.clear()
 
     def copy_if_shared(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
@@ -119,7 +138,7 @@ class Leaves:
         return value
 
     def _shares_memory(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._memory
+        return tensor.untyped_storage().data_ptr() in self.memory
 
 
 def _check_fits(variable: GraphVariable, value: Any) -> torch.Tensor:

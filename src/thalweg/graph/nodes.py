@@ -59,6 +59,7 @@ class Operation:
         self.index = -1  # its place in the order of creation
         self.function: Callable[..., Any] | None = None  # None: it only orders others
         self.fill: Callable[[Any], Sequence[Any]] = lambda _: ()  # the arguments of a run
+        self.argument: SymbolicTensor | None = None  # the one argument, if it is a tensor
         self.picks: tuple[int, ...] | None = None  # which leaves of the result are the outputs
         self.abandoned: Callable[[BaseException], None] | None = None  # a run failed before it
         self.stateful = False  # writes buffers while it computes

@@ -7,6 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, groupby
+from types import (
+    BuiltinFunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from thalweg.graph.gradients import Backward, as_differentiable
@@ -14,7 +20,11 @@ from thalweg.graph.locks import EXCLUSIVE, SHARED
 from thalweg.graph.nodes import Operation, Subgraph, SymbolicTensor
 from thalweg.graph.scopes import Unit
 from thalweg.graph.variables import GraphVariable
+from thalweg.ground.lazily import lazy
 from thalweg.ground.running import thread
+from thalweg.ground.switches import grad_kept
+
+_IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)
 
 Fed = frozenset[SymbolicTensor]
 
@@ -47,9 +57,19 @@ class Step:
     differentiates: bool = False
     is_whole: bool = False  # the function returns the one output itself, and not a nest
     results: list[Result] = field(default_factory=list)
+    argument: SymbolicTensor | None = None  # the one argument, where that is all of them
     plain: SymbolicTensor | None = None  # the one output, where it is just stored
     dropped: tuple[SymbolicTensor, ...] = ()  # what no later step needs
     grad: bool = False  # whether torch's autograd records
+
+    @lazy
+    def is_closed(self) -> bool:
+        """Whether it runs nobody's code but torch's own, which leaves variables as they are."""
+        function: Any = self.function
+        while isinstance(function, partial):
+            function = function.func
+        is_of_torch = isinstance(function, _IN_C) or getattr(function, "is_closed", False)
+        return is_of_torch and self.lock == SHARED and not self.operation.written
 
 
 @dataclass
@@ -110,7 +130,8 @@ class SubgraphRun:
     def __call__(self, *values: Any) -> list[Any]:
         frame = thread.frames[-1]
         frame.update(zip(self.parameters, values, strict=True))
-        return frame.session.carry_out(self.plan, frame, frame.session.copy_if_shared)
+        with grad_kept():
+            return frame.session.carry_out(self.plan, frame, frame.session.copy_if_shared)
 
 
 def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
@@ -327,6 +348,7 @@ def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
         differentiates = any(part.plan.differentiates for part in parts)
         function = partial(function, *parts)
     step = Step(op, function, op.fill, lock, differentiates, op.picks is None)  # pyright: ignore
+    step.argument = op.argument
     picks = range(len(op.outputs)) if op.picks is None else op.picks
     step.results = [Result(x, i) for x, i in zip(op.outputs, picks, strict=True) if x not in fed]
     return step

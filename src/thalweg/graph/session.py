@@ -19,13 +19,15 @@ from thalweg.graph.frame import Frame
 from thalweg.graph.gradients import as_differentiable
 from thalweg.graph.leaves import Leaves
 from thalweg.graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
-from thalweg.graph.nodes import Nodes, SymbolicTensor
+from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.plan import Plan, make_plan
 from thalweg.graph.variables import GraphVariable
 from thalweg.ground.locks import Lock, excuse, on_fork
 from thalweg.ground.running import SessionVariable, thread
-from thalweg.ground.switches import Within, grad_kept, writable
+from thalweg.ground.switches import Within, writable
 from thalweg.ground.tracing import untraced
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class Session:
@@ -43,13 +45,14 @@ class Session:
 
     Attributes:
         graph: The graph.
+        values: The values of its variables.
         plans_made: How many plans were made; a fetch that was run before needs no new one.
     """
 
     def __init__(self, target: str = "", graph: Nodes | None = None, config: Any = None) -> None:
         self.graph = get_default_graph() if graph is None else graph
         self.plans_made = 0
-        self._leaves = Leaves()
+        self.values = Leaves()
         self._lock = ReadWriteLock()
         self._plans: dict[Any, Plan] = {}
         self._generators: dict[object, torch.Generator] = {}
@@ -64,7 +67,7 @@ class Session:
         lost = self._lock.renew(self._held_lock())
         if lost:
             excuse(lost)  # optimizers in its run: all that they wrote is forgotten
-            self._leaves.clear(
+            self.values.clear(
                 ": another thread was in a run of this session that updates variables when process"
                 f" {os.getppid()} forked this one, so no value is left here. Initialize or load the"
                 " variables."
@@ -72,7 +75,10 @@ class Session:
 
     def _held_lock(self) -> str | None:
         """Which lock this thread holds."""
-        return next((x.lock for x in reversed(thread.frames) if x.session is self and x.lock), None)
+        for frame in reversed(thread.frames):
+            if frame.lock is not None and frame.session is self:
+                return frame.lock
+        return None
 
     @untraced
     def run(
@@ -96,7 +102,8 @@ class Session:
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
         self._check_open()
-        wanted = tuple(leaves_of(fetches))
+        is_one = isinstance(fetches, Operation | SymbolicTensor)
+        wanted = (fetches,) if is_one else tuple(leaves_of(fetches))
         try:
             feeds = convert_feeds(self.graph, feed_dict) if feed_dict else {}
             plan = self._plan_for(wanted, frozenset(feeds))
@@ -104,7 +111,7 @@ class Session:
             self._tell_abandoned(wanted, error)
             raise
         results = self._execute_plan(plan, feeds)
-        return packed(fetches, iter(results))
+        return results[0] if is_one else packed(fetches, iter(results))
 
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] = ()) -> Callable[..., Any]:
         """A function that runs `fetches`, given the values of `feed_list` in order."""
@@ -137,7 +144,8 @@ class Session:
         export: Callable[[Any], Any] = exported,
     ) -> list[Any]:
         frame, frames = Frame(self, feeds), thread.frames
-        with Within(lambda: ([partial(frames.append, frame)], [frames.pop])):
+        records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
+        with Within(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
             try:
                 return self.carry_out(plan, frame, export)
             except Exception as error:
@@ -146,12 +154,15 @@ class Session:
                 raise
 
     def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
-        """Run a plan, with what a run has been fed and has computed; the values of its fetches."""
+        """Run a plan, with what a run has been fed and has computed; the values of its fetches.
+
+        Whether torch records is another question afterwards.
+        """
         if not plan.overwrites:
             return self._carry_out(plan, frame, export)
         # What autograd saves of a variable is copied, or the update would change it.
         save = torch.autograd.graph.saved_tensors_hooks
-        with save(lambda value: self._leaves.copy_if_shared(value.detach()), lambda value: value):
+        with save(lambda value: self.values.copy_if_shared(value.detach()), lambda value: value):
             return self._carry_out(plan, frame, export)
 
     def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
@@ -160,12 +171,12 @@ class Session:
         results: list[Any] = [None] * plan.count
         for place, tensor in plan.given:
             results[place] = export(frame[tensor])
-        is_nested = self._joins_outer_run(plan)
-        with grad_kept():
-            for lock, steps in plan.segments:
-                if lock is None or is_nested:
-                    frame.run(steps, results, export)
-                    continue
+        is_nested = frame.lock is not None or len(thread.frames) > 1
+        is_nested = is_nested and self._joins_outer_run(plan)
+        for lock, steps in plan.segments:
+            if lock is None or is_nested:
+                frame.run(steps, results, export)
+            else:
                 self._run_locked(lock, frame, partial(frame.run, steps, results, export))
         return results
 
@@ -183,6 +194,10 @@ class Session:
         plan = self._plan_for((tensor,), frozenset(frame.feeds))
         return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 
+    def kept_in(self) -> list[dict[Any, Any]]:
+        """Where the values of variables are kept: nothing else in these is found by `leaf`."""
+        return self.values.kept_in()
+
     def leaf(self, variable: GraphVariable) -> SessionVariable:
         """The tensor that holds the variable's value here, to be written in place only.
 
@@ -190,26 +205,34 @@ class Session:
             FailedPreconditionError: The variable is not initialized.
         """
         try:
-            return self._leaves.get(variable)
+            return self.values.get(variable)
         except FailedPreconditionError:
             self._check_open()  # another thread may have closed it during the run
             raise
 
+    def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
+        """Those of several; see `leaf`."""
+        try:
+            return self.values.all_of(variables)
+        except FailedPreconditionError:
+            self._check_open()
+            raise
+
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
         """What gives variables again what they have now, as functions in C."""
-        return self._leaves.putting_back(variables)
+        return self.values.putting_back(variables)
 
     def is_initialized(self, variable: GraphVariable) -> bool:
         """Whether the variable has a value here."""
-        return variable in self._leaves
+        return variable in self.values
 
     def initialize(self, variable: GraphVariable, value: Any) -> None:
         """Give the variable its first value; called by the operation `variable.initializer`."""
-        self._leaves.put(variable, value)
+        self.values.put(variable, value)
 
     def copy_if_shared(self, value: Any) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
-        return self._leaves.copy_if_shared(value)
+        return self.values.copy_if_shared(value)
 
     def generator(self, key: object, seed: int) -> torch.Generator:
         """The random numbers of one operation in this session."""
@@ -219,7 +242,7 @@ class Session:
 
     def load(self, variable: GraphVariable, value: Any) -> None:
         """Give the variable a value outside of a run."""
-        self._run_exclusively(lambda: self._leaves.put(variable, value))
+        self._run_exclusively(lambda: self.values.put(variable, value))
 
     @untraced
     def snapshot(self, variables: Sequence[GraphVariable]) -> list[torch.Tensor]:
@@ -253,7 +276,7 @@ class Session:
         def load_values() -> None:
             with writable():
                 self._check_open()
-                section.run(self._leaves.calls_to_load(values))
+                section.run(self.values.calls_to_load(values))
 
         self._run_exclusively(load_values)
 
@@ -315,7 +338,7 @@ class Session:
             self._resources.clear()
         for resource in resources:
             resource.close()
-        self._leaves.clear()
+        self.values.clear()
         self._plans.clear()
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Sparse gradients as work: which rows are named, by which entries, and which rows are left.
 
-The functions with plain loops are compiled (see `launch.jitted`) and also run as they are.
+The functions with plain loops are compiled (see `launch.jit_loop`) and also run as they are.
 """
 
 # Code for `compiler`, which finds its types itself.

@@ -88,8 +88,10 @@ class SteadyKerasApply(SteadyApply):
         try:
             how = optimizer._clipping
             other = self._found.take(given, begun, scalars_of, known, [following], how)
-        except ERRORS:  # the careful way says it
-            return FAILED
+        except ERRORS:
+            if self.taken != begun:  # a signal's function raised it after the step
+                raise
+            return FAILED  # the careful way says it
         if not other:
             self._known = [following, *known[1:]]
         return other

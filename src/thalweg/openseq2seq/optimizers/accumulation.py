@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from thalweg.core.slots import SlotStore
 from thalweg.core.state import Staged
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.v1.train.slot_creator import base_name
+from thalweg.variable import TRAINED, StateVariable, Variable
 
+_VARIABLES = {Tensor, torch.nn.Parameter, Variable, StateVariable}
 ACCUMULATOR = "gradient_sum"
 
 
@@ -22,6 +25,19 @@ class Accumulators(Staged):
 
     def __init__(self) -> None:
         self._slots = SlotStore()
+        self._last: tuple[list[Any], list[Tensor], SlotStore] | None = None
+
+    def of_step(self, targets: Sequence[Any]) -> list[Tensor]:
+        """The sums of a step of eager mode, made if there are none; the same are found at once."""
+        if self._last is not None:
+            known, sums, store = self._last
+            is_same = len(known) == len(targets) and all(map(is_, known, targets))
+            if is_same and store is self._slots:
+                return [*sums]
+        self.make(targets)
+        found = self.of(targets)
+        self._last = list(targets), found, self._slots
+        return [*found]
 
     def make(self, targets: Sequence[Any]) -> None:
         """Zeros for the variables that have no sum yet."""
@@ -36,6 +52,45 @@ class Accumulators(Staged):
     def of(self, targets: Sequence[Any]) -> list[Any]:
         """The sums; KeyError if one is missing."""
         return [self._slots.of(var, [ACCUMULATOR])[0] for var in targets]
+
+
+def are_addable(
+    gradients: Sequence[Any], targets: Sequence[Tensor], sums: Sequence[Tensor]
+) -> bool:
+    """Whether all are plain and whole, and apart from each other; no is no answer.
+
+    Cheap: a step asks it of what is refused otherwise, with many more questions.
+    """
+    places: list[tuple[int, int]] = []
+    for grad, var, total in zip(gradients, targets, sums, strict=True):
+        if type(grad) is not Tensor or type(var) not in _VARIABLES or type(total) not in _VARIABLES:
+            return False
+        if var.dtype not in TRAINED or not (var.is_leaf and var.requires_grad):
+            return False
+        for each in (grad, var, total):
+            if each.dtype is not var.dtype or each.shape != var.shape or not is_whole(each):
+                return False
+        places += [(var.data_ptr(), var.nbytes), (total.data_ptr(), total.nbytes)]
+    places.sort()
+    end = 0
+    for start, size in places:
+        if start < end:
+            return False
+        end = start + size
+    return True
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor of torch's own classes or of ours is contiguous in memory of the host."""
+    if tensor.layout is not torch.strided or not tensor.is_cpu:
+        return False
+    if not tensor.is_contiguous() or tensor.is_neg():
+        return False
+    try:
+        needed = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+        return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # one of functorch's
+        return False
 
 
 def check_count(iter_size: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor
 from thalweg.core.checks import check_readable
 from thalweg.core.vectors import is_host
 from thalweg.indexed_slices import values_of, whole, with_values
+from thalweg.openseq2seq.optimizers.accumulation import is_whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, concretes
 from thalweg.variable import titles_of
 
@@ -51,6 +54,12 @@ class Backward(NamedTuple):
         return list(zip(self.gradients, self.targets, strict=True))
 
     @property
+    def has_masters(self) -> bool:
+        """Whether something is updated in place of a variable."""
+        own = self.targets
+        return self.variables is not own and not all(map(is_, self.variables, own))
+
+    @property
     def copies(self) -> list[Any]:
         """For each target the variable that it is the master of, or None."""
         return [
@@ -60,8 +69,9 @@ class Backward(NamedTuple):
 
     def present(self) -> Backward:
         """That of the variables that have a gradient."""
-        there = [index for index, grad in enumerate(self.gradients) if grad is not None]
-        return self if len(there) == len(self.gradients) else self.only(there)
+        if NoneType not in set(map(type, self.gradients)):
+            return self
+        return self.only([index for index, grad in enumerate(self.gradients) if grad is not None])
 
     def only(self, indices: Sequence[int]) -> Backward:
         """That of some of the variables."""
@@ -81,7 +91,10 @@ def unscaled(backward: Backward) -> list[Gradient]:
         LayoutError: A gradient has no memory that holds its elements.
     """
     gradients = concretes(backward.gradients)
-    check_readable(gradients, titles_of(backward.variables))
+    for grad in gradients:
+        if type(grad) is not Tensor or not is_whole(grad):
+            check_readable(gradients, titles_of(backward.variables))
+            break
     if backward.scale is None:
         return gradients
     inverse, scale = unscaling(backward.scale, backward.targets), backward.scale
@@ -131,13 +144,14 @@ def raw(backward: Backward) -> tuple[Backward, Any]:
     if backward.scale is None:
         return backward.done(gradients), None
     inverse = unscaling(backward.scale, backward.targets)
-    one = torch.ones_like(inverse) if isinstance(inverse, Tensor) else 1.0
     factors = [inverse] * len(gradients)
     penalised = [index for index, each in enumerate(backward.penalties) if each is not None]
-    made = unscaled(backward.only(penalised))
-    for index, grad in zip(penalised, made, strict=True):
-        gradients[index] = grad
-        factors[index] = one
+    if penalised:
+        one = torch.ones_like(inverse) if isinstance(inverse, Tensor) else 1.0
+        made = unscaled(backward.only(penalised))
+        for index, grad in zip(penalised, made, strict=True):
+            gradients[index] = grad
+            factors[index] = one
     present = [factors[index] for index, grad in enumerate(gradients) if grad is not None]
     if isinstance(inverse, Tensor):
         return backward.done(gradients), torch.stack(present)

@@ -25,13 +25,10 @@ Function = Callable[..., Sequence[Gradient]]
 def concretes(gradients: Iterable[Any]) -> list[Gradient]:
     """The same of each."""
     gradients = list(gradients)
-    if (
-        set(map(type, gradients)) == {Tensor}
-        and all(grad.layout is torch.strided for grad in gradients)
-        and not any(grad.requires_grad for grad in gradients)
-    ):
-        return gradients
-    return list(map(concrete, gradients))
+    for grad in gradients:
+        if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
+            return list(map(concrete, gradients))
+    return gradients
 
 
 def check_given(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -52,10 +49,9 @@ def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> 
     Raises:
         InvalidTypeError: Names the first one.
     """
-    pairs = list(zip(gradients, variables, strict=True))
-    if all(type(grad) is Tensor and grad.dtype is var.dtype for grad, var in pairs):
-        return
-    for grad, var in pairs:
+    for grad, var in zip(gradients, variables, strict=True):
+        if type(grad) is Tensor and grad.dtype is var.dtype:
+            continue
         if grad is not None and values_of(grad).dtype != var.dtype:
             raise InvalidTypeError(
                 f"Gradient of '{name_of(var)}' is {values_of(grad).dtype} but the variable"

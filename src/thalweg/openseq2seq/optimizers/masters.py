@@ -57,16 +57,14 @@ class Masters(Staged):
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
         """The same of each; those that eager mode asked for last are found without detours."""
-        if any(map(is_symbolic, variables)) or current_session() is not None:
+        if current_session() is not None:
             return list(map(self.of, variables))
         dtypes = [each.dtype for each in variables]
         asked, had, found = self._last
-        if (
-            self._stale
-            or len(asked) != len(variables)
-            or not all(map(is_, asked, variables))
-            or had != dtypes
-        ):
+        is_last = len(asked) == len(variables) and all(map(is_, asked, variables))
+        if self._stale or not is_last or had != dtypes:
+            if any(map(is_symbolic, variables)):
+                return list(map(self.of, variables))
             with making(self, [var for var in variables if var.dtype in REDUCED]):
                 found = list(map(self.of, variables))
             self._last = list(variables), dtypes, found

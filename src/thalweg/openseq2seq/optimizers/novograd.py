@@ -90,9 +90,11 @@ class NovoGrad(RuleOptimizer):
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
         return [("momentum", 0.0, self._name), (_AVERAGE, 0.0, f"{self._name}/{_AVERAGE}")]
 
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _hyper_scalars(
+        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
         # 1 - beta, which a Python float leaves in its own precision.
-        own = super()._scalars_of(values, dtype, group)
+        own = super()._hyper_scalars(values, dtype, group)
         own["fresh"] = as_scalar(1.0 - values["beta2"], dtype)
         if self._grad_averaging:
             own["share"] = as_scalar(1.0 - values["beta1"], dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,9 +13,12 @@ from thalweg import distribute
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.options.iter_size import adding, check_addable, clearing, totals
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
+from thalweg.core.repeats import Done
 from thalweg.core.section import Call, run
 from thalweg.ground.counters import number_of
+from thalweg.ground.running import thread
 from thalweg.ground.switches import writable
+from thalweg.openseq2seq.optimizers.accumulation import are_addable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
 from thalweg.openseq2seq.optimizers.gradients import processed
@@ -104,7 +108,8 @@ def readied(
     Args:
         optimizer, how, given, scaler, loss_scale, global_step, done: See `apply_processed`.
     """
-    check_replicas(how.reduces, how.iter_size)
+    if how.reduces or thread.strategies:
+        check_replicas(how.reduces, how.iter_size)
     journal = _begun(how, given, loss_scale)
     step = 0 if journal is None else int(number_of(global_step))
     backward = given.backward
@@ -114,7 +119,8 @@ def readied(
     if how.iter_size > 1 or how.reduces:
         gradients = unscaled(backward)
         if how.iter_size > 1:
-            check_addable(gradients, backward.targets, given.sums)
+            if not are_addable(gradients, backward.targets, given.sums):
+                check_addable(gradients, backward.targets, given.sums)
             own = given.sums, gradients, how.iter_size
             if given.skip:
                 said = partial(done.extend, (f"{ADDED_UP}.", False))
@@ -135,7 +141,8 @@ def readied(
             _check(how, backward)
     backward, unscaling = raw(backward)
     # The host tells other ranks of the step.
-    parts = watching(scaler, done, [*clearing(given.sums), *given.counts], not how.reduces)
+    clears = clearing(given.sums) if given.sums else ()
+    parts = watching(scaler, done, [*clears, *given.counts], not how.reduces)
     pairs = backward.present().pairs
     gradient_transforms = how.post.gradient_transforms(
         pairs, given.rate, journal, unscaling=unscaling, **parts
@@ -170,6 +177,17 @@ def apply_processed(
         Whether there was an update, see `Outcome`, and what was raised after it by constraints,
         the optimizer's `_finish` and the writer.
     """
+    if _is_plain(how, given, scaler) and optimizer.takes_transforms():
+        pairs = given.backward.pairs
+        follows = done if isinstance(done, Done) else Done()
+        # Nothing that is kept until the next step holds a gradient.
+        own: Any = [] if how.post.larc is None else [(None, var) for var in given.backward.targets]
+        first = how.post.gradient_transforms(own, given.rate, None)
+        if optimizer._take_again(pairs, global_step, given.captured, follows, first):
+            if not done:
+                done.extend((f"{TAKEN}.", True))
+            distribute.commit_sums(optimizer)
+            return Outcome(True, [])
     with writable(), not_taken(done):
         ready = readied(optimizer, how, given, scaler, loss_scale, global_step, done)
         if ready.gradient_transforms is None:
@@ -182,6 +200,21 @@ def apply_processed(
         if taken:
             distribute.commit_sums(optimizer, bool(errors))
         return Outcome(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
+
+
+def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) -> bool:
+    """Whether a run is the update of an optimizer by its own gradients, clipped or by LARC."""
+    backward = given.backward
+    return (
+        scaler is None
+        and how.outbox is None
+        and how.iter_size == 1
+        and not how.reduces
+        and not how.post.as_shipped
+        and backward.scale is None
+        and not backward.has_masters
+        and not given.counts
+    )
 
 
 def told_of(how: Treatment, given: Given, scope: str) -> Letter:
@@ -210,6 +243,8 @@ def told_of(how: Treatment, given: Given, scope: str) -> Letter:
 
 
 def _check(how: Treatment, backward: Backward) -> None:
+    if not how.post.as_shipped and NoneType not in set(map(type, backward.gradients)):
+        return
     how.post.check(backward.gradients, backward.targets)
     check_any(backward.pairs)
 

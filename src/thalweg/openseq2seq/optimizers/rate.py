@@ -39,6 +39,8 @@ class LiveRate:
         self.source: Any = policy
         self._given: Any = None  # what the policy gave last; a number has more digits than `value`
         self.value = self._evaluate_hypers().clone()
+        self._due: list[Tensor] = []  # what `set` sets
+        self._set_to: Any = None  # the number, where the policy gave one
 
     def _shown(self) -> Any:
         """The step as the policy sees it: on the host, where its own arithmetic may be."""
@@ -52,10 +54,14 @@ class LiveRate:
         return self._seen
 
     def _evaluate_hypers(self) -> Tensor:
+        return _floating(self._asked())
+
+    def _asked(self) -> Any:
+        """What the policy gives now."""
         found = self._policy(self._shown())
         self.source = found if isinstance(found, Followed) else self._policy
         self._given = called(found)
-        return _floating(self._given)
+        return self._given
 
     def times(self, factor: Any) -> Tensor:
         """A tensor that is `factor` times the learning rate in every step.
@@ -75,12 +81,28 @@ class LiveRate:
         """All that `refresh` sets."""
         return [self.value, *(tensor for tensor, _ in self._derived)]
 
+    def ask(self) -> bool:
+        """Ask the policy for the present global step; whether `set` has anything to set then."""
+        before = self._given
+        with no_grad():
+            given = self._asked()
+            is_same = given is before and type(given) is float and not self._derived
+            if is_same and number_of(self.value) == self._set_to:
+                return False
+            self._due = [_floating(given), *(product() for _, product in self._derived)]
+        return True
+
+    def set(self) -> None:
+        """Set all to what `ask` has found."""
+        with no_grad():
+            for tensor, value in zip(self.tensors, self._due, strict=True):
+                tensor.copy_(value)
+        self._set_to = number_of(self.value) if type(self._given) is float else None
+
     def refresh(self) -> None:
         """Set all to the present global step."""
-        with no_grad():
-            self.value.copy_(self._evaluate_hypers())
-            for tensor, product in self._derived:
-                tensor.copy_(product())
+        self.ask()
+        self.set()
 
 
 def _floating(value: Any) -> Tensor:
@@ -90,7 +112,8 @@ def _floating(value: Any) -> Tensor:
 
 def called(value: Any) -> Any:
     """What a callable returns, anything else as it is."""
-    return value() if is_function(value) and not is_symbolic(value) else value
+    is_called = callable(value) and is_function(value) and not is_symbolic(value)
+    return value() if is_called else value
 
 
 def scaled_decay(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg.core.checks import check_memories
@@ -24,7 +25,7 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.ground.switches import enable_grad
-from thalweg.variable import REDUCED, to_tensor
+from thalweg.variable import REDUCED, Variable, to_tensor
 
 Regularizer = Callable[[Any], Any]
 
@@ -110,7 +111,10 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
 
 def may_have_penalties(variables: Sequence[Any]) -> bool:
     """Whether a variable may have one: a quick look at them all."""
-    return len(_eager) > 0 or any(map(is_symbolic, variables))
+    if len(_eager) > 0:
+        return True
+    others = set(map(type, variables)) - {Variable, Parameter, Tensor}
+    return bool(others) and any(map(is_symbolic, variables))
 
 
 def penalty_gradient(var: Any, master: Any) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thalweg.core.described import Described
-from thalweg.core.outcome import Outcome, not_taken, raise_first, restored
+from thalweg.core.outcome import Outcome, raise_first, restored, say
 from thalweg.core.pairs import flatten
+from thalweg.core.repeats import Done
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Entry, Loading, Names, keys_of, restore
@@ -181,42 +183,60 @@ class TrainingStep(Described):
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        done: list[Any] = []
+        done = Done()
+        is_recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         try:
-            # Outside of inference mode, as autograd needs it.
-            with outside_inference(), not_taken(done):
+            with contextlib.nullcontext() if is_recording else outside_inference():
                 value, outcome = self._run(differentiate, done)
+        except BaseException as error:
+            say(error, done)
+            raise
         finally:
             self._applied = done[1] if done else False
-        raise_first(outcome.errors)
+        if outcome.errors:
+            raise_first(outcome.errors)
         return value
 
     def _run(
-        self, differentiate: Callable[[], tuple[Any, Backward]], done: list[Any]
+        self, differentiate: Callable[[], tuple[Any, Backward]], done: Done
     ) -> tuple[Any, Outcome]:
-        with restored(self._rate.tensors, unless=done), self._masters.renewed(unless=done):
-            # The host waits for the last step while a GPU computes the loss.
-            is_late = not is_host(self.global_step)
-            if not is_late:
+        rate, mixed = self._rate, self._mixed
+        # The host waits for the last step while a GPU computes the loss.
+        is_late = not is_host(self.global_step)
+        is_new = is_late or rate.ask()
+        if not is_new and mixed is None:
+            return self._carry_out(differentiate, done, False)
+        tensors = rate.tensors if is_new else ()
+        with restored(tensors, unless=done), self._masters.renewed(unless=done):
+            if is_new and not is_late:
+                rate.set()
+            return self._carry_out(differentiate, done, is_late)
+
+    def _carry_out(
+        self, differentiate: Callable[[], tuple[Any, Backward]], done: Done, is_late: bool
+    ) -> tuple[Any, Outcome]:
+        how, mixed = self._how, self._mixed
+        inner = self.optimizer if mixed is None else mixed.optimizer
+        shown = None if how.outbox is None else self.loss_scaler
+        skip = how.iter_size > 1 and as_skip(self._skip_update)
+        with (
+            waited_for(inner, how.is_waited_for(skip)) if how.reduces else contextlib.nullcontext()
+        ):
+            value, backward = differentiate()
+            if is_late:
                 self._rate.refresh()
-            skip = self._how.iter_size > 1 and as_skip(self._skip_update)
-            with waited_for(self._inner, self._how.is_waited_for(skip)):
-                value, backward = differentiate()
-                if is_late:
-                    self._rate.refresh()
-                sums: list[Tensor] = []
-                if self._accumulators is not None:
-                    self._accumulators.make(backward.targets)
-                    sums = self._accumulators.of(backward.targets)
-                return value, apply_processed(
-                    self._inner,
-                    self._how,
-                    Given(backward, sums, self._rate.value, skip, counts=self._counts()),
-                    None if self._mixed is None else self._mixed.loss_scaler,
-                    None if self.loss_scaler is None else self.loss_scaler.loss_scale.detach(),
-                    self.global_step,
-                    done,
-                )
+            sums: list[Tensor] = []
+            if self._accumulators is not None:
+                sums = self._accumulators.of_step(backward.targets)
+            return value, apply_processed(
+                inner,
+                how,
+                Given(backward, sums, self._rate.value, skip, counts=self._counts()),
+                None if mixed is None else mixed.loss_scaler,
+                None if shown is None else shown.loss_scale.detach(),
+                self.global_step,
+                done,
+            )
 
     def _received(self, gradients: list[Any]) -> Backward:
         variables = self._owners()
@@ -279,7 +299,7 @@ class TrainingStep(Described):
         with self._loading(state_dict) as found:
             restore(found)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _loading(
         self,
         state_dict: Mapping[str, Any],

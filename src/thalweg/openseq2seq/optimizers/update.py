@@ -80,9 +80,10 @@ def update(
         Whether there was an update, see `Outcome`, and what was raised after it.
     """
     own, takes, name = backward.present(), optimizer.takes_transforms(), optimizer.get_name()
+    copies = own.copies if own.has_masters else None
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
-    if takes and not any(target.dtype in REDUCED for target in own.targets):
-        return optimizer._take(own.pairs, global_step, name, how, own.copies, captured)
+    if takes and {target.dtype for target in own.targets}.isdisjoint(REDUCED):
+        return optimizer._take(own.pairs, global_step, name, how, copies, captured)
     with optimizer._turn_lock(), optimizer._locked():
         pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
         if not decision.taken:
@@ -90,7 +91,7 @@ def update(
             return Outcome(False, [])
         if takes:
             how = GradientTransforms(calls=decision.calls)
-            return optimizer._take(pairs, global_step, name, how, own.copies, captured)
+            return optimizer._take(pairs, global_step, name, how, copies, captured)
         made = iter([grad for grad, _ in pairs])
         gradients = [None if grad is None else next(made) for grad in backward.gradients]
         with contextlib.ExitStack() as stack:

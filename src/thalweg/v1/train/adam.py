@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.formula import Rule
-from thalweg.ground.counters import Move, number_of
+from thalweg.ground.counters import Move
 from thalweg.ground.running import graph_of
 from thalweg.ground.scalars import scalar_type
 from thalweg.rules import ADAM_V1
@@ -94,10 +93,6 @@ class AdamOptimizer(RuleOptimizer):
             self._get_non_slot_variable("beta1_power", graph=graph),
             self._get_non_slot_variable("beta2_power", graph=graph),
         )
-
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
-        return {**super()._scalars_of(values, dtype, group), **powers}
 
     def _counting_moves(self, values: dict[str, Any]) -> list[Move]:
         powers = {name: self._get_non_slot_variable(name) for name in self.POWERS}

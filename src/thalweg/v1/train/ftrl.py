@@ -118,7 +118,9 @@ class FtrlOptimizer(RuleOptimizer):
             return None
         return [_ROWS if has_rows(grad) else None for grad in gradients]
 
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _hyper_scalars(
+        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
         # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
@@ -127,5 +129,5 @@ class FtrlOptimizer(RuleOptimizer):
         narrow = getattr(values["learning_rate"], "dtype", None)
         if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
             parts = [torch.tensor(part, dtype=as_dtype(narrow)) for part in parts]
-        own = super()._scalars_of(values, dtype, group)
+        own = super()._hyper_scalars(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from thalweg.autodiff import GradientTape, variables_of
+from thalweg.autodiff import GradientTape, has_replicas, variables_of
 from thalweg.core.pairs import check_variables, distinct, flatten
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import (
@@ -19,11 +20,23 @@ from thalweg.graph import (
     is_symbolic,
 )
 from thalweg.ground.running import is_deferred
-from thalweg.variable import TRAINED, dtype_name, frozen_among, is_frozen, is_variable, name_of
+from thalweg.indexed_slices import as_gradient
+from thalweg.variable import (
+    TRAINED,
+    Variable,
+    dtype_name,
+    frozen_among,
+    is_frozen,
+    is_variable,
+    name_of,
+)
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 VALID_DTYPES = TRAINED
 _DTYPE_NAMES = f"[{', '.join(map(dtype_name, TRAINED))}]"
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, Variable}
+_is_leaf, _requires_grad, _is_nested = map(attrgetter, ("is_leaf", "requires_grad", "is_nested"))
 
 GradsAndVars = list[tuple[Any, Any]]
 Scale = Callable[[Any], Any]
@@ -83,6 +96,11 @@ def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> Grads
     were created.
     """
     tape = GradientTape()
+    if grad_loss is None and _are_followed(var_list):
+        with tape:
+            value = scale(loss())
+        found = _of_leaves(value, var_list, tape)
+        return list(zip(found, var_list, strict=True))
     chosen = None if var_list is None else flatten(var_list)
     if chosen is not None:  # a tensor that is no variable has a gradient, and cannot be updated
         check_variables([x for x in chosen if is_variable(x) or not isinstance(x, torch.Tensor)])
@@ -94,6 +112,35 @@ def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> Grads
     if not found:
         return []
     return list(zip(tape.gradient(value, found, grad_loss), found, strict=True))
+
+
+def _are_followed(var_list: Any) -> bool:
+    """Whether autograd follows all of a list of variables by itself."""
+    return (
+        type(var_list) is list
+        and bool(var_list)
+        and _PLAIN.issuperset(map(type, var_list))
+        and all(map(_is_leaf, var_list))
+        and all(map(_requires_grad, var_list))
+        and not any(map(_is_nested, var_list))
+    )
+
+
+def _of_leaves(value: Any, variables: list[Any], tape: GradientTape) -> Any:
+    """The gradients by variables that a tape need not watch."""
+    if (
+        type(value) is not torch.Tensor
+        or not value.requires_grad
+        or tape._shares_graph
+        or has_replicas()
+        or not _are_followed(variables)  # the loss may have seen to it
+    ):
+        return tape.gradient(value, variables)
+    found = torch.autograd.grad([value], variables, [torch.ones_like(value)], allow_unused=True)
+    return [
+        grad if grad is None or grad.layout is torch.strided else as_gradient(grad)
+        for grad in found
+    ]
 
 
 def of_symbol(

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from thalweg.core.meshes import is_imported
 from thalweg.core.outcome import Outcome, raise_first, says_taken
 from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import note_repeated, quick_steps, say_what_became
+from thalweg.core.repeats import Done, note_repeated, quick_steps, say_what_became
 from thalweg.core.section import run
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.slots import SlotStore
@@ -286,7 +286,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         or a `_finish` that fails is the only part of its step that is not done, but where a graph
         recorded it. A note on the exception says which.
         """
-        if distribute.has_strategy() and not skip_gradients_aggregation:
+        if thread.strategies and distribute.has_strategy() and not skip_gradients_aggregation:
             replica = distribute.get_replica_context()
             if replica is None:
                 raise RuntimeError(
@@ -299,6 +299,8 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         kept = self._plans.now()
         before = quick_steps(kept)
         try:
+            if kept.quick is not None and self._take_again(grads_and_vars, global_step):
+                return None
             return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
             if executing_eagerly():
@@ -319,8 +321,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def takes_transforms(self) -> bool:
         """Whether a step may be taken by `_take`: nobody else's `apply_gradients` comes between."""
-        own = [cls for cls in type(self).__mro__ if "apply_gradients" in vars(cls)]
-        return all("_APPLIES" in vars(cls) for cls in own) and "apply_gradients" not in vars(self)
+        return self._applies() and "apply_gradients" not in vars(self)
+
+    @classmethod
+    @cache
+    def _applies(cls) -> bool:
+        own = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
+        return all("_APPLIES" in vars(base) for base in own)
 
     def _apply(
         self,
@@ -336,6 +343,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Returns:
             What a `_finish` of a subclass returned, unless there is a `global_step`.
         """
+        is_plain = how is NOTHING and sharing is None
+        if is_plain and self._take_again(given, global_step, captured):
+            return None
         if any(grad is None for grad, _ in given):
             check_variables([var for _, var in given])
             check_any(given)
@@ -346,6 +356,37 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         )
         raise_first(outcome.errors)
         return finished[0] if finished and global_step is None else None
+
+    def _take_again(
+        self,
+        given: Any,
+        global_step: Any,
+        captured: list[Any] | None = None,
+        done: Done | None = None,
+        how: GradientTransforms = NOTHING,
+    ) -> bool:
+        """Take a step in one call, if it is the one before with other gradients.
+
+        Args:
+            given: What a caller gave as gradients and variables, such as a list of pairs.
+            global_step, captured: As in `_take`.
+            done: Optional. Is told of the step; one that is due is planned, too.
+            how: What happens to the gradients first: without `decide`, `watch` and `calls`.
+
+        Returns:
+            Whether it was taken; if not, nothing has changed.
+        """
+        if type(given) is not list or thread.strategies or self._under_way is not None:
+            return False
+        values = None if captured is None else captured[0]
+        with self._turn_lock(), self._locked():
+            kept = self._plans.now()
+            if done is not None:
+                done.follow(kept)
+            quick = kept.quick
+            if quick is None or (quick.is_due and done is None) or not quick.is_over(given):
+                return False
+            return quick.take(self, kept, (given, global_step, values, how))
 
     def _take(
         self,
@@ -374,14 +415,14 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         Returns:
             Whether the step was taken, and what was raised after the updates.
         """
-        is_plain = how is NOTHING and copies is None and captured is None and sharing is None
+        is_plain = copies is None and sharing is None and self._under_way is None
         is_plain = is_plain and not thread.strategies
         with self._turn_lock(), self._locked():
             kept = self._plans.now()
-            quick = kept.quick if is_plain else None
-            if quick is not None and quick.take(self, kept, (given, global_step)):
-                return Outcome(True, [])
             values = None if captured is None else captured[0]
+            quick = kept.quick if is_plain and how is NOTHING else None
+            if quick is not None and quick.take(self, kept, (given, global_step, values, how)):
+                return Outcome(True, [])
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             with self._while_taking(self._make_hooks(global_step, name, values)) as hooks:
@@ -394,7 +435,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                     outcome = repeat(hooks, kept, given, how, copies)
                     if outcome is None:
                         outcome = take(hooks, kept, given, how, copies, tries=False)
-                    elif is_plain:
+                    elif is_plain and how.decide is None and how.watch is None:
                         note_repeated(kept, _quick_step)
                 if finished is not None:
                     finished.append(hooks.finished)

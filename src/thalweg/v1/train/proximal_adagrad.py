@@ -76,8 +76,10 @@ class ProximalAdagradOptimizer(RuleOptimizer):
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
         return [("accumulator", self._initial_accumulator_value, self._name)]
 
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _hyper_scalars(
+        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
         check_step_size("learning_rate", values["learning_rate"])
         check_step_size("l1_regularization_strength", values["l1"], zero=True)
         check_step_size("l2_regularization_strength", values["l2"], zero=True)
-        return super()._scalars_of(values, dtype, group)
+        return super()._hyper_scalars(values, dtype, group)

@@ -17,6 +17,7 @@ from thalweg.core.step import take
 from thalweg.formula import Rule
 from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operation, resolve
 from thalweg.graph.either import IndexedSlices
+from thalweg.ground.counters import number_of
 from thalweg.ground.running import is_ours
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
@@ -43,11 +44,14 @@ class RuleOptimizer(Optimizer):
         HYPERS: The attribute that holds each hyperparameter of the rule as it was given.
         TENSORS: Names under which TensorFlow's optimizer of this name keeps the hyperparameters
             of a step as tensors, for subclasses that read them.
+        POWERS: Scalars that the optimizer keeps in variables of their names, each multiplied by a
+            hyperparameter at each step.
         CALLABLES: Whether hyperparameters may be callables without arguments.
     """
 
     HYPERS: dict[str, str] = {}
     TENSORS: dict[str, str] = {}
+    POWERS: dict[str, str] = {}
     CALLABLES = True
     _has_symbols = False  # whether attributes of `TENSORS` are set, to tensors of a graph
 
@@ -97,6 +101,9 @@ class RuleOptimizer(Optimizer):
         values = {}
         for name, attribute in self.HYPERS.items():
             given = getattr(self, attribute)
+            if type(given) is float and given == given:  # as most are
+                values[name] = given
+                continue
             if is_function(given) and not self.CALLABLES:
                 raise ValueError(
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
@@ -120,7 +127,14 @@ class RuleOptimizer(Optimizer):
         return None
 
     def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """The hyperparameters as scalars of a compute dtype, given what a step has read."""
+        """All scalars of a compute dtype, given what a step has read."""
+        powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
+        return {**self._hyper_scalars(values, dtype, group), **powers}
+
+    def _hyper_scalars(
+        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
+        """Those that follow from what a step has read alone."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
     def _make_hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> RuleHooks:
@@ -147,7 +161,11 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Whether a subclass's hook updates each variable."""
-        return any(map(self._has_own_hook, _UPDATES))
+        cls, own = type(self), vars(self)
+        for hook in _UPDATES:
+            if hook in own or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
+                return True
+        return False
 
     def _has_own_hook(self, hook: str) -> bool:
         """Whether a subclass, or this very optimizer, has a hook of its own."""
@@ -166,9 +184,10 @@ class RuleOptimizer(Optimizer):
         return not (is_ours(cls._prepare) and is_ours(cls._create_slots))
 
     def _may_call_users(self) -> bool:
-        return self._is_begun_by_users() or any(
-            is_function(getattr(self, each)) for each in self.HYPERS.values()
-        )
+        if self._is_begun_by_users():
+            return True
+        given = [getattr(self, each) for each in self.HYPERS.values()]
+        return any(map(callable, given)) and any(map(is_function, given))
 
     def _update(self, grad: Any, var: Any) -> Any:
         """Update one variable, in the course of a step; for one of a graph, make an operation."""

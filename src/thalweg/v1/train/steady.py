@@ -1,24 +1,34 @@
 """A step of `apply_gradients` in one call; see `core/steady_apply.py`.
 
-Counters are read at each step, as always, and so are hyperparameters that are no plain numbers.
+Hyperparameters that lie in tensors are read at each step. What it counts is known from the step
+before, which the look confirms, or is read again.
 """
 
 from __future__ import annotations
 
-from operator import is_
+from collections.abc import Callable
+from operator import is_, itemgetter
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from thalweg.core.columns import derived
+from thalweg.core.gradient_transforms import GradientTransforms
+from thalweg.core.hooks import Dtype
+from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
 from thalweg.core.steady import ERRORS, is_repeatable, look
 from thalweg.core.steady_apply import SteadyApply, has_own_methods
 from thalweg.ground.counters import Move, number_of
-from thalweg.ground.running import is_ours
+from thalweg.ground.running import current_session, is_ours
 from thalweg.ground.scalars import product, scalar_type
 from thalweg.v1.train.hooks import RuleHooks
+
+FAILED = -1  # to make the numbers of a step
+_FIXED = (float, int, np.generic, type(None))
+_MOVING = (Tensor, np.ndarray)
 
 
 class SteadyV1Apply(SteadyApply):
@@ -26,61 +36,155 @@ class SteadyV1Apply(SteadyApply):
 
     Args:
         optimizer, planned, found: As those of `SteadyApply`.
-        counters: What it counts.
+        step: Gradients and variables, what is raised by 1, in a session what was read for the step,
+            and what happened to the gradients.
     """
 
     def __init__(
-        self, optimizer: Any, planned: Planned, found: RepeatedPairs, counters: list[Tensor]
+        self,
+        optimizer: Any,
+        planned: Planned,
+        found: RepeatedPairs,
+        step: tuple[Any, Any, Any, Any],
     ) -> None:
         super().__init__(optimizer, planned, found)
-        self._counters = counters
-        self._hypers = _hypers(optimizer)  # plain numbers need not be read again
-        self._values = optimizer._read_values() if _has_numbers_alone(optimizer) else None
+        _, self._global_step, values, how = step
+        self._stages = how.stages
+        self._variables = planned.request.variables
+        own = vars(optimizer)
+        self._attributes = [name for name in own if name != "_plans"]  # which holds this
+        self._own = list(map(own.get, self._attributes))
+        self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
+            type(optimizer)._choose_rule
+        )
+        self._reads = values is None and any(
+            map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
+        )
+        self._values = values = optimizer._read_values() if values is None else values
+        self._moving = [name for name, each in values.items() if isinstance(each, _MOVING)]
+        self._fixed = [name for name in values if name not in self._moving]
+        moves = _moves(optimizer, values, self._global_step)
+        self._counters = [counter for counter, _ in moves]
+        self._factors = [factor for _, factor in moves]
+        self._kinds = list(map(scalar_type, self._counters))
+        self._counts_anew = not (
+            is_ours(type(optimizer)._counting_moves)
+            and set(self._moving).isdisjoint(optimizer.POWERS.values())
+        )
+        self._known = list(map(number_of, self._counters))
+        self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
+        self._scalars: dict[Dtype, dict[str, Any]] = {}
+        if not optimizer._has_own_hook("_scalars_of"):
+            dtypes = planned.ready.dtypes
+            self._scalars = {each: optimizer._hyper_scalars(values, each, None) for each in dtypes}
+
+    is_due = False
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
-        planned, (given, global_step) = kept.last, step
-        hooks = optimizer._make_hooks(global_step, "", None)
+        planned, (given, global_step, values, how) = kept.last, step
+        hooks = optimizer._make_hooks(global_step, "", values)
         if (
             planned is None
-            or not (is_repeatable(planned, hooks) and hooks.repeats and type(hooks) is RuleHooks)
+            or not (is_repeatable(planned, hooks, how.stages) and hooks.repeats)
+            or type(hooks) is not RuleHooks
+            or not all(isinstance(each, _FIXED + _MOVING) for each in hooks.values.values())
             or hooks.group_variables(planned.request.variables, []) is not None
             or not _is_plain(optimizer)
         ):
             return None
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
-        found = RepeatedPairs.of(planned, given, counters, counters)
-        return None if found is None else SteadyV1Apply(optimizer, planned, found, counters)
+        session = current_session()
+        looked_at = [optimizer._non_slots, *(() if session is None else session.kept_in())]
+        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
+        return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
+
+    def is_over(self, pairs: list[Any]) -> bool:
+        """Whether these are pairs of something and the variables of this step."""
+        own = self._variables
+        if len(pairs) != len(own) or set(map(type, pairs)) != {tuple}:
+            return False
+        return min(map(len, pairs)) == 2 and all(map(is_, map(itemgetter(1), pairs), own))
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        pairs, global_step = given
-        rule = self._rule
-        if optimizer._rule_of_step() is not rule or not all(
-            map(is_, _hypers(optimizer), self._hypers)
+        pairs, global_step, values, how = given
+        if (
+            type(pairs) is not list
+            or global_step is not self._global_step
+            or how.stages != self._stages
+            or not all(map(is_, map(vars(optimizer).get, self._attributes), self._own))
+            or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
-        begun = self.taken
-        try:
-            values = optimizer._read_values() if self._values is None else self._values
-            moves = _moves(optimizer, values, global_step)
-            counters = [counter for counter, _ in moves]
-            if len(counters) != len(self._counters) or not all(map(is_, counters, self._counters)):
+        if values is None:
+            try:
+                values = optimizer._read_values() if self._reads else self._values
+            except ERRORS:  # the careful way says it
                 return False
-            known = list(map(number_of, counters))
-            following = list(map(_following, moves, known))
-            other = self._found.take(
-                pairs,
-                begun,
-                lambda dtype: derived(rule, optimizer._scalars_of(values, dtype, None), dtype, 1),
-                known,
-                following,
-            )
-        except ERRORS:  # the careful way says it
+        if not self._are_alike(values):
             return False
-        if other and other != look.WRITTEN_BY_OTHERS:
+        other = self._take_as_known(optimizer, pairs, values, how)
+        if other == look.WRITTEN_BY_OTHERS:
+            self._known = list(map(number_of, self._counters))
+            other = self._take_as_known(optimizer, pairs, values, how)
+        if other not in (0, FAILED, look.WRITTEN_BY_OTHERS):
             kept.quick = None
         return not other
+
+    def _are_alike(self, values: dict[str, Any]) -> bool:
+        """Whether values differ from those of before in elements of tensors alone."""
+        for name in self._moving:
+            each = values.get(name)
+            if not isinstance(each, _MOVING) or each.ndim:
+                return False
+        if values is self._values:
+            return True
+        own, fixed = self._values, self._fixed
+        return len(values) == len(own) and all(
+            map(is_, map(values.get, fixed), map(own.get, fixed))
+        )
+
+    def _take_as_known(
+        self, optimizer: Any, pairs: list[Any], values: dict[str, Any], how: GradientTransforms
+    ) -> int:
+        """0 if the step was taken with counts that are known; else what is not as it was."""
+        begun, known, factors = self.taken, self._known, self._factors
+        try:
+            if self._counts_anew:
+                factors = [each for _, each in _moves(optimizer, values, self._global_step)]
+            following = list(map(_following, self._kinds, known, factors))
+            scalars = self._scalars_of(optimizer, values, known)
+            other = self._found.take(pairs, begun, scalars, known, following, how)
+        except ERRORS:
+            if self.taken != begun:  # a signal's function raised it after the step
+                raise
+            return FAILED  # the careful way says it
+        if not other:
+            self._known = following
+        return other
+
+    def _scalars_of(
+        self, optimizer: Any, values: dict[str, Any], known: list[Any]
+    ) -> Callable[[Dtype], dict[str, Any]]:
+        """What gives the scalars of a compute dtype."""
+
+        def scalars(dtype: Dtype) -> dict[str, Any]:
+            if not self._scalars:
+                return derived(self._rule, optimizer._scalars_of(values, dtype, None), dtype, 1)
+            if not self._moving:
+                found = {**self._scalars[dtype]}
+            elif self._is_simple:
+                found = {**self._scalars[dtype]}
+                for name in self._moving:
+                    found[name] = as_hyper(values[name], dtype)
+            else:
+                found = optimizer._hyper_scalars(values, dtype, None)
+            for name, number in zip(optimizer.POWERS, known, strict=False):
+                found[name] = dtype(number)
+            return derived(self._rule, found, dtype, 1)
+
+        return scalars
 
 
 def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
@@ -88,20 +192,9 @@ def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Mov
     return moves if global_step is None else [*moves, (global_step, None)]
 
 
-def _following(move: Move, known: Any) -> Any:
+def _following(kind: Any, known: Any, factor: Any) -> Any:
     """What a counter becomes; see `counting_calls` of the hooks."""
-    counter, factor = move
-    return known + 1 if factor is None else product(scalar_type(counter)(known), factor).item()
-
-
-def _hypers(optimizer: Any) -> list[Any]:
-    return [getattr(optimizer, attribute) for attribute in optimizer.HYPERS.values()]
-
-
-def _has_numbers_alone(optimizer: Any) -> bool:
-    """Whether hyperparameters are numbers of Python, which a subclass does not read by itself."""
-    is_read_here = is_ours(optimizer._read_values) and is_ours(optimizer._evaluate_hypers)
-    return is_read_here and all(type(each) in (float, int) for each in _hypers(optimizer))
+    return known + 1 if factor is None else product(kind(known), factor).item()
 
 
 def _is_plain(optimizer: Any) -> bool:
@@ -111,4 +204,5 @@ def _is_plain(optimizer: Any) -> bool:
         and not optimizer._has_symbols
         and optimizer._slots.parts is None
         and not has_own_methods(optimizer)
+        and set(optimizer.HYPERS.values()) <= vars(optimizer).keys()
     )

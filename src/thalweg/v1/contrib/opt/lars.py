@@ -105,7 +105,9 @@ class LARSOptimizer(RuleOptimizer):
             return _Group.ROWS
         return _Group.SKIPPED if self._is_skipped(var) else _Group.SCALED
 
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _hyper_scalars(
+        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
         # a Python float is rounded once; but not those of sparse gradients.
         cast = as_hyper if group is _Group.ROWS else as_operand

@@ -170,11 +170,13 @@ class DecoupledWeightDecayExtension(Optimizer):
             for var, group in zip(variables, others, strict=True)
         ]
 
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _hyper_scalars(
+        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
         decay = as_operand(values["decoupled_decay"], dtype)
         if isinstance(group, _Spared):
             decay, group = dtype(0), group.group
-        own = super()._scalars_of(values, dtype, group)  # pyright: ignore
+        own = super()._hyper_scalars(values, dtype, group)  # pyright: ignore
         return {**own, "weight_decay" if self.FUSED else "decoupled_decay": decay}
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
