@@ -446,7 +446,9 @@ def test_an_interruption_says_what_has_become_of_the_step(
     own.step(6)
     twin.step(6)
     assert_same(own, twin)
-    assert own.taken == 4 + is_after
+    # Not taken, it is planned anew: what was kept may be half of one step, half of another.
+    assert own.taken == (5 if is_after else 0)
+    assert int(own.optimizer.iterations) == 6 + is_after
 
 
 def test_a_copy_begins_anew() -> None:

@@ -214,6 +214,111 @@ def test_a_step_that_a_scaler_leaves_out_is_none() -> None:
     assert taken(opt)
 
 
+def test_parameters_that_leave_their_groups_are_left_alone() -> None:
+    own = params()
+    opt = optim.Adam([{"params": own[:2]}, {"params": own[2:], "lr": 0.5}])
+    for step in range(2):
+        give(own, step)
+        opt.step()
+    opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop())
+    gone = opt.param_groups[0]["params"].pop()
+    before, moved = gone.detach().clone(), own[1].detach().clone()
+    for step in range(3):
+        give(own, step)
+        opt.step()
+    assert torch.equal(gone, before)
+    assert (own[1] - moved).abs().max() > 0.1  # at the rate of the other group
+
+
+@pytest.mark.parametrize("changes", [{"lr": 0.5}, {"t0": 1.0}], ids=str)
+def test_numbers_that_differ_between_groups_are_written_to_each(changes: dict[str, Any]) -> None:
+    sides: list[tuple[Any, list[Parameter]]] = []
+    for _ in range(2):
+        own = params()
+        groups: Any = [{"params": own[:2]}, {"params": own[2:]}]
+        sides.append((optim.ASGD(groups, lr=0.1), own))
+    for step in range(8):
+        for is_twin, (opt, own) in enumerate(sides):
+            give(own, step)
+            if step == 4:
+                opt.param_groups[1].update(changes)
+            if is_twin:
+                opt._own.forget_quick()
+            opt.step()
+        for (what, one), (_, other) in zip(*(everything(*side) for side in sides), strict=True):
+            assert same(one, other), what
+
+
+def test_steps_over_parameters_without_elements_are_counted() -> None:
+    own = params(2, (0, 3))
+    opt = optim.NAdam(own)
+    for step in range(6):
+        give(own, step)
+        opt.step()
+    assert [float(each["step"]) for each in opt.state.values()] == [6.0, 6.0]
+
+
+def test_a_group_beside_with_strange_options_is_left_to_the_careful_step() -> None:
+    own = params()
+    opt = optim.AdamW([{"params": own[:2]}, {"params": own[2:]}])
+    opt.param_groups[1]["lr"] = None
+    for step in range(6):
+        give(own, step, {2, 3})
+        opt.step()
+    assert opt.last_step.count == 6
+
+
+class _OfProperties(optim.SGD):
+    param_groups = property(
+        lambda self: self._groups, lambda self, own: setattr(self, "_groups", own)
+    )
+
+
+def test_a_class_whose_groups_are_a_property_has_none() -> None:
+    own = params()
+    opt: Any = _OfProperties(own, lr=0.1)
+    for step in range(5):
+        give(own, step)
+        opt.step()
+    assert (taken(opt), opt.last_step.count) == (0, 5)
+
+
+def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = params()
+    opt: Any = optim.SGD(own, lr=1.0, fused_unscale=True)
+    for step in range(4):
+        opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
+        give(own, step)
+        opt.step()
+    opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
+
+    def interrupted(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(snapshot.Snapshot, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opt.step()
+    monkeypatch.undo()
+    assert not vars(opt).keys() & {"found_inf", "grad_scale"}
+    assert taken(opt) == 0  # planned anew
+
+
+def test_a_step_that_another_thread_has_forgotten_is_not_taken() -> None:
+    own = params()
+    opt = optim.Adam(own)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    quick: Any = opt._own.quick
+    own[0].grad = None
+    opt.step()
+    give(own, 5)
+    assert opt._own.quick is not quick
+    assert not quick.take(opt)
+    opt.step()
+    assert opt.last_step.count == 6
+
+
 def test_each_step_tells_of_its_own_gradients() -> None:
     own = params()
     opt: Any = optim.SGD(own, lr=0.1, clip_grad_norm=1.0)

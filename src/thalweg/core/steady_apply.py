@@ -45,6 +45,8 @@ class SteadyApply(ABC):
         except BaseException as error:
             if self.taken != before:
                 add_taken(error)
+            else:  # what is kept may be half of one step, half of another
+                kept.quick = None
             raise
 
     def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:

@@ -71,8 +71,8 @@ class SteadyGradients:
         if how.unscaling is not None and len({*how.unscaling}) > 1:
             raise NotMeasured
         columns = Columns({dtype: {} for dtype in self._dtypes}, {})
-        self.how = how
-        self._known = _RepeatedStats(how, self, self._variables, columns, (), False)
+        known = _RepeatedStats(how, self, self._variables, columns, (), False)
+        self._of = how, known  # both at once, or neither
 
     @property
     def measures(self) -> bool:
@@ -100,13 +100,13 @@ class SteadyGradients:
         Returns:
             0; else what is not as it was.
         """
-        if how is not self.how:
-            if how.stages != self.how.stages:
+        if how is not self._of[0]:
+            if how.stages != self._of[0].stages:
                 return look.OTHER_STEP
             self._set(how)
         for place, (_, dtype, sweep) in enumerate(self._sweeps):
             if sweep.kernel.scalars:
-                _set_rows(sweep.kernel, sweep.rows, self.how, dtype)
+                _set_rows(sweep.kernel, sweep.rows, how, dtype)
             count = sweep.threads()
             if count > 1 or found.measures[place, 3] > 1:
                 found.measures[place, 2:] = parallel_address() if count > 1 else 0, count
@@ -123,7 +123,7 @@ class SteadyGradients:
         Raises:
             NotMeasured: Something is beyond usual numbers.
         """
-        known = self._known
+        _, known = self._of
         known.forget()
         separate = dict(known.separate)
         own = {"unscaling": separate.pop("unscaling")[0]} if "unscaling" in separate else {}

@@ -87,6 +87,12 @@ class Scaled:
         return 1 / number(scale)
 
 
+def forget_scale(optimizer: Any) -> None:
+    """Forget what a scaler said of a step, which failed."""
+    for name in ("grad_scale", "found_inf"):
+        vars(optimizer).pop(name, None)
+
+
 def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
     """A step that says what has become of it, and forgets what a scaler said of it, if it fails.
 
@@ -103,8 +109,7 @@ def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             if own.total != before and not own.begun:  # in one call, and interrupted after it
                 own.begun = (f"{TAKEN}.",)
-            for name in ("grad_scale", "found_inf"):
-                vars(optimizer).pop(name, None)
+            forget_scale(optimizer)
             optimizer._say(error)
             raise
 

@@ -28,9 +28,10 @@ from thalweg.core.steady import (
 from thalweg.engines import current
 from thalweg.ground.locks import importing
 from thalweg.ground.running import is_ours, replicas
-from thalweg.optim.columns import Column
+from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.scaled import forget_scale
 from thalweg.optim.steady_scalars import TensorFlowScalars, TorchScalars, hold
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
@@ -69,7 +70,10 @@ class SteadyStep:
     def of(optimizer: Any, part: Any, hooks: Any, places: Sequence[int]) -> SteadyStep | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         made = SteadyStep(optimizer, part, hooks)
-        return made if made._plan(optimizer, places) else None
+        try:
+            return made if made._plan(optimizer, places) else None
+        except ERRORS:  # such as of the options of a group that has no gradient
+            return None
 
     def _plan(self, optimizer: Any, places: Sequence[int]) -> bool:
         planned = self.part.kept.last
@@ -79,6 +83,8 @@ class SteadyStep:
         if not (is_repeatable(planned, self.hooks, how.stages) and self._is_plain(optimizer)):
             return False
         self._owners = owners = _owners_of(planned)
+        if not self._are_in_groups(owners, places):
+            return False
         gradients = optimizer._gradients(owners)
         if any(grad is None for grad in gradients) or not self._stands(planned, gradients, places):
             return False
@@ -123,6 +129,11 @@ class SteadyStep:
             and all(hold(part._options.get(place), self.groups[place]) for place in {*places})
             and stands(planned, gradients)
         )
+
+    def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
+        """Whether parameters are in the groups in which the last step found them."""
+        found = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
+        return [found.get(id(param)) for param in owners] == [*places]
 
     def _others(self, owners: Sequence[Tensor]) -> list[Tensor]:
         """Parameters that take no part in the step: they have no gradient."""
@@ -191,16 +202,25 @@ class SteadyStep:
         before = self.snapshot.taken
         try:
             with optimizer._own._lock:
-                return self._take(optimizer, vars(optimizer))
+                return self._take_or_forget(optimizer)
         except BaseException as error:
             say(error, [f"{TAKEN}."] if self.snapshot.taken != before else ())
+            raise
+
+    def _take_or_forget(self, optimizer: Any) -> bool:
+        try:
+            return self._take(optimizer, vars(optimizer))
+        except BaseException:  # what is kept may be half of one step, half of another
+            optimizer._own.forget_quick()
+            forget_scale(optimizer)
             raise
 
     def _take(self, optimizer: Any, own: dict[str, Any]) -> bool:
         if (
             type(optimizer) is not self._class
-            or own["param_groups"] is not self.groups
-            or own["state"] is not self.state
+            or optimizer._own.quick is not self  # another thread took a careful step
+            or own.get("param_groups") is not self.groups
+            or own.get("state") is not self.state
             or self.part.columns is not self.columns  # a careful step was planned anew
             or is_traced()
             or replicas() > 1
@@ -268,7 +288,19 @@ class SteadyStep:
                 beside = of_gradients[launch.dtype]
                 found = {place: {**own, **beside} for place, own in found.items()}
             launch.set_scalars(found)
-        return [hooks._next(column, self._places[0]) for column in self.columns]
+        return self._following()
+
+    def _following(self) -> list[Any] | None:
+        """What the numbers of parameters become; None if groups differ in one."""
+        found: list[Any] = []
+        for column in self.columns:
+            value = self.hooks._next(column, self._places[0])
+            if column.name != STEP:
+                for place in self._places[1:]:
+                    if self.hooks._next(column, place) != value:
+                        return None
+            found.append(value)
+        return found
 
     def _scalars_of(self, dtype: Dtype) -> dict[int, Any]:
         """The scalars of each place; the hooks have them, too, for the numbers that follow."""

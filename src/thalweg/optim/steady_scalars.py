@@ -12,6 +12,8 @@ from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
 from thalweg.optim.hooks import TorchHooks
 
+_HIGHEST = 1e30
+
 
 class TorchScalars:
     """The scalars of a group from one step to the next, as `TorchHooks.scalars_of` makes them."""
@@ -61,12 +63,12 @@ class TorchScalars:
 
 
 class TensorFlowScalars:
-    """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars` makes them."""
+    """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars_of` makes them."""
 
     def __init__(self, hooks: Any, place: int) -> None:
         self.place = place
         self._hooks = hooks
-        self._rule = hooks.rule()
+        self._rule = hooks.step_rule()
         self._read()
         self._is_made_anew = bool(hooks._optimizer._around.wrapping) or self._options.moves
 
@@ -85,7 +87,7 @@ class TensorFlowScalars:
     def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
         """The scalars of the step that follows, of a compute dtype."""
         if self._is_made_anew:
-            return self._hooks.scalars(dtype, self.place)
+            return self._hooks.scalars_of(dtype, self.place)
         if dtype not in self._hypers:
             self._hypers[dtype] = self._hooks.hypers(dtype, self.place)
         values, step = {**self._hypers[dtype], "is_first": dtype(0)}, 0
@@ -101,5 +103,6 @@ def hold(known: Options | None, group: Group) -> bool:
     """Whether a group has the options that it had, or another number for its rate."""
     if known is None or known.hold(group):
         return known is not None
-    is_number = type(group.get("lr")) in (float, int)
-    return is_number and not known.moves and known.hold_beside_rate(group)
+    rate: Any = group.get("lr")
+    is_usual = type(rate) in (float, int) and -_HIGHEST < rate < _HIGHEST  # else a step refuses it
+    return is_usual and not known.moves and known.hold_beside_rate(group)
