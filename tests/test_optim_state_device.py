@@ -182,7 +182,7 @@ def test_rows(device: Device, name: str) -> None:
 def test_runs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is updated and sent while the next is on its way; the bits are those of one."""
     sent: list[int] = []
-    real = far.Far.sending
+    real = far.Far.send_rows
 
     def sending(self: far.Far, rows: Any) -> Any:
         sent.append(len(sent))
@@ -456,7 +456,7 @@ def test_gradients_are_waited_for_before_they_are_read(monkeypatch: pytest.Monke
     part = far.FarPart(ReferencePart(asked), [], [Event()], [])
     monkeypatch.setattr(part, "_wait_calls", list)  # that of a GPU's events
     scalars = {"direction": 1.0, "weight_decay": 0.0, "step_size": -0.5}
-    for call in part.calls(Columns({np.float32: scalars}, {})):
+    for call in part.make_calls(Columns({np.float32: scalars}, {})):
         call()
     assert_same([param], [torch.full((3,), -0.5)])
 
