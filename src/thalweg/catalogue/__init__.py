@@ -127,9 +127,11 @@ def by_rule() -> dict[str, Named]:
 
 def torch_rules() -> dict[str, Rule]:
     """The rules of `thalweg.optim`, "optim:Adam" and the others; importing none of its classes."""
+    from thalweg.rules.modern import MODERN_RULES
     from thalweg.rules.torch import TORCH_RULES
 
-    return {OPTIM + rule.name.removeprefix("Torch"): rule for rule in TORCH_RULES}
+    own = (*TORCH_RULES, *MODERN_RULES)
+    return {OPTIM + rule.name.removeprefix("Torch"): rule for rule in own}
 
 
 @cache

@@ -32,18 +32,38 @@ from thalweg.optim.selecting import groups
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
     from thalweg.optim.lion import Lion
+    from thalweg.optim.modern import (
+        ADOPT,
+        AdamWCautiousDecay,
+        AdamWCoupled,
+        AdamWDecoupled,
+        AdamWIndependent,
+        Adan,
+        AdEMAMix,
+        LaProp,
+        NAdamW,
+    )
     from thalweg.optim.rule_optimizer import RuleOptimizer
 
 __all__ = [
+    "ADOPT",
     "ASGD",
     "SGD",
+    "AdEMAMix",
     "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "AdamWCautiousDecay",
+    "AdamWCoupled",
+    "AdamWDecoupled",
+    "AdamWIndependent",
     "Adamax",
+    "Adan",
+    "LaProp",
     "Lion",
     "NAdam",
+    "NAdamW",
     "RAdam",
     "RMSprop",
     "Rprop",
@@ -52,16 +72,32 @@ __all__ = [
     "groups",
     "tensorflow",
 ]
+_HOMES = {
+    "Lion": "lion",
+    "RuleOptimizer": "rule_optimizer",
+    **dict.fromkeys(
+        (
+            "ADOPT",
+            "AdEMAMix",
+            "AdamWCautiousDecay",
+            "AdamWCoupled",
+            "AdamWDecoupled",
+            "AdamWIndependent",
+            "Adan",
+            "LaProp",
+            "NAdamW",
+        ),
+        "modern",
+    ),
+}
 __all__ += [name for name in torch.optim.__all__ if name not in __all__]
 
 
 def __getattr__(name: str) -> Any:
     if name == "tensorflow":
         return importlib.import_module("thalweg.optim.tensorflow")
-    if name == "Lion":
-        return importlib.import_module("thalweg.optim.lion").Lion
-    if name == "RuleOptimizer":
-        return importlib.import_module("thalweg.optim.rule_optimizer").RuleOptimizer
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"thalweg.optim.{_HOMES[name]}"), name)
     if name.startswith("__"):
         raise AttributeError(f"module 'thalweg.optim' has no attribute {name!r}")
     return getattr(torch.optim, name)

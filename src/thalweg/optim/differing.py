@@ -119,7 +119,9 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place: int) -> list[str]:
+def of_options(
+    group: Group, wanted: Iterable[str], flags: Iterable[str], place: int, betas: int = 2
+) -> list[str]:
     """Why a step could not be taken with the options of a group.
 
     Args:
@@ -127,6 +129,7 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
         wanted: Those that a step reads.
         flags: Those that are looked at as true or false.
         place: The number of the group.
+        betas: How many there are.
     """
     found: list[str] = []
     for name in wanted:
@@ -136,8 +139,10 @@ def of_options(group: Group, wanted: Iterable[str], flags: Iterable[str], place:
         elif name in flags or name == "rule":  # which is compared apart
             continue
         elif name in PAIRS:
-            if not _is_pair(group[name]):
-                found.append(f"{what} is {_named(group[name])}, no pair of numbers")
+            count = betas if name == "betas" else 2
+            if not _are_numbers(group[name], count):
+                kind = "no pair of numbers" if count == 2 else "not three numbers"
+                found.append(f"{what} is {_named(group[name])}, {kind}")
         elif not is_number(group[name]):
             found.append(f"{what} is {_named(group[name])}, no number")
     for name in dict.fromkeys((*flags, *HOW)):
@@ -266,11 +271,11 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def _is_pair(value: Any) -> bool:
+def _are_numbers(value: Any, count: int) -> bool:
     if not isinstance(value, list | tuple):
         return False
     items = cast("list[Any]", value)
-    return len(items) == 2 and all(map(is_number, items))
+    return len(items) == count and all(map(is_number, items))
 
 
 def _named(value: Any) -> str:

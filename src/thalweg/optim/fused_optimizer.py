@@ -145,6 +145,7 @@ class FusedOptimizer(Scaled):
     state: Any
     param_groups: list[Group]
     defaults: dict[str, Any]
+    _betas: int = 2  # how many there are in a group
     _around: StepOptions = NONE
     _own: StepCache
     _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
@@ -243,7 +244,7 @@ class FusedOptimizer(Scaled):
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
         return [
-            *of_options(group, self._wanted_options(), self._flags, place),
+            *of_options(group, self._wanted_options(), self._flags, place, self._betas),
             *of_strange(group, self._strange_options(group), place),
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from operator import is_
 from typing import Any
 
@@ -23,6 +23,7 @@ PAIRS = {
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
+LAST_BETA = "last_beta"  # of the rules whose betas are three
 
 
 class Options:
@@ -97,7 +98,8 @@ def as_options(hypers: Mapping[str, Any]) -> Group:
     """Hyperparameters under the names that groups have for them."""
     found: Group = {}
     left = dict(hypers)
-    for key, names in PAIRS.items():
+    for key in PAIRS:
+        names = members_of(key, left)
         if all(name in left for name in names):
             found[key] = tuple(left.pop(name) for name in names)
     return {**{title_of(name): value for name, value in left.items()}, **found}
@@ -115,6 +117,12 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
     for name, value in found.items():
         check_scalar(title_of(name), value, "number or a tensor of shape ()")
     return found
+
+
+def members_of(key: str, hypers: Container[str]) -> tuple[str, ...]:
+    """The hyperparameters that stand in a group as one option, of a rule that has these."""
+    own = PAIRS[key]
+    return (*own, LAST_BETA) if key == "betas" and LAST_BETA in hypers else own
 
 
 def number(value: Any) -> float:
@@ -144,27 +152,35 @@ def _checked(name: str, value: Any) -> float:
     raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.")
 
 
-def named(group: Mapping[str, Any], rule: Rule | None = None) -> dict[str, Any]:
+def named(
+    group: Mapping[str, Any], rule: Rule | None = None, known: Container[str] = ()
+) -> dict[str, Any]:
     """Options of a group under the names that rules have for them.
 
     Args:
         group: The group.
         rule: Optional. What it does not read is the user's, whatever it is: `learning_rate` beside
             `lr`, or a pair.
+        known: Without a rule, the names of the hyperparameters there are.
 
     Raises:
         InvalidTypeError: What is to be a pair is none; names it.
     """
     found: dict[str, Any] = {}
-    read = group if rule is None else as_options({hyper.name: None for hyper in rule.hypers})
+    read = group
+    if rule is not None:
+        known = [hyper.name for hyper in rule.hypers]
+        read = as_options(dict.fromkeys(known))
     for key, value in group.items():  # in their order: where two stand for one, the later counts
         if key not in read:
             continue
         if key in PAIRS:
+            names = members_of(key, known)
             try:
-                found.update(zip(PAIRS[key], value, strict=True))
+                found.update(zip(names, value, strict=True))
             except (TypeError, ValueError):
-                raise InvalidTypeError(f"{key} must be a pair of numbers, not {value!r}.") from None
+                what = "a pair of numbers" if len(names) == 2 else "three numbers"
+                raise InvalidTypeError(f"{key} must be {what}, not {value!r}.") from None
         else:
             found[_NAMES.get(key, key)] = value
     return found

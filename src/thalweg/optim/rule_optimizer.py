@@ -25,7 +25,7 @@ from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import PAIRS, as_options, hypers_of, named, number, title_of
+from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named, number, title_of
 from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
@@ -109,7 +109,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {shown(capturable)}.")
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
-        given = named(hypers if lr is None else {"lr": lr, **hypers})
+        given = named(hypers if lr is None else {"lr": lr, **hypers}, known=own)
         for name in given:
             if name not in own:
                 near = did_you_mean(title_of(name), map(title_of, own))
@@ -247,6 +247,14 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
+    @property
+    def _betas(self) -> int:
+        return len(members_of("betas", self._hypers))
+
+    @property
+    def _hypers(self) -> set[str]:
+        return {hyper.name for hyper in self.rule.hypers}
+
     def _wanted_options(self) -> Sequence[str]:
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
@@ -256,8 +264,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         for name in self._decided:
             if name in group and name not in own:
                 found[name] = f"but the constructor of {kind} decides it for all groups"
-        for name in {hyper.name for hyper in self.rule.hypers} & group.keys() - set(own):
-            title = next((key for key, names in PAIRS.items() if name in names), title_of(name))
+        for name in self._hypers & group.keys() - set(own):
+            pairs = (key for key in PAIRS if name in members_of(key, self._hypers))
+            title = next(pairs, title_of(name))
             found[name] = f"which groups of {kind} call {title!r}"
         for name in _OF_OTHERS:
             if name not in (*own, *found) and group.get(name):

@@ -3,7 +3,9 @@
 # Torch's that have another name here.
 _LIKE = {
     "adamw": "Adam", "nadam": "Nadam", "radam": "Adam", "sparseadam": "Adam", "asgd": "SGD",
-    "rprop": "Adam", "muon": "Adamax", "adafactor": "Adamax",
+    "rprop": "Adam", "muon": "Adamax", "adafactor": "Adamax", "adamwcoupled": "Adam",
+    "adamwdecoupled": "Adam", "adamwindependent": "Adam", "adamwcautiousdecay": "Adam",
+    "nadamw": "Adam", "laprop": "Adam", "ademamix": "Adam", "adopt": "Adam", "adan": "Adamax",
 }  # fmt: skip
 
 

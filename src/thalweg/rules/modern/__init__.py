@@ -1,0 +1,38 @@
+"""The rules of now, one file each, in the order of operations of the packages that authors use.
+
+`LION` is that of `thalweg.rules.torch`. Their classes of torch's kind are in `thalweg.optim`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.formula import Rule
+from thalweg.ground.lazily import offered
+
+MODERN_RULES: tuple[Rule, ...]
+
+# The file of each rule, which is imported when the rule is asked for.
+_HOMES = {
+    "ADAMW_COUPLED": "adamw_coupled",
+    "ADAMW_DECOUPLED": "adamw_decoupled",
+    "ADAMW_INDEPENDENT": "adamw_independent",
+    "ADAMW_CAUTIOUS_DECAY": "adamw_cautious_decay",
+    "NADAMW": "nadamw",
+    "LAPROP": "laprop",
+    "ADEMAMIX": "ademamix",
+    "ADOPT": "adopt",
+    "ADAN": "adan",
+}
+__all__ = ["MODERN_RULES", "Rule", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Rule:
+    if name != "MODERN_RULES":
+        return offered(__name__, _HOMES, name)
+    found: Any = tuple(offered(__name__, _HOMES, each) for each in _HOMES)
+    return globals().setdefault(name, found)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

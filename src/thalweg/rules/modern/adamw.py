@@ -1,0 +1,53 @@
+"""What the four AdamW rules have in common, which differ in their weight decay."""
+
+from thalweg.formula import Hyper, Rule
+from thalweg.rules.modern.arithmetic import (
+    BETA1,
+    BETA2,
+    EPSILON,
+    LEARNING_RATE,
+    MEAN,
+    SQUARE,
+    corrections,
+    lerp,
+    mean_square,
+    root_of,
+)
+
+
+def as_it_is(value, other, learning_rate, weight_decay):
+    """A gradient, or a variable, without decay."""
+    return value
+
+
+def adamw(name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
+    """A rule from where the decay goes.
+
+    Args:
+        name: The rule's name.
+        decay: What its `weight_decay` says of itself.
+        grad_of: The gradient with the decay: of (grad, var, learning_rate, weight_decay).
+        shrunk: The variable with the decay: of (var, step, learning_rate, weight_decay).
+        source, differs: As those of a `Rule`.
+    """
+
+    def update(
+        var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, epsilon, weight_decay,
+        mean_correction, root_correction,
+    ):  # fmt: skip
+        grad = grad_of(grad, var, learning_rate, weight_decay)
+        exp_avg = lerp(exp_avg, grad, 1 - beta1)
+        exp_avg_sq = mean_square(exp_avg_sq, grad, beta2)
+        step = exp_avg / root_of(exp_avg_sq, root_correction, epsilon)
+        var = shrunk(var, step, learning_rate, weight_decay)
+        return var - learning_rate / mean_correction * step, exp_avg, exp_avg_sq
+
+    return Rule(
+        name=name,
+        update=update,
+        prepare=corrections,
+        hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, Hyper("weight_decay", 0.01, decay)),
+        slots=(MEAN, SQUARE),
+        source=source,
+        differs=differs,
+    )

@@ -1,0 +1,18 @@
+"""Adam with coupled decay: the gradient has its share of the variable, as a penalty's has."""
+
+from thalweg.formula import where
+from thalweg.rules.modern.adamw import adamw
+
+
+def grad_of(grad, var, learning_rate, weight_decay):
+    """As it is where the decay is 0, however large the variable."""
+    return where(weight_decay != 0, grad + weight_decay * var, grad)
+
+
+ADAMW_COUPLED = adamw(
+    "AdamWCoupled",
+    "share of the variable that is added to its gradient",
+    grad_of=grad_of,
+    source="Kingma & Ba 2015; https://arxiv.org/abs/1412.6980",
+    differs="The formula of torch.optim.Adam, for comparison with the other decays.",
+)

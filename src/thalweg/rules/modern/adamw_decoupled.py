@@ -1,0 +1,17 @@
+"""AdamW with decoupled decay: the variable shrinks, by the rate times the decay."""
+
+from thalweg.rules.modern.adamw import adamw
+
+
+def shrunk(var, step, learning_rate, weight_decay):
+    """All elements, whichever way they move."""
+    return var * (1 - learning_rate * weight_decay)
+
+
+ADAMW_DECOUPLED = adamw(
+    "AdamWDecoupled",
+    "share of the variable that it loses, times the rate",
+    shrunk=shrunk,
+    source="Loshchilov & Hutter 2019; https://arxiv.org/abs/1711.05101",
+    differs="The formula of torch.optim.AdamW, for comparison with the other decays.",
+)

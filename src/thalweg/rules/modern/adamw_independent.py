@@ -1,0 +1,17 @@
+"""AdamW with independent decay: the variable shrinks by the decay alone, whatever the rate."""
+
+from thalweg.rules.modern.adamw import adamw
+
+
+def shrunk(var, step, learning_rate, weight_decay):
+    """A schedule of the rate leaves the decay as it is."""
+    return var * (1 - weight_decay)
+
+
+ADAMW_INDEPENDENT = adamw(
+    "AdamWIndependent",
+    "share of the variable that it loses in a step",
+    shrunk=shrunk,
+    source="Loshchilov & Hutter 2019; Wortsman et al. 2023, https://arxiv.org/abs/2309.14322",
+    differs="torch.optim.AdamW multiplies the decay by the rate; here it is what it says.",
+)

@@ -1,0 +1,103 @@
+"""What the rules of now are compared with their authors' packages on: cases, values, rates.
+
+`tools/record_modern.py` gives it to those packages, and tests to the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+STEPS = 40
+SHAPES = ((), (7,), (24, 16), (16, 24), (6, 8, 3, 3), (300, 5))
+DECAYS = (0.0, 0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A class of `thalweg.optim`, and what its authors call it.
+
+    Attributes:
+        cls: The class of `thalweg.optim`.
+        package: Package and class; "formula" has the formula of the recorder, in float64.
+        lr: The largest rate of the schedule.
+        ours: Arguments of our class beside rate and decay.
+        theirs: Likewise of theirs, where these are others.
+    """
+
+    cls: str
+    package: str
+    lr: float = 0.01
+    ours: dict[str, Any] = field(default_factory=dict)
+    theirs: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        own = "-".join(f"{key}={value}" for key, value in self.ours.items())
+        return f"{self.cls}-{own}" if own else self.cls
+
+    def arguments(self, decay: float, own: bool) -> dict[str, Any]:
+        """Those of our class, or of theirs."""
+        given = self.ours if own or self.theirs is None else self.theirs
+        return {"lr": self.lr, "weight_decay": decay, **given}
+
+
+CASES = (
+    Case("Lion", "lion_pytorch:Lion"),
+    Case("AdamWCoupled", "torch.optim:Adam"),
+    Case("AdamWDecoupled", "torch.optim:AdamW"),
+    Case("AdamWIndependent", "formula:AdamWIndependent"),
+    Case("AdamWCautiousDecay", "formula:AdamWCautiousDecay"),
+    Case("NAdamW", "timm.optim:NAdamW"),
+    Case("LaProp", "timm.optim:LaProp"),
+    Case("AdEMAMix", "pytorch_optimizer:AdEMAMix", theirs={"weight_decouple": True}),
+    Case("ADOPT", "timm.optim:Adopt", theirs={"clip_exp": 0.25}),
+    Case("ADOPT", "timm.optim:Adopt", ours={"clip_exp": 0.333, "decoupled": True}),
+    Case("Adan", "timm.optim:Adan"),
+    Case("Adan", "timm.optim:Adan", ours={"no_prox": True}),
+)
+TABLE = {f"{case.name}-{decay}": (case, decay) for case in CASES for decay in DECAYS}
+
+
+def params_of(dtype: torch.dtype) -> list[Tensor]:
+    """Parameters of each shape, whole numbers over 64 in [-2, 2]."""
+    return [_values(shape, 1000 + place, 64.0).to(dtype).requires_grad_()
+            for place, shape in enumerate(SHAPES)]  # fmt: skip
+
+
+def gradients_of(step: int, dtype: torch.dtype) -> list[Tensor]:
+    """Gradients of each shape; every third step has larger ones."""
+    scale = 32.0 if step % 3 == 0 else 256.0
+    return [_values(shape, 17 * step + place, scale).to(dtype)
+            for place, shape in enumerate(SHAPES)]  # fmt: skip
+
+
+def rate(step: int, lr: float) -> float:
+    """The rate of a step, from 0: it rises for five steps and falls from there."""
+    return lr * min(1.0, (step + 1) / 5) * (1 - step / (2 * STEPS))
+
+
+def train(made: Any, params: list[Tensor], lr: float) -> list[Tensor]:
+    """The parameters after all steps."""
+    for step in range(STEPS):
+        for group in made.param_groups:
+            group["lr"] = rate(step, lr)
+        own = gradients_of(step, params[0].dtype)
+        for param, grad in zip(params, own, strict=True):
+            param.grad = grad
+        made.step()
+    return [param.detach() for param in params]
+
+
+def _values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:
+    # Whole numbers of a linear congruence, the same with every version of every package.
+    count = int(np.prod(shape, dtype=np.int64))
+    mixed = (np.arange(count, dtype=np.uint64) + np.uint64(1000003 * (seed + 1))) * np.uint64(
+        6364136223846793005
+    )
+    whole = (mixed >> np.uint64(40)) % np.uint64(257)
+    return torch.from_numpy((whole.astype(np.float32) - 128) / scale).reshape(shape)

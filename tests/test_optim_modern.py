@@ -1,0 +1,146 @@
+"""The rules of now beside what their authors' packages have made of the same gradients."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from modern_inputs import CASES, TABLE, Case, gradients_of, params_of, train
+from rulebook import assert_same
+from thalweg import optim
+from thalweg.errors import CheckpointMismatchError, InvalidTypeError
+
+GOLDENS = Path(__file__).parent / "goldens" / "modern.npz"
+BOUND = 1e-5  # of the movement
+BITS = ("Lion",)  # whose operations are those of their package, one by one
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def flat(params: Any) -> Any:
+    return torch.cat([each.detach().float().ravel() for each in params])
+
+
+def made_of(case: Case, params: Any, decay: float = 0.1, **options: Any) -> Any:
+    return getattr(optim, case.cls)(params, **case.arguments(decay, own=True), **options)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_as_the_authors_package(name: str) -> None:
+    case, decay = TABLE[name]
+    start, params = params_of(torch.float32), params_of(torch.float32)
+    got = flat(train(made_of(case, params, decay), params, case.lr))
+    wanted = torch.from_numpy(np.load(GOLDENS)[name])
+    if case.cls in BITS:
+        assert_same([got], [wanted])
+    movement = (wanted - flat(start)).norm()
+    assert (got - wanted).norm() <= BOUND * movement
+
+
+def steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) -> Any:
+    params = params_of(dtype)
+    made = made_of(case, params, **options)
+    for step in range(count):
+        for param, grad in zip(params, gradients_of(step, dtype), strict=True):
+            # The last has no gradient at first, and the third has none in between.
+            own = (param is params[-1] and step == 0) or (param is params[2] and step == 2)
+            param.grad = None if own else grad
+        made.step()
+    return params, made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip_grad_norm": 0.5},
+        {"clip_grad_value": 0.125},
+        {"masters": True},
+        {"ema_decay": 0.9},
+        {"lookahead": 2},
+        {"accumulate": 2},
+        {"state_dtype": torch.float64},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_case
+def test_engines_agree_under_every_option(
+    case: Case, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    both: list[Any] = []
+    for engine in ("cpu", "reference"):
+        with thalweg.engine(engine):
+            params, made = steps(case, dtype, **options)
+        own = [made.state[param] for param in params]
+        kept = [each for state in own for each in state.values() if isinstance(each, torch.Tensor)]
+        both.append([*(param.detach() for param in params), *kept])
+    assert_same(*both)
+
+
+@each_case
+def test_a_training_goes_on_from_its_state(case: Case) -> None:
+    params, made = steps(case, torch.float32)
+    copies = [param.detach().clone().requires_grad_() for param in params]
+    other = made_of(case, copies)
+    other.load_state_dict(copy.deepcopy(made.state_dict()))
+    for own, each in ((params, made), (copies, other)):
+        for param, grad in zip(own, gradients_of(4, torch.float32), strict=True):
+            param.grad = grad
+        each.step()
+    assert_same([each.detach() for each in params], [each.detach() for each in copies])
+
+
+@each_case
+def test_a_parameter_begins_when_it_has_a_gradient(case: Case) -> None:
+    """Whatever the others have done before."""
+    late, alone = params_of(torch.float32)[2:4], params_of(torch.float32)[2:4]
+    made, other = made_of(case, late), made_of(case, alone[1:])
+    for step in range(6):
+        late[0].grad, grad = gradients_of(step, torch.float32)[2:4]
+        late[1].grad = grad if step >= 3 else None
+        made.step()
+        if step >= 3:
+            alone[1].grad = late[1].grad
+            other.step()
+    assert_same([late[1].detach()], [alone[1].detach()])
+
+
+@each_case
+def test_what_is_refused(case: Case) -> None:
+    params = params_of(torch.float32)
+    for given in ({"lr": -1.0}, {"weight_decay": -0.5}, {"betas": (1.0, 0.9, 0.9)}):
+        with pytest.raises(ValueError, match="Invalid"):
+            getattr(optim, case.cls)(params, **given)
+    params[2].grad = torch.ones(24, 16).to_sparse()
+    with pytest.raises(RuntimeError, match=f"{case.cls} does not support sparse gradients"):
+        made_of(case, params).step()
+
+
+def test_betas_are_as_many_as_the_rule_has() -> None:
+    params = params_of(torch.float32)
+    made, pair = optim.Adan(params), optim.NAdamW(params_of(torch.float32))
+    assert made.param_groups[0]["betas"] == (0.98, 0.92, 0.99)
+    for each, betas in ((made, (0.9, 0.9)), (pair, (0.9, 0.9, 0.9))):
+        saved = each.state_dict()
+        saved["param_groups"][0]["betas"] = betas
+        with pytest.raises(CheckpointMismatchError, match="numbers"):
+            each.load_state_dict(saved)
+    for param, grad in zip(params, gradients_of(0, torch.float32), strict=True):
+        param.grad = grad
+    made.param_groups[0]["betas"] = (0.9, 0.9)
+    with pytest.raises(InvalidTypeError, match="betas must be three numbers"):
+        made.step()
+
+
+def test_what_no_engine_takes_is_refused_by_name() -> None:
+    (param,) = params = [torch.zeros(3, device="meta", requires_grad=True)]
+    param.grad = torch.zeros(3, device="meta")
+    with pytest.raises(NotImplementedError, match="NAdamW takes steps on tensors of the CPU"):
+        optim.NAdamW(params).step()

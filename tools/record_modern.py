@@ -1,0 +1,110 @@
+"""Record what authors' packages make of the cases of `tests/modern_inputs.py`.
+
+    python tools/record_modern.py tests/goldens/modern.npz
+
+needs torch, lion-pytorch, timm and pytorch-optimizer, of the versions in VERSIONS, and none of this
+library. What no package has is written out below in float64. The parameters after all steps are
+kept, in float32 each.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from modern_inputs import TABLE, Case, params_of, train
+
+VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1.0"}
+
+
+class Formula(torch.optim.Optimizer):
+    """A paper's step in float64, and a parameter of float32 that is rounded at the end."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float, betas: Any = (0.9, 0.999),
+                 eps: float = 1e-8) -> None:  # fmt: skip
+        own = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        super().__init__(params, own)
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take a step."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                own = self.state[param]
+                own.setdefault("t", 0)
+                own.setdefault("var", param.double())
+                own["t"] += 1
+                own["var"] = self.update(own["var"], param.grad.double(), own, **group)
+                param.copy_(own["var"])
+
+    def adam(self, grad: Tensor, own: Any, betas: Any, eps: float) -> Tensor:
+        """Adam's direction."""
+        t, zero = own["t"], torch.zeros_like(grad)
+        own["m"] = betas[0] * own.get("m", zero) + (1 - betas[0]) * grad
+        own["v"] = betas[1] * own.get("v", zero) + (1 - betas[1]) * grad * grad
+        root = (own["v"] / (1 - betas[1] ** t)).sqrt() + eps
+        return own["m"] / (1 - betas[0] ** t) / root
+
+    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
+        """The variable after a step."""
+        raise NotImplementedError
+
+
+class AdamWIndependent(Formula):
+    """Wortsman et al. 2023."""
+
+    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
+        step = self.adam(grad, own, group["betas"], group["eps"])
+        return var - group["weight_decay"] * var - group["lr"] * step
+
+
+class AdamWCautiousDecay(Formula):
+    """Chen et al. 2025."""
+
+    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
+        step = self.adam(grad, own, group["betas"], group["eps"])
+        mask = (step * var > 0).double()
+        return var - group["lr"] * (step + group["weight_decay"] * mask * var)
+
+
+def class_of(case: Case) -> Any:
+    """The authors' class."""
+    package, name = case.package.split(":")
+    return globals()[name] if package == "formula" else getattr(import_module(package), name)
+
+
+def without_vision() -> None:
+    """Have timm's optimizers without its models, which need torchvision."""
+    spec = import_module("importlib.util").find_spec("timm")
+    found: Any = ModuleType("timm")
+    found.__path__ = list(spec.submodule_search_locations)
+    models: Any = ModuleType("timm.models")
+    models.group_parameters = None
+    sys.modules |= {"timm": found, "timm.models": models}
+
+
+def main(path: str) -> None:
+    for package, wanted in VERSIONS.items():
+        if version(package) != wanted:
+            raise SystemExit(f"{package} is {version(package)}, not {wanted}")
+    without_vision()
+    kept: dict[str, Any] = {}
+    for name, (case, decay) in TABLE.items():
+        params = params_of(torch.float32)
+        made = class_of(case)(params, **case.arguments(decay, own=False))
+        found = train(made, params, case.lr)
+        kept[name] = np.concatenate([each.numpy().ravel() for each in found])
+    np.savez_compressed(path, **kept)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
