@@ -27,6 +27,7 @@ class Case:
         lr: The largest rate of the schedule.
         ours: Arguments of our class beside rate and decay.
         theirs: Likewise of theirs, where these are others.
+        decays: Those it is tried with; one alone where it has none.
     """
 
     cls: str
@@ -34,6 +35,7 @@ class Case:
     lr: float = 0.01
     ours: dict[str, Any] = field(default_factory=dict)
     theirs: dict[str, Any] | None = None
+    decays: tuple[float, ...] = DECAYS
 
     @property
     def name(self) -> str:
@@ -43,7 +45,8 @@ class Case:
     def arguments(self, decay: float, own: bool) -> dict[str, Any]:
         """Those of our class, or of theirs."""
         given = self.ours if own or self.theirs is None else self.theirs
-        return {"lr": self.lr, "weight_decay": decay, **given}
+        own_decay = {"weight_decay": decay} if len(self.decays) > 1 else {}
+        return {"lr": self.lr, **own_decay, **given}
 
 
 CASES = (
@@ -59,8 +62,18 @@ CASES = (
     Case("ADOPT", "timm.optim:Adopt", ours={"clip_exp": 0.333, "decoupled": True}),
     Case("Adan", "timm.optim:Adan"),
     Case("Adan", "timm.optim:Adan", ours={"no_prox": True}),
+    Case("CautiousAdamW", "timm.optim:AdamWLegacy", theirs={"caution": True}),
+    Case("StableAdamW", "pytorch_optimizer:StableAdamW"),
+    Case("LAMB", "timm.optim:Lamb", theirs={"max_grad_norm": None}),
+    Case(
+        "LAMB",
+        "timm.optim:Lamb",
+        ours={"always_adapt": True, "trust_clip": True},
+        theirs={"always_adapt": True, "trust_clip": True, "max_grad_norm": None},
+    ),
+    Case("AdamH", "formula:AdamH", decays=(0.0,)),
 )
-TABLE = {f"{case.name}-{decay}": (case, decay) for case in CASES for decay in DECAYS}
+TABLE = {f"{case.name}-{decay}": (case, decay) for case in CASES for decay in case.decays}
 
 
 def params_of(dtype: torch.dtype) -> list[Tensor]:

@@ -17,7 +17,7 @@ from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, InvalidTypeError
 
 GOLDENS = Path(__file__).parent / "goldens" / "modern.npz"
-BOUND = 1e-5  # of the movement
+BOUND = 5e-6  # of the movement
 BITS = ("Lion",)  # whose operations are those of their package, one by one
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -115,7 +115,8 @@ def test_a_parameter_begins_when_it_has_a_gradient(case: Case) -> None:
 @each_case
 def test_what_is_refused(case: Case) -> None:
     params = params_of(torch.float32)
-    for given in ({"lr": -1.0}, {"weight_decay": -0.5}, {"betas": (1.0, 0.9, 0.9)}):
+    wrong: list[dict[str, Any]] = [{"lr": -1.0}, {"betas": (1.0, 0.9, 0.9)}]
+    for given in wrong + [{"weight_decay": -0.5}] * (len(case.decays) > 1):
         with pytest.raises(ValueError, match="Invalid"):
             getattr(optim, case.cls)(params, **given)
     params[2].grad = torch.ones(24, 16).to_sparse()

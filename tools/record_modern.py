@@ -21,7 +21,12 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from modern_inputs import TABLE, Case, params_of, train
+from modern_inputs import (  # pyright: ignore[reportMissingImports]
+    TABLE,
+    Case,
+    params_of,
+    train,
+)
 
 VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1.0"}
 
@@ -29,7 +34,7 @@ VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1
 class Formula(torch.optim.Optimizer):
     """A paper's step in float64, and a parameter of float32 that is rounded at the end."""
 
-    def __init__(self, params: Any, lr: float, weight_decay: float, betas: Any = (0.9, 0.999),
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, betas: Any = (0.9, 0.999),
                  eps: float = 1e-8) -> None:  # fmt: skip
         own = {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         super().__init__(params, own)
@@ -74,6 +79,15 @@ class AdamWCautiousDecay(Formula):
         step = self.adam(grad, own, group["betas"], group["eps"])
         mask = (step * var > 0).double()
         return var - group["lr"] * (step + group["weight_decay"] * mask * var)
+
+
+class AdamH(Formula):
+    """Hyperball, 2026: a step of the variable's length times the rate, and back to the sphere."""
+
+    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
+        step = self.adam(grad, own, group["betas"], group["eps"])
+        moved = var - group["lr"] * var.norm() * step / step.norm()
+        return moved * var.norm() / moved.norm()
 
 
 def class_of(case: Case) -> Any:

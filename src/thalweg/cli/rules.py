@@ -107,6 +107,8 @@ def _print_code(console: Console, text: str) -> Any:
 
 def sparse_words(rule: Rule) -> str:
     """What the rule does with a sparse gradient, in a few words."""
+    if rule.is_whole:
+        return "all rows, made dense"
     words = "touched rows" if rule.update_untouched is None else "all rows"
     if rule.duplicates == "successive":
         words += ", one by one"

@@ -119,7 +119,9 @@ def columns_of(
         for name, value in values.items()
         if value != shared[dtype][name]
     }
-    separate = {name: np.array([found[key][name] for key in own], np.float64) for name in differing}
+    separate = {
+        name: np.array([key[0](found[key][name]) for key in own], np.float64) for name in differing
+    }
     return Columns(shared, separate)
 
 
@@ -159,7 +161,7 @@ def per_variable(
     dtypes = [compute_dtype(var.dtype) for var in variables]
     for members in _in_turn(variables, dtypes):
         dtype = dtypes[members[0]]
-        given: dict[str, Any] = {**columns.shared[dtype]}
+        given = vectors.rounded(columns.shared[dtype], dtype)
         for name, each in columns.separate.items():
             given[name] = vectors.round_to(vectors.pick_members(each, members), dtype, there)
         given |= {name: vectors.pick_members(each, members) for name, each in measures.items()}

@@ -274,7 +274,10 @@ class GradientStats:
         if formula not in self._sums:
             wanted = tuple(dict.fromkeys((*self._wanted, formula)))
             how, columns = self._how, self._columns
-            shared = {dtype: {**own, **how.shared(dtype)} for dtype, own in columns.shared.items()}
+            shared = {
+                dtype: {**vectors.rounded(own, dtype), **how.shared(dtype)}
+                for dtype, own in columns.shared.items()
+            }
             separate = columns.separate
             if how.unscaling is not None:
                 separate = {**separate, "unscaling": how.unscaling}

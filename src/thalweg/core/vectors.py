@@ -5,7 +5,7 @@ Nobody waits for the device. `there` is the device, None for the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,3 +130,8 @@ def as_slot(value: Any, slot: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value.to(slot.dtype)
     return torch.tensor(value, dtype=slot.dtype)
+
+
+def rounded(values: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
+    """Scalars with Python's numbers among them, which kernels would round, in the compute dtype."""
+    return {n: dtype(each) if isinstance(each, float | int) else each for n, each in values.items()}

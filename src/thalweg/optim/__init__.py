@@ -34,25 +34,31 @@ if TYPE_CHECKING:
     from thalweg.optim.lion import Lion
     from thalweg.optim.modern import (
         ADOPT,
+        LAMB,
+        AdamH,
         AdamWCautiousDecay,
         AdamWCoupled,
         AdamWDecoupled,
         AdamWIndependent,
         Adan,
         AdEMAMix,
+        CautiousAdamW,
         LaProp,
         NAdamW,
+        StableAdamW,
     )
     from thalweg.optim.rule_optimizer import RuleOptimizer
 
 __all__ = [
     "ADOPT",
     "ASGD",
+    "LAMB",
     "SGD",
     "AdEMAMix",
     "Adadelta",
     "Adagrad",
     "Adam",
+    "AdamH",
     "AdamW",
     "AdamWCautiousDecay",
     "AdamWCoupled",
@@ -60,6 +66,7 @@ __all__ = [
     "AdamWIndependent",
     "Adamax",
     "Adan",
+    "CautiousAdamW",
     "LaProp",
     "Lion",
     "NAdam",
@@ -69,6 +76,7 @@ __all__ = [
     "Rprop",
     "RuleOptimizer",
     "SparseAdam",
+    "StableAdamW",
     "groups",
     "tensorflow",
 ]
@@ -79,6 +87,10 @@ _HOMES = {
         (
             "ADOPT",
             "AdEMAMix",
+            "StableAdamW",
+            "LAMB",
+            "CautiousAdamW",
+            "AdamH",
             "AdamWCautiousDecay",
             "AdamWCoupled",
             "AdamWDecoupled",

@@ -19,14 +19,18 @@ ThreeBetas = tuple[Rate, Rate, Rate]
 
 __all__ = [
     "ADOPT",
+    "LAMB",
     "AdEMAMix",
+    "AdamH",
     "AdamWCautiousDecay",
     "AdamWCoupled",
     "AdamWDecoupled",
     "AdamWIndependent",
     "Adan",
+    "CautiousAdamW",
     "LaProp",
     "NAdamW",
+    "StableAdamW",
 ]
 
 
@@ -326,3 +330,125 @@ class Adan(FusedTorchOptimizer, AdanArguments):
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
         return rules.ADAN
+
+
+class CautiousAdamWArguments(Arguments):
+    """What `CautiousAdamW` is given."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+
+class CautiousAdamW(FusedTorchOptimizer, CautiousAdamWArguments):
+    """AdamW, whose elements do not move against their gradients, and the others the more.
+
+    Source: Liang et al. 2024, https://arxiv.org/abs/2411.16085; timm.optim.AdamWLegacy
+    """
+
+    _torch = CautiousAdamWArguments
+    _sparse = "CautiousAdamW does not support sparse gradients"
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        return rules.CAUTIOUS_ADAMW
+
+
+class StableAdamWArguments(Arguments):
+    """What `StableAdamW` is given."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 1e-3,
+        betas: Betas = (0.9, 0.99),
+        weight_decay: float = 1e-2,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, eps=eps)
+
+
+class StableAdamW(FusedTorchOptimizer, StableAdamWArguments):
+    """AdamW, whose rate is smaller for a parameter whose gradients outgrow their root.
+
+    Source: Wortsman et al. 2023, https://arxiv.org/abs/2304.13013
+    """
+
+    _torch = StableAdamWArguments
+    _sparse = "StableAdamW does not support sparse gradients"
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        return rules.STABLE_ADAMW
+
+
+class LAMBArguments(Arguments):
+    """What `LAMB` is given."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        trust_clip: bool = False,
+        always_adapt: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            trust_clip=trust_clip,
+            always_adapt=always_adapt,
+        )
+
+
+class LAMB(FusedTorchOptimizer, LAMBArguments):
+    """Adam, whose steps are as long as their parameters, times the rate.
+
+    Parameters without decay take Adam's step, unless `always_adapt`; with `trust_clip` no step is
+    longer than Adam's. Others clip the norm of gradients to 1 first: `clip_grad_norm=1.0`.
+
+    Source: You et al. 2019, https://arxiv.org/abs/1904.00962; timm.optim.Lamb
+    """
+
+    _torch = LAMBArguments
+    _sparse = "LAMB does not support sparse gradients"
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        return rules.LAMB
+
+
+class AdamHArguments(Arguments):
+    """What `AdamH` is given."""
+
+    def __init__(
+        self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps)
+
+
+class AdamH(FusedTorchOptimizer, AdamHArguments):
+    """Adam on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
+
+    A parameter of zeros takes Adam's step, and is on the sphere that this leads to from then on.
+
+    Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
+    """
+
+    _torch = AdamHArguments
+    _sparse = "AdamH does not support sparse gradients"
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        return rules.ADAMH

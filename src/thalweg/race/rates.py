@@ -6,6 +6,7 @@ _LIKE = {
     "rprop": "Adam", "muon": "Adamax", "adafactor": "Adamax", "adamwcoupled": "Adam",
     "adamwdecoupled": "Adam", "adamwindependent": "Adam", "adamwcautiousdecay": "Adam",
     "nadamw": "Adam", "laprop": "Adam", "ademamix": "Adam", "adopt": "Adam", "adan": "Adamax",
+    "cautiousadamw": "Adam", "stableadamw": "Adam", "lamb": "Adamax", "adamh": "Adamax",
 }  # fmt: skip
 
 

@@ -23,6 +23,10 @@ _HOMES = {
     "ADEMAMIX": "ademamix",
     "ADOPT": "adopt",
     "ADAN": "adan",
+    "CAUTIOUS_ADAMW": "cautious_adamw",
+    "STABLE_ADAMW": "stable_adamw",
+    "LAMB": "lamb",
+    "ADAMH": "adamh",
 }
 __all__ = ["MODERN_RULES", "Rule", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

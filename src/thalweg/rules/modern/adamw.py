@@ -1,18 +1,7 @@
 """What the four AdamW rules have in common, which differ in their weight decay."""
 
 from thalweg.formula import Hyper, Rule
-from thalweg.rules.modern.arithmetic import (
-    BETA1,
-    BETA2,
-    EPSILON,
-    LEARNING_RATE,
-    MEAN,
-    SQUARE,
-    corrections,
-    lerp,
-    mean_square,
-    root_of,
-)
+from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
 def as_it_is(value, other, learning_rate, weight_decay):
@@ -32,12 +21,12 @@ def adamw(name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
     """
 
     def update(
-        var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, epsilon, weight_decay,
-        mean_correction, root_correction,
+        var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, mean_weight,
+        square_weight, mean_correction, root_correction,
     ):  # fmt: skip
         grad = grad_of(grad, var, learning_rate, weight_decay)
-        exp_avg = lerp(exp_avg, grad, 1 - beta1)
-        exp_avg_sq = mean_square(exp_avg_sq, grad, beta2)
+        exp_avg = lerp(exp_avg, grad, mean_weight)
+        exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
         step = exp_avg / root_of(exp_avg_sq, root_correction, epsilon)
         var = shrunk(var, step, learning_rate, weight_decay)
         return var - learning_rate / mean_correction * step, exp_avg, exp_avg_sq
@@ -46,8 +35,8 @@ def adamw(name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
         name=name,
         update=update,
         prepare=corrections,
-        hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, Hyper("weight_decay", 0.01, decay)),
-        slots=(MEAN, SQUARE),
+        hypers=(*hypers()[:-1], Hyper("weight_decay", 0.01, decay)),
+        slots=SLOTS,
         source=source,
         differs=differs,
     )

@@ -1,52 +1,42 @@
 """ADOPT: gradients are divided by the root that was before them (Taniguchi et al. 2024)."""
 
-from dataclasses import replace
-
 from thalweg.formula import Hyper, Rule, maximum, minimum, sqrt, where
-from thalweg.rules.modern.arithmetic import (
-    BETA1,
-    BETA2,
-    EPSILON,
-    LEARNING_RATE,
-    MEAN,
-    SQUARE,
-    WEIGHT_DECAY,
-    lerp,
-    mean_square,
-)
+from thalweg.rules.modern.arithmetic import SLOTS, hypers, lerp, mean_square, weights
 from thalweg.rules.torch.arithmetic import as_read
 
 
-def prepare(*, t, clip_exp):
+def prepare(*, beta1, beta2, clip_exp, t):
     """Once a step, in float64; the first one only measures."""
     before = as_read(t) - 1
-    return {"steps_before": before, "bound": before ** as_read(clip_exp)}
+    bound = before ** as_read(clip_exp)
+    return {**weights(beta1=beta1, beta2=beta2), "steps_before": before, "bound": bound}
 
 
 def update(
-    var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, epsilon, weight_decay,
-    decoupled, steps_before, bound,
+    var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, decoupled,
+    mean_weight, square_weight, steps_before, bound,
 ):  # fmt: skip
     """Once per element."""
     grad = where((weight_decay != 0) & (decoupled == 0), grad + weight_decay * var, grad)
     shrunk = where(decoupled != 0, var - learning_rate * weight_decay * var, var)
     normed = grad / maximum(sqrt(exp_avg_sq), epsilon)
     normed = maximum(minimum(normed, bound), -bound)
-    moved = lerp(exp_avg, normed, 1 - beta1)
-    square = where(steps_before == 0, grad * grad, mean_square(exp_avg_sq, grad, beta2))
+    moved = lerp(exp_avg, normed, mean_weight)
+    square = where(
+        steps_before == 0, grad * grad, mean_square(exp_avg_sq, grad, beta2, square_weight)
+    )
     var = where(steps_before == 0, var, shrunk - learning_rate * moved)
     return var, where(steps_before == 0, exp_avg, moved), square
 
 
-LONG, SMALL = replace(BETA2, default=0.9999), replace(EPSILON, default=1e-6)
 CLIP = Hyper("clip_exp", 0.25, "a step is at most the number of steps before to this power")
 DECOUPLED = Hyper("decoupled", 0.0, "whether the variable shrinks by the decay instead")
 ADOPT = Rule(
     name="ADOPT",
     update=update,
     prepare=prepare,
-    hypers=(LEARNING_RATE, BETA1, LONG, SMALL, WEIGHT_DECAY, CLIP, DECOUPLED),
-    slots=(MEAN, SQUARE),
+    hypers=(*hypers(beta2=0.9999, epsilon=1e-6), CLIP, DECOUPLED),
+    slots=SLOTS,
     whole=True,
     source="Taniguchi et al. 2024; https://arxiv.org/abs/2411.02853; the authors' adopt.py",
     differs="torch.optim has none. timm's clip_exp is 0.333, the authors' 0.25.",

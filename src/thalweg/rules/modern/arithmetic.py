@@ -1,14 +1,23 @@
 """What the rules of now have in common: hyperparameters, running means, bias corrections."""
 
-from thalweg.formula import Hyper, Slot, sqrt
+from dataclasses import replace
+
+from thalweg.formula import Hyper, Slot, sqrt, where
 from thalweg.rules.torch.arithmetic import as_read
 
-LEARNING_RATE = Hyper("learning_rate", 0.001, "step size; torch's lr")
-BETA1 = Hyper("beta1", 0.9, "share of the mean that is kept; torch's betas[0]")
-BETA2 = Hyper("beta2", 0.999, "share of the mean square that is kept; torch's betas[1]")
-EPSILON = Hyper("epsilon", 1e-8, "added to the root; torch's eps")
-WEIGHT_DECAY = Hyper("weight_decay", 0.0, "share of the variable that it loses, times the rate")
-MEAN, SQUARE = Slot("exp_avg"), Slot("exp_avg_sq")
+_HYPERS = (
+    Hyper("learning_rate", 0.001, "step size; torch's lr"),
+    Hyper("beta1", 0.9, "share of the mean that is kept; torch's betas[0]"),
+    Hyper("beta2", 0.999, "share of the mean square that is kept; torch's betas[1]"),
+    Hyper("epsilon", 1e-8, "added to the root; torch's eps"),
+    Hyper("weight_decay", 0.0, "share of the variable that it loses, times the rate"),
+)
+SLOTS = (Slot("exp_avg"), Slot("exp_avg_sq"))
+
+
+def hypers(**defaults):
+    """AdamW's, with defaults of a rule's own."""
+    return tuple(replace(x, default=defaults.get(x.name, x.default)) for x in _HYPERS)
 
 
 def lerp(start, end, weight):
@@ -16,9 +25,14 @@ def lerp(start, end, weight):
     return start + weight * (end - start)
 
 
-def mean_square(square, grad, beta2):
+def ones(var, grad):
+    """A measure: the number of elements."""
+    return where(var == var, 1.0, 1.0)
+
+
+def mean_square(square, grad, beta2, weight):
     """The running mean of squares."""
-    return square * beta2 + (1 - beta2) * grad * grad
+    return square * beta2 + weight * grad * grad
 
 
 def root_of(square, root_correction, epsilon):
@@ -26,9 +40,15 @@ def root_of(square, root_correction, epsilon):
     return sqrt(square) / root_correction + epsilon
 
 
+def weights(*, beta1, beta2):
+    """What means take of a gradient; 1 - beta in float32 has lost the digits that count."""
+    return {"mean_weight": 1 - as_read(beta1), "square_weight": 1 - as_read(beta2)}
+
+
 def corrections(*, beta1, beta2, t):
-    """Once a step: what means are divided by; in float64, as Python has it."""
+    """The same, and what means are divided by."""
     return {
+        **weights(beta1=beta1, beta2=beta2),
         "mean_correction": 1 - as_read(beta1) ** as_read(t),
         "root_correction": (1 - as_read(beta2) ** as_read(t)) ** 0.5,
     }

@@ -1,51 +1,40 @@
 """LaProp: momentum of gradients that were divided by their root first (Ziyin et al. 2020)."""
 
-from dataclasses import replace
-
 from thalweg.formula import Rule, Slot, sqrt
-from thalweg.rules.modern.arithmetic import (
-    BETA1,
-    BETA2,
-    EPSILON,
-    LEARNING_RATE,
-    MEAN,
-    SQUARE,
-    WEIGHT_DECAY,
-    mean_square,
-)
+from thalweg.rules.modern.arithmetic import SLOTS, hypers, mean_square, weights
 from thalweg.rules.torch.arithmetic import as_read, multiplied, value_if
 
 
 def prepare(*, learning_rate, beta1, beta2, t, rate_mean=None):
     """In float64. The mean holds rates, too, whose own mean corrects its bias under a schedule."""
-    corrections = {"square_correction": 1 - as_read(beta2) ** as_read(t)}
+    own = weights(beta1=beta1, beta2=beta2)
+    own["square_correction"] = 1 - as_read(beta2) ** as_read(t)
     if rate_mean is None:
-        return {**corrections, "step_size": 1 / (1 - as_read(beta1) ** as_read(t))}
-    rate, beta1 = as_read(learning_rate), as_read(beta1)
-    rate_mean = multiplied(rate_mean, beta1) + (1 - beta1) * rate
+        return {**own, "step_size": 1 / (1 - as_read(beta1) ** as_read(t))}
+    rate = as_read(learning_rate)
+    rate_mean = multiplied(rate_mean, as_read(beta1)) + own["mean_weight"] * rate
     step_size = value_if(rate_mean != 0, lambda: rate / rate_mean, 0.0)
-    return {**corrections, "step_size": step_size, "rate_mean": rate_mean}
+    return {**own, "step_size": step_size, "rate_mean": rate_mean}
 
 
 def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, epsilon, weight_decay,
-    square_correction, step_size,
+    mean_weight, square_weight, square_correction, step_size,
 ):  # fmt: skip
     """Once per element; decay is that of the variable that has moved."""
-    exp_avg_sq = mean_square(exp_avg_sq, grad, beta2)
+    exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     normed = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)
-    exp_avg = exp_avg * beta1 + learning_rate * (1 - beta1) * normed
+    exp_avg = exp_avg * beta1 + learning_rate * mean_weight * normed
     var = var - step_size * exp_avg
     return var - learning_rate * weight_decay * var, exp_avg, exp_avg_sq
 
 
-RATE, SMALL = replace(LEARNING_RATE, default=4e-4), replace(EPSILON, default=1e-15)
 LAPROP = Rule(
     name="LaProp",
     update=update,
     prepare=prepare,
-    hypers=(RATE, BETA1, BETA2, SMALL, WEIGHT_DECAY),
-    slots=(Slot("rate_mean", scalar=True), MEAN, SQUARE),
+    hypers=hypers(learning_rate=4e-4, epsilon=1e-15),
+    slots=(Slot("rate_mean", scalar=True), *SLOTS),
     source="Ziyin et al. 2020; https://arxiv.org/abs/2002.04839; timm.optim.LaProp",
     differs="torch.optim.Adam divides the mean of gradients; here gradients are divided first."
     " Where variables have no numbers of their own, as in Keras, bias is that of a constant rate.",

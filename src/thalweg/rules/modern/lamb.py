@@ -1,0 +1,54 @@
+"""LAMB: Adam's step as long as the variable, times the rate (You et al. 2019)."""
+
+from thalweg.formula import Hyper, Rule, minimum, narrow, sqrt, variable_squares, where
+from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
+
+
+def _step(var, mean, square, weight_decay, mean_correction, root_correction, epsilon):
+    step = mean / mean_correction / root_of(square, root_correction, epsilon)
+    return where(weight_decay != 0, step + weight_decay * var, step)
+
+
+def step_squares(
+    var, grad, exp_avg, exp_avg_sq, *, beta2, epsilon, weight_decay, mean_weight, square_weight,
+    mean_correction, root_correction,
+):  # fmt: skip
+    """The step's length."""
+    mean = lerp(exp_avg, grad, mean_weight)
+    square = mean_square(exp_avg_sq, grad, beta2, square_weight)
+    step = _step(var, mean, square, weight_decay, mean_correction, root_correction, epsilon)
+    return step * step
+
+
+def per_variable(*, variable, step, learning_rate, weight_decay, always_adapt, trust_clip):
+    """Once a step for each variable; one without decay takes the step as it is."""
+    adapts = (variable > 0) & (step > 0) & ((weight_decay != 0) | (always_adapt != 0))
+    ratio = where(adapts, sqrt(variable) / sqrt(where(step > 0, step, 1.0)), 1.0)
+    ratio = where(trust_clip != 0, minimum(ratio, 1.0), ratio)
+    return {"own_rate": learning_rate * narrow(ratio, like=learning_rate)}
+
+
+def update(
+    var, grad, exp_avg, exp_avg_sq, *, own_rate, beta2, epsilon, weight_decay, mean_weight,
+    square_weight, mean_correction, root_correction,
+):  # fmt: skip
+    """Once per element."""
+    exp_avg = lerp(exp_avg, grad, mean_weight)
+    exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
+    step = _step(var, exp_avg, exp_avg_sq, weight_decay, mean_correction, root_correction, epsilon)
+    return var - own_rate * step, exp_avg, exp_avg_sq
+
+
+ALWAYS = Hyper("always_adapt", 0.0, "whether variables without decay have their length, too")
+CLIP = Hyper("trust_clip", 0.0, "whether a step is at most Adam's")
+LAMB = Rule(
+    name="LAMB",
+    update=update,
+    prepare=corrections,
+    measures={"variable": variable_squares, "step": step_squares},
+    per_variable=per_variable,
+    hypers=(*hypers(epsilon=1e-6, weight_decay=0.01), ALWAYS, CLIP),
+    slots=SLOTS,
+    source="You et al. 2019; https://arxiv.org/abs/1904.00962; timm.optim.Lamb",
+    differs="torch.optim has none. timm and apex clip the norm of all gradients to 1 beforehand.",
+)
