@@ -1,0 +1,52 @@
+"""The rules of now through Keras' `RuleOptimizer`: engines agree on every kind of gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import thalweg
+from modern_inputs import gradients_of, params_of
+from rulebook import DTYPES, assert_same, label
+from thalweg import IndexedSlices, Variable
+from thalweg.keras.optimizers import RuleOptimizer
+from thalweg.rules.modern import MODERN_RULES
+
+ROWS = [3, 1, 3]
+
+
+def trained(rule: Any, dtype: torch.dtype, kind: str) -> list[torch.Tensor]:
+    variables = [Variable(each.detach().clone(), f"w{place}")
+                 for place, each in enumerate(params_of(dtype)[2:])]  # fmt: skip
+    opt = RuleOptimizer(rule, learning_rate=0.05)
+    for step in range(4):
+        given: list[Any] = gradients_of(step, dtype)[2:]
+        if kind == "sparse":
+            given = [IndexedSlices(g[: len(ROWS)], torch.tensor(ROWS), g.shape) for g in given]
+        if kind == "none" and step != 1:
+            given[0] = None
+        opt.apply_gradients(zip(given, variables, strict=True))
+    slots = [slot.name for slot in rule.element_slots]
+    return [*variables, *(opt.get_slot(var, name) for var in variables for name in slots)]
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("kind", ["dense", "sparse", "none"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)
+def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
+    both: list[Any] = []
+    for engine in ("cpu", "reference"):
+        with thalweg.engine(engine):
+            both.append(trained(rule, dtype, kind))
+    assert_same(*both)
+    assert all(each.isfinite().all() for each in both[0])
+
+
+@pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)
+def test_a_rule_says_where_it_is_from(rule: Any) -> None:
+    assert rule.source
+    assert rule.differs
+    thalweg.check_rule(rule)
