@@ -71,6 +71,13 @@ CASES = (
         ours={"always_adapt": True, "trust_clip": True},
         theirs={"always_adapt": True, "trust_clip": True, "max_grad_norm": None},
     ),
+    Case("ScheduleFreeAdamW", "schedulefree:AdamWScheduleFree"),
+    Case(
+        "ScheduleFreeAdamW",
+        "schedulefree:AdamWScheduleFree",
+        ours={"warmup_steps": 10, "r": 0.5, "weight_lr_power": 1.0},
+    ),
+    Case("ScheduleFreeSGD", "schedulefree:SGDScheduleFree", lr=0.5),
     Case("AdamH", "formula:AdamH", decays=(0.0,)),
 )
 TABLE = {f"{case.name}-{decay}": (case, decay) for case in CASES for decay in case.decays}
@@ -96,6 +103,9 @@ def rate(step: int, lr: float) -> float:
 
 def train(made: Any, params: list[Tensor], lr: float) -> list[Tensor]:
     """The parameters after all steps."""
+    begin = getattr(made, "train", None)
+    if begin is not None:  # schedulefree wants to be told
+        begin()
     for step in range(STEPS):
         for group in made.param_groups:
             group["lr"] = rate(step, lr)

@@ -14,7 +14,7 @@ import thalweg
 from modern_inputs import CASES, TABLE, Case, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.errors import CheckpointMismatchError, InvalidTypeError
+from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, InvalidTypeError
 
 GOLDENS = Path(__file__).parent / "goldens" / "modern.npz"
 BOUND = 5e-6  # of the movement
@@ -41,6 +41,29 @@ def test_as_the_authors_package(name: str) -> None:
         assert_same([got], [wanted])
     movement = (wanted - flat(start)).norm()
     assert (got - wanted).norm() <= BOUND * movement
+
+
+MEANS = [name for name in TABLE if name.startswith("ScheduleFree")]
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_swapped_parameters_are_the_authors_mean(name: str) -> None:
+    case, decay = TABLE[name]
+    params = params_of(torch.float32)
+    made = made_of(case, params, decay)
+    with made.swapped():  # before there is a mean, parameters are what they are
+        assert_same([flat(params)], [flat(params_of(torch.float32))])
+    before = flat(train(made, params, case.lr))
+    wanted = torch.from_numpy(np.load(GOLDENS)[f"{name}-mean"])
+    with made.swapped():
+        movement = (wanted - flat(params_of(torch.float32))).norm()
+        assert (flat(params) - wanted).norm() <= BOUND * movement
+        assert (flat(params) - before).norm() > 1e-3 * movement
+        with pytest.raises(FailedPreconditionError, match="inside of swapped"):
+            made.step()
+        with pytest.raises(FailedPreconditionError, match="save it outside"):
+            made.state_dict()
+    assert_same([flat(params)], [before])
 
 
 def steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) -> Any:
@@ -115,7 +138,8 @@ def test_a_parameter_begins_when_it_has_a_gradient(case: Case) -> None:
 @each_case
 def test_what_is_refused(case: Case) -> None:
     params = params_of(torch.float32)
-    wrong: list[dict[str, Any]] = [{"lr": -1.0}, {"betas": (1.0, 0.9, 0.9)}]
+    share = {"momentum": 1.0} if case.cls == "ScheduleFreeSGD" else {"betas": (1.0, 0.9, 0.9)}
+    wrong: list[dict[str, Any]] = [{"lr": -1.0}, share]
     for given in wrong + [{"weight_decay": -0.5}] * (len(case.decays) > 1):
         with pytest.raises(ValueError, match="Invalid"):
             getattr(optim, case.cls)(params, **given)

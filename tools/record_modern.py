@@ -2,9 +2,9 @@
 
     python tools/record_modern.py tests/goldens/modern.npz
 
-needs torch, lion-pytorch, timm and pytorch-optimizer, of the versions in VERSIONS, and none of this
-library. What no package has is written out below in float64. The parameters after all steps are
-kept, in float32 each.
+needs torch, lion-pytorch, timm, pytorch-optimizer and schedulefree, of the versions in VERSIONS,
+and none of this library. What no package has is written out below in float64. The parameters after
+all steps are kept, in float32 each, and their means, where evaluation has these.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from modern_inputs import (  # pyright: ignore[reportMissingImports]
     train,
 )
 
-VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1.0"}
+VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1.0",
+            "schedulefree": "1.4.1"}  # fmt: skip
 
 
 class Formula(torch.optim.Optimizer):
@@ -117,6 +118,10 @@ def main(path: str) -> None:
         made = class_of(case)(params, **case.arguments(decay, own=False))
         found = train(made, params, case.lr)
         kept[name] = np.concatenate([each.numpy().ravel() for each in found])
+        if hasattr(made, "eval"):
+            made.eval()
+            means = [each.detach().numpy().ravel() for each in params]
+            kept[f"{name}-mean"] = np.concatenate(means)
     np.savez_compressed(path, **kept)
 
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         CautiousAdamW,
         LaProp,
         NAdamW,
+        ScheduleFreeAdamW,
+        ScheduleFreeSGD,
         StableAdamW,
     )
     from thalweg.optim.rule_optimizer import RuleOptimizer
@@ -75,6 +77,8 @@ __all__ = [
     "RMSprop",
     "Rprop",
     "RuleOptimizer",
+    "ScheduleFreeAdamW",
+    "ScheduleFreeSGD",
     "SparseAdam",
     "StableAdamW",
     "groups",
@@ -87,6 +91,8 @@ _HOMES = {
         (
             "ADOPT",
             "AdEMAMix",
+            "ScheduleFreeSGD",
+            "ScheduleFreeAdamW",
             "StableAdamW",
             "LAMB",
             "CautiousAdamW",

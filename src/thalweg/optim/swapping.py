@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import not_
 from typing import Any, NamedTuple
@@ -37,21 +38,29 @@ class _Swap(NamedTuple):
     kept: Tensor
 
 
-def swapped(optimizer: Any) -> Within:
+AverageOf = Callable[[Tensor, Mapping[str, Any]], Tensor | None]
+
+
+def _ema_of(param: Tensor, own: Mapping[str, Any]) -> Tensor | None:
+    return own.get(EMA)
+
+
+def swapped(optimizer: Any, average_of: AverageOf = _ema_of) -> Within:
     """A block in which the parameters of an optimizer are their averages.
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.
+        average_of: Gives that of a parameter with a state; None if there is none.
     """
-    return Within(partial(_prepared, optimizer))
+    return Within(partial(_prepared, optimizer, average_of))
 
 
-def _prepared(optimizer: Any) -> tuple[list[Call], list[Call]]:
+def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
     own = optimizer._own
     with own._lock, writable():
         if own.is_swapped:
             _refuse()
-        swaps = _swaps(optimizer)
+        swaps = _swaps(optimizer, average_of)
     back = [unless_resized(partial(each.plain.copy_, each.kept)) for each in swaps]
     # Empty until the block is open: one that is refused closes nothing.
     closing: list[Call] = []
@@ -78,11 +87,13 @@ def _refuse() -> None:
     )
 
 
-def _swaps(optimizer: Any) -> list[_Swap]:
-    params = [param for param, own in states_of(optimizer.state) if EMA in own]
+def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
+    found = [(param, average_of(param, own)) for param, own in states_of(optimizer.state)]
+    given = [(param, average) for param, average in found if average is not None]
+    titles = titles_in(optimizer.param_groups, [param for param, _ in given])
     swaps: list[_Swap] = []
-    for param, title in zip(params, titles_in(optimizer.param_groups, params), strict=True):
-        plain, average = local(param).detach(), local(optimizer.state[param][EMA]).detach()
+    for (param, mean), title in zip(given, titles, strict=True):
+        plain, average = local(param).detach(), local(mean).detach()
         check_memory(plain, f"'{title}'")
         check_memory(average, f"The average of '{title}'")
         if average.shape != plain.shape:

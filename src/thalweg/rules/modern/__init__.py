@@ -27,6 +27,8 @@ _HOMES = {
     "STABLE_ADAMW": "stable_adamw",
     "LAMB": "lamb",
     "ADAMH": "adamh",
+    "SCHEDULE_FREE_ADAMW": "schedule_free_adamw",
+    "SCHEDULE_FREE_SGD": "schedule_free_sgd",
 }
 __all__ = ["MODERN_RULES", "Rule", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

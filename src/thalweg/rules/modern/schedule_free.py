@@ -1,0 +1,37 @@
+"""What the schedule-free rules have in common: a mean of iterates in place of a schedule of rates.
+
+The variable is y, between z, which moves as without a mean, and the mean x, which is to be used.
+"""
+
+from thalweg.formula import Hyper, Slot
+from thalweg.rules.torch.arithmetic import as_read
+
+WARMUP = Hyper("warmup_steps", 0.0, "steps in which the rate rises to what it is")
+POWER = Hyper("r", 0.0, "weight of a step in the mean is its number to this power")
+RATE_POWER = Hyper("weight_lr_power", 2.0, "times the largest rate so far to this one")
+SLOTS = (Slot("weight_sum", scalar=True), Slot("lr_max", scalar=True), Slot("z"))
+
+
+def larger(number, other):
+    """The larger of two numbers of the host, or of a device."""
+    return number + (other - number) * (other > number)
+
+
+def shares(learning_rate, kept, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max):
+    """Once a step, in float64: rates of z and y, and the share of z in the mean.
+
+    Where variables have no numbers of their own, rates count as if each were the first.
+    """
+    t, warmup = as_read(t), as_read(warmup_steps)
+    risen = t / larger(warmup, 1.0)
+    rate = as_read(learning_rate) * (risen + (1 - risen) * (risen > 1))
+    own = {"steps_before": t - 1, "z_rate": rate}
+    if weight_sum is None:
+        share = 1 / t
+    else:
+        largest = larger(as_read(lr_max), rate)
+        weight = t ** as_read(r) * largest ** as_read(weight_lr_power)
+        total = as_read(weight_sum) + weight
+        share = weight / (total + (total == 0))
+        own |= {"weight_sum": total, "lr_max": largest}
+    return {**own, "share": share, "y_rate": rate * (as_read(kept) * (1 - share) - 1)}
