@@ -32,22 +32,26 @@ from thalweg.optim.selecting import groups
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
     from thalweg.optim.lion import Lion
-    from thalweg.optim.modern import (
-        ADOPT,
-        LAMB,
-        AdamH,
+    from thalweg.optim.modern.adamw import (
         AdamWCautiousDecay,
         AdamWCoupled,
         AdamWDecoupled,
         AdamWIndependent,
+        CautiousAdamW,
+        NAdamW,
+        StableAdamW,
+    )
+    from thalweg.optim.modern.further import (
+        ADOPT,
+        LAMB,
+        AdamH,
         Adan,
         AdEMAMix,
-        CautiousAdamW,
         LaProp,
-        NAdamW,
+    )
+    from thalweg.optim.modern.schedule_free import (
         ScheduleFreeAdamW,
         ScheduleFreeSGD,
-        StableAdamW,
     )
     from thalweg.optim.rule_optimizer import RuleOptimizer
 
@@ -87,26 +91,21 @@ __all__ = [
 _HOMES = {
     "Lion": "lion",
     "RuleOptimizer": "rule_optimizer",
-    **dict.fromkeys(
-        (
-            "ADOPT",
-            "AdEMAMix",
-            "ScheduleFreeSGD",
-            "ScheduleFreeAdamW",
-            "StableAdamW",
-            "LAMB",
-            "CautiousAdamW",
-            "AdamH",
-            "AdamWCautiousDecay",
-            "AdamWCoupled",
-            "AdamWDecoupled",
-            "AdamWIndependent",
-            "Adan",
-            "LaProp",
-            "NAdamW",
-        ),
-        "modern",
-    ),
+    "AdamWCoupled": "modern.adamw",
+    "AdamWDecoupled": "modern.adamw",
+    "AdamWIndependent": "modern.adamw",
+    "AdamWCautiousDecay": "modern.adamw",
+    "NAdamW": "modern.adamw",
+    "CautiousAdamW": "modern.adamw",
+    "StableAdamW": "modern.adamw",
+    "LaProp": "modern.further",
+    "AdEMAMix": "modern.further",
+    "ADOPT": "modern.further",
+    "Adan": "modern.further",
+    "LAMB": "modern.further",
+    "AdamH": "modern.further",
+    "ScheduleFreeAdamW": "modern.schedule_free",
+    "ScheduleFreeSGD": "modern.schedule_free",
 }
 __all__ += [name for name in torch.optim.__all__ if name not in __all__]
 

@@ -1,0 +1,40 @@
+"""What classes of rules that torch lacks have beneath them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Rate = float | Tensor
+Betas = tuple[Rate, Rate]
+ThreeBetas = tuple[Rate, Rate, Rate]
+
+
+class Arguments(torch.optim.Optimizer):
+    """What the classes below have beneath them: groups of parameters, whose numbers are checked.
+
+    Raises:
+        ValueError: A number is negative, or a beta or momentum not below 1.
+    """
+
+    def __init__(self, params: Any, **defaults: Any) -> None:
+        for name, value in defaults.items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            is_share = name in ("betas", "momentum")
+            if not all(each >= 0 and (each < 1 or not is_share) for each in numbers):
+                raise ValueError(f"Invalid {name} value: {value}")
+        super().__init__(params, defaults)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """What no engine takes has no step: a rule is written once.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} takes steps on tensors of the CPU, and of GPUs for which there"
+            " is an engine, without differentiable=True."
+        )

@@ -1,0 +1,144 @@
+"""The schedule-free classes, with the arguments and defaults of their authors'."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.groups import Group
+from thalweg.core.options.update_targets import MASTER
+from thalweg.errors import FailedPreconditionError
+from thalweg.formula import Rule
+from thalweg.ground.locks import importing
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.groups import number
+from thalweg.optim.modern.arguments import Arguments, Betas, Rate
+from thalweg.rules import modern as rules
+
+
+class Means:
+    """What the schedule-free classes have beside others: parameters that are their means x."""
+
+    param_groups: list[Group]
+    _own: Any
+
+    def swapped(self) -> AbstractContextManager[None]:
+        """Have parameters be their means in a `with` block, to evaluate or to save a model.
+
+        A step and `state_dict` are refused in it: they go with parameters as they are outside.
+
+        Raises:
+            FailedPreconditionError: A step is taken inside, or the block is in another one.
+        """
+        with importing:
+            from thalweg.optim.swapping import swapped
+        shares = {
+            id(param): number(group["betas"][0] if "betas" in group else group["momentum"])
+            for group in self.param_groups
+            for param in group["params"]
+        }
+
+        def mean_of(param: Tensor, own: Any) -> Tensor | None:
+            share = shares.get(id(param), 0.0)
+            if not share or "z" not in own:
+                return None
+            var = own.get(MASTER, param).detach()
+            return torch.lerp(var, own["z"].to(var.dtype), 1 - 1 / share).to(param.dtype)
+
+        return swapped(self, mean_of)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's.
+
+        Raises:
+            FailedPreconditionError: It is asked for inside of `swapped()`.
+        """
+        if self._own.is_swapped:
+            raise FailedPreconditionError(
+                "Inside of swapped() parameters are means, which this state does not go with: save"
+                " it outside."
+            )
+        return super().state_dict()  # pyright: ignore
+
+
+class ScheduleFreeAdamWArguments(Arguments):
+    """What `ScheduleFreeAdamW` is given."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 0.0025,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            r=r,
+            weight_lr_power=weight_lr_power,
+        )
+
+
+class ScheduleFreeAdamW(Means, FusedTorchOptimizer, ScheduleFreeAdamWArguments):
+    """AdamW that needs no schedule: evaluate and save models in `with optimizer.swapped():`.
+
+    Parameters are y, at which gradients are to be taken; in the block they are the mean x.
+
+    Source: Defazio et al. 2024, https://arxiv.org/abs/2405.15682; schedulefree
+    """
+
+    _torch = ScheduleFreeAdamWArguments
+    _sparse = "ScheduleFreeAdamW does not support sparse gradients"
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        return rules.SCHEDULE_FREE_ADAMW
+
+
+class ScheduleFreeSGDArguments(Arguments):
+    """What `ScheduleFreeSGD` is given."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            r=r,
+            weight_lr_power=weight_lr_power,
+        )
+
+
+class ScheduleFreeSGD(Means, FusedTorchOptimizer, ScheduleFreeSGDArguments):
+    """SGD that needs no schedule: evaluate and save models in `with optimizer.swapped():`.
+
+    Source: Defazio et al. 2024, https://arxiv.org/abs/2405.15682; schedulefree
+    """
+
+    _torch = ScheduleFreeSGDArguments
+    _sparse = "ScheduleFreeSGD does not support sparse gradients"
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        return rules.SCHEDULE_FREE_SGD
