@@ -119,9 +119,7 @@ def columns_of(
         for name, value in values.items()
         if value != shared[dtype][name]
     }
-    separate = {
-        name: np.array([key[0](found[key][name]) for key in own], np.float64) for name in differing
-    }
+    separate = {name: np.array([found[key][name] for key in own], np.float64) for name in differing}
     return Columns(shared, separate)
 
 

@@ -274,10 +274,8 @@ class GradientStats:
         if formula not in self._sums:
             wanted = tuple(dict.fromkeys((*self._wanted, formula)))
             how, columns = self._how, self._columns
-            shared = {
-                dtype: {**vectors.rounded(own, dtype), **how.shared(dtype)}
-                for dtype, own in columns.shared.items()
-            }
+            columns = self._as_updates_see(columns)
+            shared = {dtype: {**own, **how.shared(dtype)} for dtype, own in columns.shared.items()}
             separate = columns.separate
             if how.unscaling is not None:
                 separate = {**separate, "unscaling": how.unscaling}
@@ -293,6 +291,19 @@ class GradientStats:
                 further = ()
             self._sums |= zip((*wanted, *further), found, strict=True)
         return self._sums[formula]
+
+    def _as_updates_see(self, columns: Columns) -> Columns:
+        """Scalars rounded to the compute dtypes, which sums over float64 would not do."""
+        shared = {dtype: vectors.rounded(own, dtype) for dtype, own in columns.shared.items()}
+        separate = {name: self._rounded(each) for name, each in columns.separate.items()}
+        return columns._replace(shared=shared, separate=separate)
+
+    def _rounded(self, vector: Any) -> Any:
+        if isinstance(vector, Tensor):  # which alone the device knows
+            return vector
+        values: Array = vector
+        with np.errstate(over="ignore"):
+            return np.where(self._narrow, values.astype(np.float32), values)
 
     @property
     def _unscaling(self) -> Any:
@@ -450,7 +461,7 @@ class GradientStats:
                 found = self.clipped_norms
                 found = found if self._how.trust is None else found * self.trust
                 return vectors.functions_of(found).square(found)
-        asked = (formula,), self._how.stages, columns
+        asked = (formula,), self._how.stages, self._as_updates_see(columns)
         found = self._measures.sums_on_device(*asked) if self._stays else None
         return (self._measures.compute_sums(*asked) if found is None else found)[0]
 
