@@ -385,7 +385,11 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             quick = kept.quick
             if quick is None or (quick.is_due and done is None) or not quick.is_over(given):
                 return False
-            return quick.take(self, kept, (given, global_step, values, how))
+            try:
+                return quick.take(self, kept, (given, global_step, values, how))
+            finally:
+                if done is not None:
+                    done.settle()
 
     def _take(
         self,
