@@ -311,7 +311,9 @@ class SteadyStep:
         return own
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
-        """What happens to gradients; None if a scaler has the step left out."""
+        """What happens to gradients; None if a scaler leaves the step out or a device decides."""
+        if optimizer._own.taken is not None:  # whoever asked what it is would wait for the device
+            return None
         found = vars(optimizer).get("found_inf")
         if found is not None and number(found):
             return None
