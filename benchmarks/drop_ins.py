@@ -121,7 +121,7 @@ def training() -> list[Figure]:
         Contender("torch fused", fused, backward(theirs)),
     ]
     timings = measure(contenders, rounds=15, block=0.3)
-    return [compared("optim_training_loop", timings, "thalweg", "torch fused", 0.85)]
+    return [compared("optim_training_loop", timings, "thalweg", "torch fused", 0.8)]
 
 
 def recipes() -> list[Figure]:

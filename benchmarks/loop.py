@@ -60,7 +60,7 @@ def training() -> list[Figure]:
         ],
         rounds=15, block=0.3,
     )  # fmt: skip
-    return [compared("training_loop", timings, "thalweg", "torch fused", 0.9)]
+    return [compared("training_loop", timings, "thalweg", "torch fused", 0.75)]
 
 
 def dead_units() -> list[Figure]:

@@ -273,3 +273,18 @@ def test_a_device_counts_where_numbers_are() -> None:
     assert [each.item() for each in own] == [1, 2]
     column.moving(torch.tensor(9.0), None)()
     assert [each.item() for each in own] == [9, 9]
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_count_in_float32_stands_still_where_torchs_does(is_loaded: bool) -> None:
+    sides = [made_by(module, "Adam") for module in (optim, torch.optim)]
+    for opt in sides:
+        steps(opt, 0, 1)
+        for own in opt.state.values():
+            own["step"].fill_(2.0**24 - 3)
+        if is_loaded:
+            opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        steps(opt, 1, 9)
+    assert [float(number) for number in numbers(sides[0])] == [2.0**24] * len(sides[0].state)
+    for one, other in zip(*map(numbers, sides), strict=True):
+        assert torch.equal(one, other)

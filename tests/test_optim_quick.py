@@ -771,6 +771,18 @@ def test_an_optimizer_goes_when_nobody_has_it() -> None:
         gc.enable()
 
 
+def test_sums_go_with_their_step() -> None:
+    own = params()
+    opt = optim.Adam(own, accumulate=2)
+    known: list[Any] = []
+    for step in range(12):
+        give(own, step)
+        opt.step()
+        known += [weakref.ref(x["gradient_sum"]) for x in opt.state.values() if "gradient_sum" in x]
+    assert taken(opt) == 4
+    assert not any(each() is not None for each in known)
+
+
 def test_parameters_that_are_gone_are_not_looked_at() -> None:
     own = params(40)
     opt = optim.Adam(own)

@@ -27,3 +27,26 @@ assert "torch._dynamo" not in sys.modules
 
 def test_a_training_does_not_import_dynamo() -> None:
     subprocess.run([sys.executable, "-c", TRAINING], check=True)
+
+
+WRAPPED = """
+import functools, sys, torch
+from thalweg import optim
+called = []
+def noted(function):
+    @functools.wraps(function)
+    def own(*given, **named):
+        called.append(function.__name__)
+        return function(*given, **named)
+    return own
+for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+    setattr(torch.optim.Optimizer, name, noted(getattr(torch.optim.Optimizer, name)))
+opt = optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+opt.zero_grad()
+opt.load_state_dict(opt.state_dict())
+assert {*called} == {"add_param_group", "zero_grad", "state_dict", "load_state_dict"}, called
+"""
+
+
+def test_what_others_have_wrapped_is_called() -> None:
+    subprocess.run([sys.executable, "-c", WRAPPED], check=True)

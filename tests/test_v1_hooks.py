@@ -216,3 +216,13 @@ def test_a_finish_that_fails_says_that_the_step_was_taken(repeats: int) -> None:
         opt.apply_gradients(pairs, step)
     assert any("The step was taken" in note for note in info.value.__notes__)
     assert (w.item(), step.item()) == (8.0 - repeats, repeats)
+
+
+def test_a_class_whose_step_is_replaced_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(train.AdamOptimizer):
+        pass
+
+    adam = Own(0.1)
+    assert adam.takes_transforms()
+    monkeypatch.setattr(Own, "apply_gradients", lambda *given, **named: None, raising=False)
+    assert not adam.takes_transforms()

@@ -410,3 +410,15 @@ def test_a_copy_begins_anew() -> None:
         own.step(seed)
         other.step(seed)
         assert_same(own, other)
+
+
+def test_a_float_that_counts_counts_as_far_as_it_can() -> None:
+    own, twin = Training("GradientDescent"), Training("GradientDescent", is_twin=True)
+    for each in (own, twin):
+        each.global_step = Variable(torch.tensor(16777213.0), trainable=False)
+    for seed in range(8):
+        own.step(seed)
+        twin.step(seed)
+        assert float(own.global_step) == float(twin.global_step)
+    assert float(own.global_step) == 16777216.0
+    assert own.taken == 6

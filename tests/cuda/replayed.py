@@ -50,7 +50,7 @@ def _tensors(values):
 @contextlib.contextmanager
 def captured():
     """Capture a block; what the host does to its own memory is no part of it."""
-    graph, run, kept = Graph(), launch._Interpreted.run, mirror.Mirror._kept
+    graph, run, kept = Graph(), launch._Interpreted.run, mirror.Mirror._keep_for_graph
 
     def started(self):
         def again():

@@ -107,7 +107,7 @@ def factor_of(
         limit = math.inf
     is_near = not is_there and not norm.exponent and furthest > 0 and root <= furthest
     if is_near and epsilon is not None:  # nothing to warn of
-        return Factor(_at_most_one(dtype(limit) / (dtype(root) + epsilon)))
+        return Factor(_torchs_factor(dtype(limit), dtype(root), epsilon))
     plain: Any = None
     with np.errstate(all="ignore"):
         if furthest > 0:
@@ -116,7 +116,7 @@ def factor_of(
             if epsilon is None:
                 plain = norms.clip_factor(rounded, bound, whole_is_nan)
             else:
-                plain = _at_most_one(bound / (rounded + epsilon))
+                plain = _torchs_factor(bound, rounded, epsilon)
             if not is_there and not norm.exponent and not root > furthest:
                 return Factor(plain)
         found = _clip_factor(norm, limit, epsilon or 0.0, dtype is np.float32)
@@ -132,6 +132,10 @@ def factor_of(
         is_far = is_far | (norm.exponent != 0)
         unit = of.where(is_far, found.unit, of.ones_like(found.unit))
         return Factor(of.where(is_far, found.scale, plain), unit)
+
+
+def _torchs_factor(limit: Any, norm: Any, epsilon: float) -> Any:
+    return _at_most_one(limit / (norm + epsilon))
 
 
 def _at_most_one(values: Any) -> Any:

@@ -499,7 +499,7 @@ class GradientStats:
         """The largest magnitude of each processed gradient, in the arithmetic of its update.
 
         Args:
-            peaks: That of each gradient as it came, float64 of shape (n,).
+            max_abs: That of each gradient as it came, float64 of shape (n,).
         """
         kinds = [compute_dtype(var.dtype) for var in self._variables]
         found: list[Any] = [None] * len(kinds)

@@ -71,6 +71,11 @@ class Done(list[Any]):
         """A step in one call may be taken now."""
         self._kept, self._before = kept, quick_steps(kept)
 
+    def settle(self) -> None:
+        """It is over: steps of other threads that follow are no part of it."""
+        if not self:
+            self._kept = None
+
     def __bool__(self) -> bool:
         if not len(self) and self._kept is not None and quick_steps(self._kept) > self._before:
             self.extend((f"{TAKEN}.", True))

@@ -68,8 +68,7 @@ class Step:
         function: Any = self.function
         while isinstance(function, partial):
             function = function.func
-        is_of_torch = isinstance(function, _IN_C) or getattr(function, "is_closed", False)
-        return is_of_torch and self.lock == SHARED and not self.operation.written
+        return isinstance(function, _IN_C) and self.lock == SHARED and not self.operation.written
 
 
 @dataclass

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from torch._C._dynamo import eval_frame as _frames  # pyright: ignore
+from torch._compile import _disable_dynamo  # pyright: ignore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _dynamo: Any = _frames
+_MARK = _disable_dynamo(lambda: None).__code__  # of all functions that torch marks
 _REASON = "thalweg reads and writes the memory of tensors, which cannot be traced"
 
 
@@ -48,11 +50,12 @@ def without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         method: A function of torch's, or a bound method.
     """
-    inner = getattr(method, "__wrapped__", None)
-    if inner is None or "torch._dynamo" in sys.modules:
+    own = getattr(method, "__func__", method)
+    # A wrapper of somebody else's, over torch's mark or without it, is called.
+    if getattr(own, "__code__", None) is not _MARK or "torch._dynamo" in sys.modules:
         return method
-    own = getattr(method, "__self__", None)
-    return inner if own is None else functools.partial(inner, own)
+    inner: Any = own.__wrapped__
+    return functools.partial(inner, *([method.__self__] if own is not method else []))
 
 
 def _outside(function: Callable[..., Any]) -> Callable[..., Any]:

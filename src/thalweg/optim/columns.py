@@ -99,7 +99,10 @@ class Column:
 
     def wrote(self, values: Sequence[Any]) -> None:
         """Those were written; what the type of the state rounds is known rounded."""
-        if self.name == STEP or self.dtype in _SCALARS:
+        kind = _SCALARS.get(self.dtype)
+        if kind is not None:
+            values = [kind(value).item() for value in values]
+        if self.name == STEP or kind is not None:
             self._know(list(map(self._scalar, values)))
             self._version += 1  # last: what is interrupted before is read again
 

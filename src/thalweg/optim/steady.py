@@ -279,9 +279,8 @@ class SteadyStep:
                 of_gradients, _ = self._gradients.scalars(seen)
                 before = [each for each in self._reports if each[0] == begun]
                 self._reports = [*before, (begun + 1, seen)]
-        hooks._made = {}
-        if self._is_torchs:
-            hooks._made = {each.place: each.made(self.columns) for each in self._scalars}
+        own_scalars = self._scalars if self._is_torchs else ()  # else each dtype has its own
+        hooks._made = {each.place: each.made(self.columns) for each in own_scalars}
         for launch in self.launches.all:
             found = self._scalars_of(launch.dtype)
             if of_gradients is not None:
@@ -312,7 +311,9 @@ class SteadyStep:
         return own
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
-        """What happens to gradients; None if a scaler has the step left out."""
+        """What happens to gradients; None if a scaler leaves the step out or a device decides."""
+        if optimizer._own.taken is not None:  # whoever asked what it is would wait for the device
+            return None
         found = vars(optimizer).get("found_inf")
         if found is not None and number(found):
             return None

@@ -10,29 +10,26 @@ from thalweg.core.groups import Group
 from thalweg.core.hooks import Dtype
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
-from thalweg.optim.hooks import TorchHooks
 
 _HIGHEST = 1e30
 
 
-class TorchScalars:
-    """The scalars of a group from one step to the next, as `TorchHooks.scalars_of` makes them."""
+class GroupScalars:
+    """The scalars of a group from one step to the next.
 
-    def __init__(self, hooks: TorchHooks, place: int) -> None:
+    Args:
+        hooks: Of the step.
+        place: The number of the group.
+    """
+
+    def __init__(self, hooks: Any, place: int) -> None:
         self.place = place
         self._hooks = hooks
         self._rule = hooks.step_rule()
-        self._read()
+        self._read_options()
         # Numbers beside those of the rule, or that others may write to.
         wrapping = hooks._optimizer._around.wrapping
         self._is_made_anew = bool(wrapping) or self._options.moves
-
-    def _read(self) -> None:
-        hooks = self._hooks
-        self._options = options = hooks._part.options(self.place, hooks._optimizer)
-        _, numbers = hooks._apart(self.place)
-        self._known = {**options.numbers(hooks._stays), **numbers}
-        self._given = options.given_to_prepare({**numbers, "t": 1})
 
     def hold(self, group: Group) -> bool:
         """Whether a group has the options that it had, or another rate, which is read."""
@@ -41,8 +38,22 @@ class TorchScalars:
             return True
         if not hold(known, group):
             return False
-        self._read()
+        self._read_options()
         return True
+
+    def _read_options(self) -> None:
+        self._options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
+
+
+class TorchScalars(GroupScalars):
+    """The same with torch's numbers, as `TorchHooks.scalars_of` makes them."""
+
+    def _read_options(self) -> None:
+        super()._read_options()
+        hooks, options = self._hooks, self._options
+        _, numbers = hooks._apart(self.place)
+        self._known = {**options.numbers(hooks._stays), **numbers}
+        self._given = options.given_to_prepare({**numbers, "t": 1})
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """The scalars of the step that follows."""
@@ -62,27 +73,12 @@ class TorchScalars:
         return known
 
 
-class TensorFlowScalars:
+class TensorFlowScalars(GroupScalars):
     """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars_of` makes them."""
 
-    def __init__(self, hooks: Any, place: int) -> None:
-        self.place = place
-        self._hooks = hooks
-        self._rule = hooks.step_rule()
-        self._read()
-        self._is_made_anew = bool(hooks._optimizer._around.wrapping) or self._options.moves
-
-    def _read(self) -> None:
-        self._options = self._hooks._part.options(self.place, self._hooks._optimizer)
+    def _read_options(self) -> None:
+        super()._read_options()
         self._hypers: dict[Dtype, dict[str, Any]] = {}
-
-    def hold(self, group: Group) -> bool:
-        """Whether a group has the options that it had, or another rate, which is read."""
-        if not hold(self._options, group):
-            return False
-        if not self._options.hold(group):
-            self._read()
-        return True
 
     def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
         """The scalars of the step that follows, of a compute dtype."""

@@ -168,7 +168,7 @@ class StepOptions:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        return f"Around({', '.join(f'{name}={own!r}' for name, own in self.on.items())})"
+        return f"StepOptions({', '.join(f'{name}={own!r}' for name, own in self.on.items())})"
 
     # Pickles hold keywords: those of an earlier version all of them.
     def __getstate__(self) -> dict[str, Any]:

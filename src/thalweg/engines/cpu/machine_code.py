@@ -187,7 +187,7 @@ def link_kernel(name: str, code: bytes) -> int:
 def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
     """The address of a kernel that is compiled for this process alone, where `link_kernel` cannot.
 
-    Arguments as those of `compiled`.
+    Arguments as those of `compile_kernel`.
     """
     from llvmlite import binding
 

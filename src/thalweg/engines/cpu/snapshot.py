@@ -95,7 +95,9 @@ class Snapshot:
         """A dictionary that has these entries, in their order; the value of one key may vary."""
         pairs = [n for k, each in entries.items() for n in (id(k), id(each) if k != varying else 0)]
         self._dicts.append((entries, np.array(pairs, np.int64)))
-        self._held.append([*entries.items()])
+        self._held.append(
+            [each for k, x in entries.items() for each in (k, x if k != varying else 0)]
+        )
 
     def tensor(self, tensor: Tensor) -> int | None:
         """The number of a tensor that is as it is now; None if nobody could tell."""

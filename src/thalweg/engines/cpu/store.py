@@ -77,8 +77,9 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
     Args:
         name: The function's name, which holds the hash of all that matters to its code.
         source: Its text, in the language of `compiler`.
-        briefly: How it is compiled, see `machine_code.compiled`; always the same for a name.
+        briefly: How it is compiled, see `machine_code.compile_kernel`; always the same for a name.
     """
+    machine_code.tuning()  # which takes another lock: never within this one, for forks take both
     with _lock:
         found = _addresses.get(name)
         if found is None:

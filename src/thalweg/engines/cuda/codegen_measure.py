@@ -230,7 +230,7 @@ def generate_measure(
     Args:
         formulas, stages, storage, from_copy: As for `Sweep`.
         measured: How many of the tensors formulas may read.
-        compute, flush: As for `generate` of `codegen`.
+        compute, flush: As for `generate_update` of `codegen`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.

@@ -152,7 +152,7 @@ def generate_rows(
     """The kernel of an update of the rows that a sparse gradient names.
 
     Args:
-        update, compute, flush, fast: As for `generate` of `codegen`.
+        update, compute, flush, fast: As for `generate_update` of `codegen`.
         duplicates: What happens to a row that the gradient names several times.
         threads: Of a program, which works on as many shares of a row.
     """
@@ -176,7 +176,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
 
     Args:
         update: The update; it takes no gradient.
-        compute, flush, fast: As for `generate` of `codegen`.
+        compute, flush, fast: As for `generate_update` of `codegen`.
     """
     element, share = Element(update, Writer(compute, flush, fast)), share_of(update.storage)
     text = _UNTOUCHED.format(

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -324,7 +324,6 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return self._applies() and "apply_gradients" not in vars(self)
 
     @classmethod
-    @cache
     def _applies(cls) -> bool:
         own = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
         return all("_APPLIES" in vars(base) for base in own)
@@ -386,7 +385,11 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             quick = kept.quick
             if quick is None or (quick.is_due and done is None) or not quick.is_over(given):
                 return False
-            return quick.take(self, kept, (given, global_step, values, how))
+            try:
+                return quick.take(self, kept, (given, global_step, values, how))
+            finally:
+                if done is not None:
+                    done.settle()
 
     def _take(
         self,

@@ -74,7 +74,8 @@ class SteadyV1Apply(SteadyApply):
         self._known = list(map(number_of, self._counters))
         self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
         self._scalars: dict[Dtype, dict[str, Any]] = {}
-        if not optimizer._has_own_hook("_scalars_of"):
+        reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
+        if reads_alone and not optimizer._has_own_hook("_scalars_of"):
             dtypes = planned.ready.dtypes
             self._scalars = {each: optimizer._hyper_scalars(values, each, None) for each in dtypes}
 
@@ -194,7 +195,10 @@ def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Mov
 
 def _following(kind: Any, known: Any, factor: Any) -> Any:
     """What a counter becomes; see `counting_calls` of the hooks."""
-    return known + 1 if factor is None else product(kind(known), factor).item()
+    if factor is not None:
+        return product(kind(known), factor).item()
+    # Of a float as it is stored: float32 counts no further than 2**24.
+    return (kind(known) + kind(1)).item() if issubclass(kind, np.floating) else known + 1
 
 
 def _is_plain(optimizer: Any) -> bool:
