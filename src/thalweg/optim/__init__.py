@@ -27,11 +27,14 @@ from thalweg.optim.classes import (
     Rprop,
     SparseAdam,
 )
+from thalweg.optim.kinds import HOMES
 from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
+    from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
+    from thalweg.optim.mixed import Mixed
     from thalweg.optim.modern.adamw import (
         AdamWCautiousDecay,
         AdamWCoupled,
@@ -75,6 +78,7 @@ __all__ = [
     "CautiousAdamW",
     "LaProp",
     "Lion",
+    "Mixed",
     "NAdam",
     "NAdamW",
     "RAdam",
@@ -86,26 +90,14 @@ __all__ = [
     "SparseAdam",
     "StableAdamW",
     "groups",
+    "hidden_matrices",
     "tensorflow",
 ]
 _HOMES = {
-    "Lion": "lion",
+    **HOMES,
+    "Mixed": "mixed",
     "RuleOptimizer": "rule_optimizer",
-    "AdamWCoupled": "modern.adamw",
-    "AdamWDecoupled": "modern.adamw",
-    "AdamWIndependent": "modern.adamw",
-    "AdamWCautiousDecay": "modern.adamw",
-    "NAdamW": "modern.adamw",
-    "CautiousAdamW": "modern.adamw",
-    "StableAdamW": "modern.adamw",
-    "LaProp": "modern.further",
-    "AdEMAMix": "modern.further",
-    "ADOPT": "modern.further",
-    "Adan": "modern.further",
-    "LAMB": "modern.further",
-    "AdamH": "modern.further",
-    "ScheduleFreeAdamW": "modern.schedule_free",
-    "ScheduleFreeSGD": "modern.schedule_free",
+    "hidden_matrices": "hidden",
 }
 __all__ += [name for name in torch.optim.__all__ if name not in __all__]
 

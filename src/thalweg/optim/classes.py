@@ -132,7 +132,8 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         return True
 
     def _starts_of(self, group: Group) -> dict[str, Any]:
-        return {"sum": self.defaults["initial_accumulator_value"]}
+        name = "initial_accumulator_value"
+        return {"sum": self.defaults.get(name, group.get(name, 0.0))}
 
 
 class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):

@@ -237,14 +237,15 @@ class FusedOptimizer(Scaled):
         found = of_strange(group, self._strange_options(group), place)
         if found:
             raise InvalidArgumentError(f"{found[0]}.")
-        lacking = [name for name in self._wanted_options() if name not in group]
-        if complete and lacking:
+        lacking = complete and [n for n in self._wanted_options(group) if n not in group]
+        if lacking:
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
+        kind = self._kind_of(group)
         return [
-            *of_options(group, self._wanted_options(), self._flags, place, self._betas),
+            *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
             *of_strange(group, self._strange_options(group), place),
         ]
 
@@ -256,8 +257,12 @@ class FusedOptimizer(Scaled):
             for name in self._around.others(group)
         }
 
-    def _wanted_options(self) -> Sequence[str]:
-        """The options that a step reads."""
+    def _kind_of(self, group: Group) -> Any:
+        """What says which options a group has: a class, or an optimizer."""
+        return type(self)
+
+    def _wanted_options(self, group: Group) -> Sequence[str]:
+        """The options that a step reads of a group."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

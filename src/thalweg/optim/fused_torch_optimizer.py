@@ -98,6 +98,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         """The rule that updates a group."""
         raise NotImplementedError
 
+    def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
+        """The class whose options and state a group has."""
+        return type(self)
+
     def _starts_of(self, group: Group) -> Own:
         """What the state of a group's parameters starts from, where the rule cannot say."""
         return {}
@@ -117,7 +121,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         for rule, share in shares.items():
             if rule not in parts:
                 kinds, blocks = self._around.kinds, self._own.blocks
-                parts[rule] = ParamState(rule, self._numbers(rule), self._plain, kinds, blocks)
+                own = self._kind_of(self.param_groups[share.places[0]])
+                numbers = self._numbers(rule, own)
+                parts[rule] = ParamState(rule, numbers, own._plain, kinds, blocks)
             part = parts[rule]
             hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
         if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
@@ -206,7 +212,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         return bool(group.get("differentiable")) or (is_refused and not group.get("capturable"))
 
     def _counts_there(self) -> bool:
-        if self._plain or self._around.kinds.device:
+        is_plain = any(self._kind_of(group)._plain for group in self.param_groups)
+        if is_plain or self._around.kinds.device:
             return False
         if self._around.of(Unscaling).fused_unscale or self._asks("capturable"):
             return True
@@ -226,7 +233,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         if not params:
             return True
         slots = self._around.rule(self._choose_rule(group)).slots
-        names = {slot.name for slot in slots}.union((STEP,) if self._keeps_step else ())
+        names = {slot.name for slot in slots}
+        if self._keeps_step(self._kind_of(group)):
+            names.add(STEP)
         return all(names <= self.state.get(param, {}).keys() for param in params)
 
     def _fits(self, share: _Share) -> bool:
@@ -238,9 +247,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         around = self._around
         for (grad, param), place in zip(*share, strict=True):
             group, has_rows = self.param_groups[place], grad.layout != torch.strided
-            if refusal := self._sparse if has_rows else self._dense:
+            kind = self._kind_of(group)
+            if refusal := kind._sparse if has_rows else kind._dense:
                 raise RuntimeError(refusal)
-            if has_rows and not self._takes_rows(group):
+            if has_rows and not kind._takes_rows(group):
                 return False
             if around.keeps_as_torch and not self._has_kind(group, param):
                 return False
@@ -300,17 +310,19 @@ class FusedTorchOptimizer(FusedOptimizer):
         rule = self._around.rule(self._choose_rule(self.param_groups[place]))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
-    def _numbers(self, rule: Rule) -> dict[str, Number]:
-        """The numbers that each parameter has of its own."""
-        own = {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
-        start = 0 if self._plain else 0.0
-        step = {STEP: Number(start, may_lack=not self._counts)}
-        return {**step, **own} if self._keeps_step else own
+    def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, Number]:
+        """The numbers that each parameter has of its own, in groups of a class."""
+        own = {
+            slot.name: Number(slot.initial, is_rounded=slot.name in kind._as_tensors)
+            for slot in rule.scalar_slots
+        }
+        start = 0 if kind._plain else 0.0
+        step = {STEP: Number(start, may_lack=not kind._counts)}
+        return {**step, **own} if self._keeps_step(kind) else own
 
-    @property
-    def _keeps_step(self) -> bool:
-        """Whether each parameter has a step number, for the class or for an option."""
-        return self._counts or self._around.counts
+    def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
+        """Whether parameters have a step number, for the class of their group or for an option."""
+        return kind._counts or self._around.counts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, all of it or nothing.
@@ -327,22 +339,23 @@ class FusedTorchOptimizer(FusedOptimizer):
             own = without_dynamo(theirs.load_state_dict)
             load(self, state_dict, partial(as_torch, load=own))
 
-    def _wanted_options(self) -> Sequence[str]:
-        return self._wanted
+    def _wanted_options(self, group: Group) -> Sequence[str]:
+        return self._kind_of(group)._wanted
 
     def _unfit_state(self, group: Group | None, own: Any, param: Tensor, title: Any) -> list[str]:
         """Why a step could not be taken with the state of a parameter of a group."""
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
-        slots = self._choose_rule(group or self.param_groups[0]).slots
-        scalars = [STEP] * self._counts + [slot.name for slot in slots if slot.scalar]
-        beside = [*self._optional, *self._around.keys(param)]
+        group = group or self.param_groups[0]
+        kind, slots = self._kind_of(group), self._choose_rule(group).slots
+        scalars = [STEP] * kind._counts + [slot.name for slot in slots if slot.scalar]
+        beside = [*kind._optional, *self._around.keys(param)]
         others = [*(slot.name for slot in slots if not slot.scalar), *beside]
         wanted |= {name: Want() for name in scalars}
-        if self._keeps_step and not self._counts:
+        if self._keeps_step(kind) and not kind._counts:
             wanted[STEP] = Want(is_optional=True)
-        wanted |= {n: Want(param, (), n in self._rowwise, n in beside) for n in others}
+        wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

@@ -256,7 +256,8 @@ class TorchHooks(GroupHooks):
                     made[name] = number(each)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
             group = optimizer.param_groups[place]
-            names = [n for n in optimizer._wanted_options() if n not in optimizer._flags]
+            flags = optimizer._kind_of(group)._flags
+            names = [n for n in optimizer._wanted_options(group) if n not in flags]
             own = ", ".join(f"{name}={shown(group.get(name))}" for name in names)
             raise InvalidArgumentError(
                 f"Group {place} takes no step with {own}: {error} in step {numbers.get('t', 1)}."
@@ -265,6 +266,6 @@ class TorchHooks(GroupHooks):
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         value = self._made[key][column.name]
-        if column.name in self._optimizer._as_tensors and not isinstance(value, Tensor):
+        if self._part.numbers[column.name].is_rounded and not isinstance(value, Tensor):
             return torch.tensor(value).item()
         return value

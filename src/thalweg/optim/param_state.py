@@ -48,11 +48,13 @@ class Number(NamedTuple):
         start: What it is before the first step.
         dtype: That of its tensors; torch's own for such numbers if None.
         may_lack: Whether a state that has all else may be without it: an option asks for it.
+        is_rounded: Whether torch makes a tensor of it before it counts.
     """
 
     start: float
     dtype: torch.dtype | None = None
     may_lack: bool = False
+    is_rounded: bool = False
 
 
 def check_number(value: Any, what: str) -> None:
@@ -87,6 +89,7 @@ class ParamState:
 
     Attributes:
         kept: The core's plans.
+        numbers: As given.
         columns: The numbers that each parameter has of its own.
         homes: The device that alone knows them, None for the host; that which they are on where
             the host knows them.
@@ -113,7 +116,7 @@ class ParamState:
         self.homes: tuple[torch.device | None, torch.device] = (None, CPU)
         self.lacked: dict[str, list[bool]] = {}
         self.locals: Any = None
-        self._numbers = numbers
+        self.numbers = numbers
         self._plain = plain
         self._options: dict[int, Options] = {}
         self._blocks = Blocks() if blocks is None else blocks
@@ -164,7 +167,7 @@ class ParamState:
         """
         self._known = None
         self.homes = homes
-        remembers = bool(self._numbers or self.rule.slots)
+        remembers = bool(self.numbers or self.rule.slots)
         if self.locals is None:
             self.locals = locals_of(params)
         self._params = list(params)
@@ -175,10 +178,10 @@ class ParamState:
             own |= self._kinds.brought_home(own, param)
         self._owner_of = {id(p): own for p, own in zip(params, self._owners, strict=True)}
         self._fresh = {id(param): {} for param in params}
-        self.columns = [self._column(name, each, starts) for name, each in self._numbers.items()]
+        self.columns = [self._column(name, each, starts) for name, each in self.numbers.items()]
         self.lacked = {}
         for slot in self.rule.slots:
-            if slot.name not in self._numbers:
+            if slot.name not in self.numbers:
                 self._make_slots(slot, starts)
         for param in params:
             target = self._target_of.get(id(param), param)
@@ -321,7 +324,9 @@ class ParamState:
         if known is None or not known.hold(group):
             if known is None or not known.hold_beside_rate(group):
                 optimizer._check_options(group, place)
-            known = self._options[place] = Options(group, self.rule, optimizer._fixed)
+            known = self._options[place] = Options(
+                group, self.rule, optimizer._kind_of(group)._fixed
+            )
         known.check_memory()
         return known
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -247,6 +247,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
+    def _kind_of(self, group: Group) -> Any:
+        return self  # whose rule decides
+
     @property
     def _betas(self) -> int:
         return len(members_of("betas", self._hypers))
@@ -255,12 +258,12 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _hypers(self) -> set[str]:
         return {hyper.name for hyper in self.rule.hypers}
 
-    def _wanted_options(self) -> Sequence[str]:
+    def _wanted_options(self, group: Group) -> Sequence[str]:
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         found, kind = super()._strange_options(group), type(self).__name__
-        own = self._wanted_options()
+        own = self._wanted_options(cast("Group", group))
         for name in self._decided:
             if name in group and name not in own:
                 found[name] = f"but the constructor of {kind} decides it for all groups"

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from types import EllipsisType
+from typing import Any, cast
 
 from torch import Tensor
 from torch.nn import Module
 
+from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.ground.locks import importing
 
 Selector = str | type[Module] | int
+RuleSelector = Selector | tuple[str, ...] | EllipsisType
 
 
 def groups(
     module: Module,
     *,
+    rules: Mapping[RuleSelector, Any] | None = None,
     decay: float | None = None,
     no_decay: Iterable[Selector] | Selector = (),
     lr: float | None = None,
     lr_scale: Mapping[Selector, float] | None = None,
     frozen: Iterable[Selector] | Selector = (),
-) -> list[dict[str, Any]]:
+) -> list[Group]:
     """Groups of a module's parameters, with their names, for an optimizer of torch's kind.
 
     A parameter is selected by a part of its name between dots or a pattern over all of it ("bias",
@@ -32,17 +37,22 @@ def groups(
 
     Args:
         module: The module.
-        decay: Optional. `weight_decay` of the groups.
+        rules: Optional. What updates parameters, by selector, for `thalweg.optim.Mixed`: a class of
+            `thalweg.optim`, its name, or a dict of its options with that as "rule". A tuple of
+            names is a selector, too (`hidden_matrices` makes one), and `...`: all that is left.
+            Names come first, then patterns and parts of names, tuples, classes, dimensions, `...`;
+            of those that come first exactly one is to select a parameter. `print` shows the table.
+        decay: Optional. `weight_decay` of the groups, where a rule has none of its own.
         no_decay: What has a `weight_decay` of 0 instead.
-        lr: Optional. The learning rate of the groups; needed for `lr_scale`.
+        lr: Optional. The learning rate of the groups, likewise; needed for `lr_scale`.
         lr_scale: Optional. What the learning rate is multiplied by, by selector. Where several
             select a parameter, their product.
         frozen: What is left out.
 
     Raises:
         InvalidTypeError: A selector is of another type.
-        InvalidArgumentError: A selector selects nothing, `lr_scale` has no `lr`, or `no_decay` no
-            `decay`.
+        InvalidArgumentError: A selector selects nothing, a parameter is selected by no rule or by
+            two, `lr_scale` has no `lr`, or `no_decay` no `decay`.
 
     Example:
         >>> from torch import nn
@@ -53,57 +63,95 @@ def groups(
         0.0 ['0.bias', '1.weight', '1.bias']
     """
     named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
-    owners = {
-        id(param): owner for owner in module.modules() for param in owner.parameters(recurse=False)
-    }
-    scales = dict(lr_scale or {})
-    if scales and lr is None:
+    owners, scales = owners_of(module), dict(lr_scale or {})
+    of_rules: Any = None
+    if rules is not None:
+        with importing:
+            from thalweg.optim.rules_by_selector import RulesBySelector
+        of_rules = RulesBySelector(rules)
+    if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
-    if decay is None and _listed(no_decay):
+    if decay is None and _listed(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
 
     def chosen(selector: Any, what: str) -> set[int]:
         found = {
-            id(param)
+            id(param): name
             for name, param in named
-            if _selects(selector, name, param, owners[id(param)], what)
+            if selects(selector, name, param, owners[id(param)], what)
         }
-        if not found:
-            parts = {part for name, _ in named for part in name.split(".")}
-            near = did_you_mean(selector, parts) if isinstance(selector, str) else ""
-            raise InvalidArgumentError(f"{what} {selector!r} selects no parameter. {near}".rstrip())
-        return found
+        check_selects(found, selector, [name for name, _ in named], what)
+        return set(found)
 
     left_out = {key for each in _listed(frozen) for key in chosen(each, "frozen")}
     plain = {key for each in _listed(no_decay) for key in chosen(each, "no_decay")}
     scaled = [(chosen(each, "lr_scale"), factor) for each, factor in scales.items()]
-    made: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for name, param in named:
-        if id(param) in left_out:
-            continue
-        own: dict[str, Any] = {}
-        if decay is not None:
-            own["weight_decay"] = 0.0 if id(param) in plain else decay
+    named = [(name, param) for name, param in named if id(param) not in left_out]
+    places = [0] * len(named) if of_rules is None else of_rules.choose(named, owners)
+    made: dict[tuple[Any, ...], Group] = {}
+    for (name, param), place in zip(named, places, strict=True):
+        key = id(param)
+        own: Group = {} if of_rules is None else dict(of_rules.options[place])
+        decays = of_rules is None or of_rules.takes(place, "weight_decay")
+        if key in plain and decays:
+            own["weight_decay"] = 0.0
+        elif decay is not None and decays:
+            own.setdefault("weight_decay", decay)
         if lr is not None:
-            own["lr"] = lr
-            for members, factor in scaled:
-                own["lr"] *= factor if id(param) in members else 1
-        group = made.setdefault(tuple(own.values()), {"params": [], **own})
+            own.setdefault("lr", lr)
+        for members, factor in scaled:
+            if key in members:
+                own["lr"] = own["lr"] * factor
+        alike = (place, own.get("weight_decay"), own.get("lr"))
+        group = made.setdefault(alike, {"params": [], **own})
         group["params"].append((name, param))
-    return list(made.values())
+    found = list(made.values())
+    return found if of_rules is None else of_rules.titled(found)
 
 
-def _listed(selectors: Any) -> list[Any]:
-    return [selectors] if isinstance(selectors, str | type | int) else list(selectors)
+def owners_of(module: Module) -> dict[int, list[Module]]:
+    """The modules that own each parameter, by its `id`: several where it is tied."""
+    found: dict[int, list[Module]] = {}
+    for owner in module.modules():
+        for param in owner.parameters(recurse=False):
+            found.setdefault(id(param), []).append(owner)
+    return found
 
 
-def _selects(selector: Any, name: str, param: Tensor, owner: Module, what: str) -> bool:
+def check_selects(found: Collection[Any], selector: Any, names: Iterable[str], what: str) -> None:
+    """Refuse a selector that selects nothing.
+
+    Raises:
+        InvalidArgumentError: It does not; says what it may have meant.
+    """
+    if not found:
+        parts = {part for name in names for part in name.split(".")}
+        near = did_you_mean(selector, parts) if isinstance(selector, str) else ""
+        raise InvalidArgumentError(f"{what} {selector!r} selects no parameter. {near}".rstrip())
+
+
+def called(selector: str, name: str) -> bool:
+    """Whether a name is called so: by a part of it between dots, or a pattern over all of it."""
+    return selector in name.split(".") or fnmatchcase(name, selector)
+
+
+def selects(selector: Any, name: str, param: Tensor, owners: Iterable[Module], what: str) -> bool:
+    """Whether a parameter is selected.
+
+    Raises:
+        InvalidTypeError: The selector is of another type.
+    """
     if isinstance(selector, str):
-        return selector in name.split(".") or fnmatchcase(name, selector)
+        return called(selector, name)
     if isinstance(selector, type) and issubclass(selector, Module):
-        return isinstance(owner, selector)
+        return any(isinstance(owner, selector) for owner in owners)
     if isinstance(selector, int) and not isinstance(selector, bool):
         return param.dim() <= selector
     raise InvalidTypeError(
         f"{what} must hold names, classes of modules or numbers of dimensions, not {selector!r}."
     )
+
+
+def _listed(selectors: Any) -> list[Any]:
+    is_one = isinstance(selectors, str | type | int)
+    return [selectors] if is_one else list(cast("Iterable[Any]", selectors))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.groups import Group
+from thalweg.core.options.average import EMA
 from thalweg.core.options.update_targets import MASTER
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
@@ -24,6 +25,7 @@ class Means:
 
     param_groups: list[Group]
     _own: Any
+    _has_means: bool = True
 
     def swapped(self) -> AbstractContextManager[None]:
         """Have parameters be their means in a `with` block, to evaluate or to save a model.
@@ -33,17 +35,21 @@ class Means:
         Raises:
             FailedPreconditionError: A step is taken inside, or the block is in another one.
         """
+        if not self._has_means:
+            return super().swapped()  # pyright: ignore
         with importing:
             from thalweg.optim.swapping import swapped
         shares = {
-            id(param): number(group["betas"][0] if "betas" in group else group["momentum"])
+            id(param): number(group["betas"][0] if "betas" in group else group.get("momentum", 0))
             for group in self.param_groups
             for param in group["params"]
         }
 
         def mean_of(param: Tensor, own: Any) -> Tensor | None:
+            if "z" not in own:
+                return own.get(EMA)
             share = shares.get(id(param), 0.0)
-            if not share or "z" not in own:
+            if not share:
                 return None
             var = own.get(MASTER, param).detach()
             return torch.lerp(var, own["z"].to(var.dtype), 1 - 1 / share).to(param.dtype)
@@ -56,7 +62,7 @@ class Means:
         Raises:
             FailedPreconditionError: It is asked for inside of `swapped()`.
         """
-        if self._own.is_swapped:
+        if self._has_means and self._own.is_swapped:
             raise FailedPreconditionError(
                 "Inside of swapped() parameters are means, which this state does not go with: save"
                 " it outside."

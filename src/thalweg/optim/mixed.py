@@ -1,0 +1,128 @@
+"""`Mixed`: one optimizer whose groups are updated by different rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from thalweg.core.groups import Group
+from thalweg.core.state import shown
+from thalweg.errors import InvalidArgumentError, NotFoundError
+from thalweg.formula import Rule
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.kinds import KINDS, class_named, kind_of
+from thalweg.optim.modern.arguments import Arguments
+from thalweg.optim.modern.schedule_free import Means
+from thalweg.optim.param_state import Own
+
+
+class MixedArguments(Arguments):
+    """What `Mixed` is given."""
+
+    def __init__(self, params: Iterable[Mapping[str, Any]]) -> None:
+        super().__init__(params)
+
+
+class Mixed(Means, FusedTorchOptimizer, MixedArguments):
+    """Groups with a rule each, in one step: all of them are updated, or none.
+
+    One norm clips all gradients, one `state_dict` has all state, `last_step` tells of all groups,
+    and a schedule of the rate sees each. State and options are those of the rule's class.
+
+    Args:
+        params: Groups as torch takes them, each with a `rule`, a class of `thalweg.optim` or its
+            name, and options of that class; what a group lacks is that class's default.
+            `thalweg.optim.groups(model, rules=...)` makes such.
+
+    Raises:
+        NotFoundError: A group has no rule.
+        InvalidTypeError, InvalidArgumentError: Its rule is no class of `thalweg.optim`, or does not
+            take an option that the group has.
+        TypeError, ValueError: As the class of a rule raises them.
+
+    Example:
+        >>> from torch import nn
+        >>> from thalweg import optim
+        >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+        >>> rules = {"1.weight": {"rule": "Lion", "lr": 1e-4}, ...: "AdamW"}
+        >>> optimizer = optim.Mixed(optim.groups(model, rules=rules))
+        >>> [(group["rule"], len(group["params"])) for group in optimizer.param_groups]
+        [('Lion', 1), ('AdamW', 4)]
+    """
+
+    _torch = MixedArguments
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, all of it or nothing; the group has a `rule`.
+
+        Raises:
+            NotFoundError, TypeError, ValueError: As the class.
+        """
+        given: object = param_group
+        if isinstance(given, dict):  # else torch refuses it
+            param_group = _completed(param_group, len(self.param_groups))
+        super().add_param_group(param_group)
+
+    def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
+        return kind_of(group.get("rule"))
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        kind = kind_of(group.get("rule"))
+        try:
+            return kind._choose_rule(group)
+        except KeyError as error:
+            raise NotFoundError(
+                f"A group whose rule is {kind.__name__} has no {error.args[0]!r}: a rule is given"
+                " when the group is added."
+            ) from error
+
+    def _starts_of(self, group: Group) -> Own:
+        return self._kind_of(group)._starts_of(self, group)
+
+    @property
+    def _has_means(self) -> bool:
+        return any(issubclass(self._kind_of(group), Means) for group in self.param_groups)
+
+    @property
+    def _single(self) -> set[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {name for group in self.param_groups for name in self._kind_of(group)._single}
+
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        rule, own = group.get("rule"), self.param_groups[place]["rule"]
+        if rule != own:
+            return [f"the rule of group {place} is {shown(rule)}, here {own!r}"]
+        return super()._unfit_options(group, place)
+
+    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        found = super()._strange_options(group)
+        if isinstance(rule := group.get("rule"), str) and rule in KINDS:
+            strange = _of_others(rule).intersection(group)
+            found |= dict.fromkeys(sorted(strange), f"which is no option of {rule}")
+        return found
+
+
+def _completed(group: Group, place: int) -> Group:
+    """A group with all the options of its rule, which are checked."""
+    if "rule" not in group:
+        raise NotFoundError(
+            f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
+        )
+    kind = kind_of(group["rule"])
+    strange = sorted(_of_others(kind.__name__).intersection(group))
+    if strange:
+        raise InvalidArgumentError(
+            f"{strange[0]!r} of group {place} is no option of {kind.__name__}."
+        )
+    own = [name for name in kind.__signature__.parameters if name in group and name != "params"]
+    checked = kind([torch.zeros(1)], **{name: group[name] for name in own}).param_groups[0]
+    del checked["params"]
+    return {**checked, **group, "rule": kind.__name__}
+
+
+def _of_others(rule: str) -> set[str]:
+    """The options of all classes that one does not have."""
+    names, own = {name for each in KINDS for name in class_named(each)._wanted}, class_named(rule)
+    return names.difference(own.__signature__.parameters, own._fixed)
