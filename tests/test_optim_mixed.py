@@ -331,6 +331,7 @@ def test_hidden_matrices() -> None:
     assert optim.hidden_matrices(Tied(), allow="embedding.*", leave="conv") == (
         "embedding.weight", "mixing.weight",
     )  # fmt: skip
+    assert optim.hidden_matrices(Tied(), output="head.*") == ("mixing.weight", "conv.weight")
     assert optim.hidden_matrices(model(), output="3.*") == ("1.weight",)
     assert optim.hidden_matrices(model(), output=()) == ("1.weight", "3.weight")
     with pytest.raises(InvalidArgumentError, match="name the parameters of its output"):

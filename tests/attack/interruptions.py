@@ -331,6 +331,13 @@ def of_many_rules(own: list[Tensor], **options: Any) -> Any:
     return optim.SGD([*groups, {"params": own[3:]}], lr=0.01, **options)
 
 
+def mixed(own: list[Tensor], **options: Any) -> Any:
+    """The same, of several classes."""
+    rules = "AdamW", "Lion", "LAMB"
+    groups = [{"params": [param], "rule": rule} for param, rule in zip(own, rules, strict=False)]
+    return optim.Mixed([*groups, {"params": own[3:], "rule": "SGD"}], **options)
+
+
 def in_session() -> Training:
     with graph.Graph().as_default():
         x = graph.placeholder(torch.float32, [40])
@@ -417,6 +424,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optim": of_optim(lambda own: optim.AdamW(own, 0.01, clip_grad_norm=1.0)),
     "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
     "optim many rules": of_optim(of_many_rules),
+    "optim mixed": of_optim(lambda own: mixed(own, clip_grad_norm=1.0, ema_decay=0.9)),
     "optim tensorflow": of_optim(lambda own: optim.tensorflow.Nadam(own, 0.01)),
     "optim accumulate": of_optim(
         lambda own: optim.Adam(own, 0.01, accumulate=2, ema_decay=0.9, clip_grad_norm=1.0)

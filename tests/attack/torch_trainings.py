@@ -33,6 +33,16 @@ OURS: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
     ("SparseAdam", {}),
+    ("Lion", {"weight_decay": 0.1}),
+    ("Adan", {"weight_decay": 0.1}),
+    ("ADOPT", {}),
+    ("AdEMAMix", {}),
+    ("AdamWCautiousDecay", {"weight_decay": 0.1}),
+    ("CautiousAdamW", {}),
+    ("StableAdamW", {}),
+    ("LAMB", {"weight_decay": 0.1}),
+    ("AdamH", {}),
+    ("ScheduleFreeAdamW", {"warmup_steps": 2}),
 ]
 TENSORFLOWS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9, "nesterov": True}),
@@ -85,7 +95,16 @@ class OptimTraining(Training):
         groups = [{"params": part} for part in parts if part]
         if len(groups) > 1 and "momentum" in own and home is optim and dice.random() < 0.5:
             groups[1]["momentum"] = 0.0  # several rules in a step
+        elif home is optim and dice.random() < 0.2:
+            others = [dice.choice(OURS) for _ in groups[1:]]
+            for group, (rule, its) in zip(groups, [(name, own), *others], strict=True):
+                group |= {"rule": rule, "lr": 0.1, **its}
+            return optim.Mixed(groups, **options(dice))
         return getattr(home, name)(groups, lr=0.1, **own, **options(dice))
+
+    @property
+    def is_mixed(self) -> bool:
+        return isinstance(self.opt, optim.Mixed)
 
     @property
     def adds_up(self) -> bool:
@@ -124,7 +143,8 @@ class OptimTraining(Training):
 
     def add(self, value: Tensor) -> None:
         made = torch.nn.Parameter(value)
-        self.opt.add_param_group({"params": [made]})
+        group = {name: self.opt.param_groups[-1][name] for name in ("rule",) if self.is_mixed}
+        self.opt.add_param_group({"params": [made], **group})
         self.variables.append(made)
 
     def save(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.selecting import called, check_selects, owners_of
+from thalweg.optim.selectors import called, check_selects, owners_of
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
@@ -50,7 +50,7 @@ def hidden_matrices(
     """
     named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
     allowed, left = _called(allow, named, "allow"), _called(leave, named, "leave")
-    ends = _of_output(module, output, named) | _of_input(module)
+    ends = _of_output(module, output) | _of_input(module)
     owners, found, strange = owners_of(module), list[str](), list[str]()
     for name, param in named:
         kinds = owners[id(param)]
@@ -97,11 +97,10 @@ def _of_input(module: nn.Module) -> set[int]:
     return {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else set()
 
 
-def _of_output(
-    module: nn.Module, output: Iterable[str] | str | None, named: Sequence[tuple[str, Tensor]]
-) -> set[int]:
+def _of_output(module: nn.Module, output: Iterable[str] | str | None) -> set[int]:
     """The `id` of the output layer's parameters."""
     if output is not None:
+        named = list(module.named_parameters(remove_duplicate=False))
         names = _called(output, named, "output")
         return {id(param) for name, param in named if name in names}
     asked: Any = getattr(module, "get_output_embeddings", None)

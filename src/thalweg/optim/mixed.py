@@ -49,7 +49,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         >>> rules = {"1.weight": {"rule": "Lion", "lr": 1e-4}, ...: "AdamW"}
         >>> optimizer = optim.Mixed(optim.groups(model, rules=rules))
         >>> [(group["rule"], len(group["params"])) for group in optimizer.param_groups]
-        [('Lion', 1), ('AdamW', 4)]
+        [('AdamW', 4), ('Lion', 1)]
     """
 
     _torch = MixedArguments

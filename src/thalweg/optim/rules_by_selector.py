@@ -11,7 +11,7 @@ from torch.nn import Module
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.optim.kinds import kind_of
-from thalweg.optim.selecting import check_selects, selects
+from thalweg.optim.selectors import check_selects, selects
 
 _REST = 10**6  # comes last
 
