@@ -57,7 +57,8 @@ PY_TUPLE_SIZE = 44
 PY_TUPLE_GET_ITEM = 45
 MEASURES = 46  # launches, like those above
 HAS_MEASURED = 48  # whether gradients are to lie where they were measured
-BLOCK = 49
+CLIPPING = 49  # what `look_norm` needs
+BLOCK = 50
 
 AHEAD = 8  # tensors
 
@@ -112,6 +113,7 @@ CALLED_PART = 4  # which part of a step
 WHOLE = 0
 MEASURE = 1  # gradients are measured, nothing is written
 UPDATE = 2  # of gradients that were measured
+CLIPPED = 3  # a whole one: gradients are measured, clipped by their common norm, and taken
 
 # What is not as it was.
 OTHER_LIST = 1
@@ -124,6 +126,7 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
+BEYOND = 11  # a norm that `look_norm` leaves to others
 
 
 def word(address):
@@ -379,8 +382,13 @@ def step(called):
     found = look(block)
     if found != 0:
         return found
-    if called[CALLED_PART] == MEASURE:
+    part = called[CALLED_PART]
+    if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
-    else:
+    if part == CLIPPED:
+        found = clip(block)
+        if found != 0:
+            return found
+    if part != MEASURE:
         write(block)
     return 0
