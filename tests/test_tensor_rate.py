@@ -46,10 +46,15 @@ def rates(dtype: torch.dtype) -> list[float]:
 def test_it_computes_as_torch(dtype: torch.dtype) -> None:
     for step, value in enumerate(rates(dtype)):
         rate = torch.tensor(value, dtype=dtype)
-        given = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1 / (1 + step), "maximize": False}
+        given: dict[str, Any] = {
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "weight_decay": 0.1 / (1 + step),
+            "maximize": False,
+        }
         given |= {"decoupled_weight_decay": True, "t": step + 1}
-        theirs = prepare(learning_rate=rate, **given)
-        own = prepare(learning_rate=TensorRate.of(rate), **given)
+        theirs: dict[str, Any] = prepare(learning_rate=rate, **given)
+        own: dict[str, Any] = prepare(learning_rate=TensorRate.of(rate), **given)
         for name in ("shrink", "step_size"):
             assert own[name].value == theirs[name].item(), (name, value)
         assert (3 * TensorRate.of(rate) * 7).value == (3 * rate * 7).item()

@@ -57,7 +57,7 @@ PY_TUPLE_SIZE = 44
 PY_TUPLE_GET_ITEM = 45
 MEASURES = 46  # launches, like those above
 HAS_MEASURED = 48  # whether gradients are to lie where they were measured
-CLIPPING = 49  # what `look_norm` needs
+CLIPPING = 49  # the block of `look_norm`
 BLOCK = 50
 
 AHEAD = 8  # tensors
@@ -70,6 +70,11 @@ GRADIENT = 64
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
 COLUMN = 32  # where numbers lie, how many, their kind, what they become
 WATCH = 24  # where a number lies, how many bytes it has, what they are
+
+# Words of the block of `look_norm`.
+CLIPPING_ROUTINE = 0
+CLIPPING_IS_USUAL = 1
+CLIPPING_TAKEN = 2
 
 # Words of a tensor's record.
 OBJECT = 0
@@ -126,7 +131,7 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
-BEYOND = 11  # a norm that `look_norm` leaves to others
+BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
 
 
 def word(address):
@@ -386,9 +391,11 @@ def step(called):
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
     if part == CLIPPED:
-        found = clip(block)
-        if found != 0:
-            return found
+        clipping = int64_pointer(block[CLIPPING])
+        call(clipping[CLIPPING_ROUTINE], block[CLIPPING])
+        if clipping[CLIPPING_IS_USUAL] == 0:
+            return BEYOND
+        clipping[CLIPPING_TAKEN] = block[TAKEN] + 1
     if part != MEASURE:
         write(block)
     return 0

@@ -33,6 +33,11 @@ def LOOK_NAME(argument):
     called = int64_pointer(address_of(argument))
     called[CALLED_RESULT] = step(called)
 """
+_MAIN_OF_NORM = """
+
+def LOOK_NAME(argument):
+    clip(int64_pointer(address_of(argument)))
+"""
 _FUNCTIONS = {
     look.PY_LIST_SIZE: "PyList_Size",
     look.PY_LIST_GET_ITEM: "PyList_GetItem",
@@ -43,17 +48,23 @@ _FUNCTIONS = {
 }
 
 
-def _source() -> str:
-    # Whole files: a search for their functions would take longer than a step.
-    return Path(look.__file__).read_text() + Path(look_norm.__file__).read_text() + _MAIN
+def _address_of(file: str, main: str) -> int:
+    # The whole file: a search for its functions would take longer than a step.
+    source = Path(file).read_text() + main
+    name = f"l_{store.digest(source, compiler_digest())}"
+    return store.address_of(name, source.replace("LOOK_NAME", name), briefly=True)
 
 
 @cache
 def routine() -> Callable[[Any], None]:
     """The compiled look."""
-    source = _source()
-    name = f"l_{store.digest(source, compiler_digest())}"
-    return _ENTRY(store.address_of(name, source.replace("LOOK_NAME", name), briefly=True))
+    return _ENTRY(_address_of(look.__file__, _MAIN))
+
+
+@cache
+def norm_routine() -> int:
+    """The address of the compiled `look_norm`."""
+    return _address_of(look_norm.__file__, _MAIN_OF_NORM)
 
 
 @cache
@@ -131,7 +142,7 @@ class Snapshot:
             watched: Tensors of one number each, of 4 or 8 bytes, which nobody else may write
                 meanwhile; all of them known.
             measures: Of gradients: kernels and arguments, as those of `launches`.
-            clipping: Where lies what `look_norm` is to know.
+            clipping: Where the block of `look_norm` lies.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
