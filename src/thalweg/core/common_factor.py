@@ -29,7 +29,7 @@ from thalweg.formula import (
 FURTHER = (large_gradient_squares, small_gradient_squares)
 _LEAST = 2.0**-126  # of the normal numbers of float32
 _TINY = {np.float32: _LEAST, np.float64: 2.0**-1022}
-_LOWEST, _HIGHEST = 2.0**-960, float(np.finfo(np.float64).max)  # squares whose sum has lost nothing
+LOWEST, HIGHEST = 2.0**-960, float(np.finfo(np.float64).max)  # squares whose sum has lost nothing
 
 _FAR = 1000  # factors of float64 below 2**-_FAR have this unit
 
@@ -74,13 +74,13 @@ def exact_norm(squares_of: Callable[[Formula], Any], is_narrow: bool) -> Norm:
     if is_narrow:
         return Norm(of.sqrt(squares))
     if not isinstance(squares, Tensor):
-        if _LOWEST <= squares <= _HIGHEST:
+        if LOWEST <= squares <= HIGHEST:
             return Norm(of.sqrt(squares))
-        if squares < _LOWEST:
+        if squares < LOWEST:
             return Norm(of.sqrt(norms.sum_in_order(squares_of(small_gradient_squares))), -SHIFT)
         return Norm(of.sqrt(norms.sum_in_order(squares_of(large_gradient_squares))), SHIFT)
     large, small = (norms.sum_in_order(squares_of(each)) for each in FURTHER)
-    is_small, is_large = squares < _LOWEST, squares > _HIGHEST
+    is_small, is_large = squares < LOWEST, squares > HIGHEST
     found = of.where(is_small, small, of.where(is_large, large, squares))
     return Norm(of.sqrt(found), (is_large.double() - is_small.double()) * SHIFT)
 
@@ -97,10 +97,9 @@ def factor_of(
         epsilon: Added to the norm, as by torch; the factor is TensorFlow's if None.
         whole_is_nan: Whether a norm that is not finite gives NaN; see `norms.clip_factor`.
     """
-    root, tiny = norm.root, _TINY[dtype]
+    root = norm.root
     is_there = isinstance(root, Tensor)
-    # As far as the formula neither rounds to numbers without all their bits nor overflows.
-    furthest = min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
+    furthest = furthest_of(limit, dtype)
     if limit == math.inf and epsilon is None:
         furthest = math.inf  # TensorFlow's formula makes NaN of all gradients
     if limit < 0:
@@ -132,6 +131,13 @@ def factor_of(
         is_far = is_far | (norm.exponent != 0)
         unit = of.where(is_far, found.unit, of.ones_like(found.unit))
         return Factor(of.where(is_far, found.scale, plain), unit)
+
+
+def furthest_of(limit: float, dtype: Dtype) -> float:
+    """The norm as far as which the formula of a factor neither overflows nor rounds to numbers
+    without all their bits; -1 if there is none."""
+    tiny = _TINY[dtype]
+    return min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
 
 
 def _torchs_factor(limit: Any, norm: Any, epsilon: float) -> Any:

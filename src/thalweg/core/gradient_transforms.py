@@ -23,7 +23,17 @@ from torch import Tensor
 from thalweg import engines
 from thalweg.core import norms, vectors
 from thalweg.core.checks import check_memories, check_readable
-from thalweg.core.common_factor import FURTHER, Factor, Norm, exact_norm, factor_of, parts_of
+from thalweg.core.common_factor import (
+    FURTHER,
+    HIGHEST,
+    LOWEST,
+    Factor,
+    Norm,
+    exact_norm,
+    factor_of,
+    furthest_of,
+    parts_of,
+)
 from thalweg.core.pairs import Pair
 from thalweg.core.section import Call
 from thalweg.engines import compute_dtype
@@ -78,6 +88,21 @@ class Decision(NamedTuple):
 
     taken: bool | Tensor
     calls: list[Call]
+
+
+class Usual(NamedTuple):
+    """Numbers of which the plain formula makes the factor that clips by the common norm.
+
+    Attributes:
+        dtype: What it is computed in.
+        lowest, highest: Sums of squares.
+        furthest: The highest norm.
+    """
+
+    dtype: Dtype
+    lowest: float
+    highest: float
+    furthest: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -365,6 +390,15 @@ class GradientStats:
     def _norm(self) -> Norm:
         """The same where it has no ends."""
         return exact_norm(self._squares_of, not self._is_wide)
+
+    @property
+    def usual(self) -> Usual:
+        """Where the common norm gives a factor by the plain formula."""
+        how, dtype = self._how, self._norm_dtype
+        if how.overflow or how.global_clipnorm is None:
+            return Usual(dtype, 0.0, norms.HIGHEST if self._does_overflow else HIGHEST, np.inf)
+        lowest = LOWEST if self._is_wide else 0.0
+        return Usual(dtype, lowest, HIGHEST, furthest_of(how.global_clipnorm, dtype))
 
     @lazy
     def clip_factor(self) -> Factor:

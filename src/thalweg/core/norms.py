@@ -17,7 +17,7 @@ from thalweg.engines.cuda.available import takes_device
 from thalweg.engines.measuring import Tree, combine_few
 
 _FEW = 256  # numbers that Python adds faster than NumPy
-_HIGHEST = float(np.finfo(np.float32).max)
+HIGHEST = float(np.finfo(np.float32).max)  # sum of squares that float32 holds
 
 
 def norms_of(squares: Any, overflow: Any) -> Any:
@@ -30,7 +30,7 @@ def norms_of(squares: Any, overflow: Any) -> Any:
     """
     of = functions_of(squares)
     if overflow is not False:
-        squares = of.where((squares > _HIGHEST) & overflow, np.inf, squares)
+        squares = of.where((squares > HIGHEST) & overflow, np.inf, squares)
     return of.sqrt(squares)
 
 

@@ -106,6 +106,7 @@ class RepeatedPairs:
         for own in (*attributes, *map(vars, request.variables)):  # where there may be a constraint
             found.hold_dict(own)
         cells = self._launches.cells
+        measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         found.finish(
             [(var, grad, cell) for (grad, var), cell in zip(given, cells, strict=True)],
             self._launches.records(),
@@ -113,7 +114,8 @@ class RepeatedPairs:
             written,
             ready.bounds,
             numbers,
-            () if self._gradients is None else self._gradients.records(),
+            measures,
+            clipping,
         )
         return True
 
@@ -154,16 +156,25 @@ class RepeatedPairs:
                 launch.set_scalars({0: scalars_of(launch.dtype)})
             self._launches.set_threads(found.launches)
             return found.take(given, begun)
-        other = gradients.measure(how, found, begun, given)
-        if other:
-            return other
+        for is_beyond in (False, True):
+            other = gradients.measure(how, found, begun, given, is_beyond)
+            if other:
+                return other
+            self._set_scalars(gradients, scalars_of)
+            other = found.take(given, begun, gradients.part)
+            if other != look.BEYOND:
+                break
+        return other
+
+    def _set_scalars(
+        self, gradients: SteadyGradients, scalars_of: Callable[[Dtype], Mapping[str, Any]]
+    ) -> None:
         shared, separate = gradients.scalars()
         for launch in self._launches.all:
             own = dict.fromkeys(separate, 0)
             launch.set_scalars({0: {**own, **scalars_of(launch.dtype), **shared[launch.dtype]}})
         gradients.set_separate(separate)
-        self._launches.set_threads(found.launches)
-        return found.take(given, begun, look.UPDATE if gradients.measures else look.WHOLE)
+        self._launches.set_threads(self.snapshot.launches)
 
 
 def _are_pairs(given: Any, planned: Planned) -> bool:

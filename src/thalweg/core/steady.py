@@ -76,6 +76,12 @@ class Launch:
         """The kernel and its argument; what calls it on several threads, and on how many."""
         return self.kernel.address, self._argument.ctypes.data, 0, 1
 
+    def column(self, name: str) -> tuple[int, int, int, bool]:
+        """Where a scalar lies, how many rows have it, their bytes, and whether it is float32."""
+        item = self._size // len(self.names)
+        first = int(self._argument[7]) + item * self.names.index(name)
+        return first, len(self.rows) // self._size, self._size, self.dtype is np.float32
+
     def threads(self) -> tuple[int, int]:
         """What calls it on several threads now, and on how many."""
         count = threads_for(self._slices, self.elements)

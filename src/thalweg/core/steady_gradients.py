@@ -11,9 +11,11 @@ from torch import Tensor
 from thalweg.core.gradient_transforms import GradientStats, GradientTransforms
 from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import Launch, Launches, Snapshot, look, plan_of
+from thalweg.core.steady_norm import SteadyNorm
 from thalweg.engines.arrays import Float64
 from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.engine import Columns, Dtype, Formulas, Stages
+from thalweg.formula import gradient_squares
 from thalweg.ground.lazily import lazy
 
 if TYPE_CHECKING:
@@ -33,9 +35,10 @@ class _RepeatedStats(GradientStats):
             del vars(self)[name]
 
 
-_OF_VARIABLES = {"_narrow", "_dtype"}
+_OF_VARIABLES = {"_narrow", "_norm_dtype"}
 _LAZY = {name for name, each in vars(GradientStats).items() if isinstance(each, lazy)}
 _MEASURED = _LAZY - _OF_VARIABLES
+_NO_FACTOR = {"clip_scale": 1.0, "clip_unit": 1.0}  # until the call that takes the step makes it
 
 
 class NotMeasured(RuntimeError):
@@ -49,6 +52,9 @@ class SteadyGradients:
         planned: The step.
         launches: Its kernels.
         how: What happened to its gradients.
+
+    Attributes:
+        part: The part of a step that is left, after `measure`.
     """
 
     def __init__(self, planned: Planned, launches: Launches, how: GradientTransforms) -> None:
@@ -60,28 +66,46 @@ class SteadyGradients:
         self._dtypes = plan_of(planned).dtypes
         self._asked = how.measured, how.first
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
+        self._norm: SteadyNorm | None = None  # where that is all that is measured
+        self.part = look.WHOLE
         if how.measured:
             self._sweeps = [
                 (each.group.members, each.dtype, each.group.sweep(*self._asked, each.base))
                 for each in launches.all
             ]
+            sweeps = [each for *_, each in self._sweeps]
+            self._large = [(k, each) for k, each in enumerate(sweeps) if not each.is_serial]
+            is_alone = not self._separate and how.measured == (gradient_squares,)
+            if is_alone and how.global_clipnorm is not None:
+                self._norm = SteadyNorm(launches.all, sweeps, len(self._variables))
         self._set(how)
 
     def _set(self, how: GradientTransforms) -> None:
-        if how.unscaling is not None and len({*how.unscaling}) > 1:
+        if how.clip_factor is not None or (how.unscaling is not None and len({*how.unscaling}) > 1):
             raise NotMeasured
         columns = Columns({dtype: {} for dtype in self._dtypes}, {})
         known = _RepeatedStats(how, self, self._variables, columns, (), False)
-        self._of = how, known  # both at once, or neither
+        for _, dtype, sweep in self._sweeps:
+            if sweep.kernel.scalars:
+                _set_rows(sweep.kernel, sweep.rows, how, dtype)
+        beside: dict[str, Any] = {}
+        if self._norm is not None:
+            self._norm.set(how, known.usual)
+            beside = _NO_FACTOR
+        if how.unscaling is not None:
+            beside = {"unscaling": how.unscaling[0], **beside}
+        # What is known before gradients are.
+        self._shared = {dtype: {**beside, **how.shared(dtype)} for dtype in self._dtypes}
+        self._of = how, known
 
-    @property
-    def measures(self) -> bool:
-        """Whether gradients are measured before the update."""
-        return bool(self._sweeps)
+    def told(self, taken: int) -> tuple[float, float] | None:
+        """The common norm and the factor of a step, if the call that took it made them."""
+        return None if self._norm is None else self._norm.told(taken)
 
-    def records(self) -> list[tuple[int, int, int, int]]:
-        """What the look is to measure."""
-        return [(each.kernel.address, each.address, 0, 1) for *_, each in self._sweeps]
+    def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
+        """The last of what `Snapshot.finish` is given."""
+        measures = [(each.kernel.address, each.address, 0, 1) for *_, each in self._sweeps]
+        return measures, 0 if self._norm is None else self._norm.address
 
     def measure(
         self,
@@ -89,6 +113,7 @@ class SteadyGradients:
         found: Snapshot,
         begun: int,
         pairs: list[Any] | None = None,
+        is_beyond: bool = False,
     ) -> int:
         """Measure what the scalars of the stages are made of, if all is as it was.
 
@@ -96,6 +121,7 @@ class SteadyGradients:
             how: What happens to gradients.
             found: The step.
             begun, pairs: As `taken` and `pairs` of `Snapshot.take`.
+            is_beyond: Whether the step was found to be `look.BEYOND`.
 
         Returns:
             0; else what is not as it was.
@@ -104,13 +130,13 @@ class SteadyGradients:
             if how.stages != self._of[0].stages:
                 return look.OTHER_STEP
             self._set(how)
-        for place, (_, dtype, sweep) in enumerate(self._sweeps):
-            if sweep.kernel.scalars:
-                _set_rows(sweep.kernel, sweep.rows, how, dtype)
+        if not self._sweeps:
+            return 0
+        for place, sweep in self._large:
             count = sweep.threads()
-            if count > 1 or found.measures[place, 3] > 1:
-                found.measures[place, 2:] = parallel_address() if count > 1 else 0, count
-        return found.take(pairs, begun, look.MEASURE) if self._sweeps else 0
+            found.measures[place, 2:] = parallel_address() if count > 1 else 0, count
+        self.part = look.UPDATE if self._norm is None or is_beyond else look.CLIPPED
+        return found.take(pairs, begun, look.MEASURE) if self.part == look.UPDATE else 0
 
     def scalars(
         self, seen: Callable[[GradientStats], None] | None = None
@@ -123,15 +149,19 @@ class SteadyGradients:
         Raises:
             NotMeasured: Something is beyond usual numbers.
         """
+        if self.part != look.UPDATE:
+            return self._shared, {}
         _, known = self._of
         known.forget()
         separate = dict(known.separate)
-        own = {"unscaling": separate.pop("unscaling")[0]} if "unscaling" in separate else {}
+        separate.pop("unscaling", None)
         if not separate.keys() <= self._separate:
             raise NotMeasured
-        if self._sweeps and seen is not None:
+        if seen is not None:
             seen(known)
-        return {dtype: {**own, **known.shared(dtype)} for dtype in self._dtypes}, separate
+        return {
+            dtype: {**own, **known.shared(dtype)} for dtype, own in self._shared.items()
+        }, separate
 
     def set_separate(self, separate: Mapping[str, Any]) -> None:
         """Set the scalars of each variable, after those that all have in common."""

@@ -55,6 +55,13 @@ class Options:
         """Whether a hyperparameter is a tensor, which others may write to."""
         return bool(self._moving)
 
+    @property
+    def moving_rate(self) -> Tensor | None:
+        """The rate, if that is a plain tensor and nothing else is."""
+        rate = self._hypers.get("learning_rate")
+        is_plain = type(rate) is Tensor and not rate.dim()
+        return rate if is_plain and self._moving == ["learning_rate"] else None
+
     def hold_beside_rate(self, group: Group) -> bool:
         """Whether all are those of the group still but `lr`, which a schedule sets."""
         names, seen = self._names, self._seen

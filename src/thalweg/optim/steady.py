@@ -104,6 +104,7 @@ class SteadyStep:
             with importing:
                 from thalweg.core.steady_gradients import SteadyGradients
             self._gradients = SteadyGradients(planned, launches, how)
+        measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         found.finish(
             [
                 *zip(owners, gradients, launches.cells, strict=True),
@@ -116,7 +117,8 @@ class SteadyStep:
             ],
             written,
             planned.ready.bounds,
-            measures=() if self._gradients is None else self._gradients.records(),
+            measures=measures,
+            clipping=clipping,
         )
         self.snapshot = found
         return True
@@ -185,7 +187,10 @@ class SteadyStep:
     @property
     def seen(self) -> GradientReport:
         """What the last of them tells of its gradients."""
-        return next((each for k, each in self._reports if k == self.taken), GradientReport())
+        taken = self.taken
+        if self._gradients is not None and (told := self._gradients.told(taken)) is not None:
+            return GradientReport(*told)
+        return next((each for k, each in self._reports if k == taken), GradientReport())
 
     def take(self, optimizer: Any, has_sums: bool = False) -> bool:
         """Take it, if everything is as it was.
@@ -228,40 +233,58 @@ class SteadyStep:
             or current(self.selection) != self.selection
         ):
             return False
-        snapshot = self.snapshot
-        begun, pairs, then = snapshot.taken, None, ()
+        pairs, then = None, ()
         if self._has_sums:
             if optimizer._own.sums.keys() != self._ids:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             then = optimizer._clearing_sums()
+        given = self.snapshot.taken, pairs, then
         for column in self.columns:
             column.read()
             if column.common is None:
                 return False
-        try:
-            following = self._prepare(optimizer, own, begun, pairs)
-        except ERRORS:  # the careful way says it
-            return False
+        following = self._take_by(optimizer, given)
         if following is None:
-            return False
-        for k, value in enumerate(following):
-            snapshot.set_number(k, value)
-        self.launches.set_threads(snapshot.launches)
-        has_measured = self._gradients is not None and self._gradients.measures
-        if snapshot.take(pairs, begun, look.UPDATE if has_measured else look.WHOLE, then):
-            optimizer._own.forget_quick()
             return False
         for column, value in zip(self.columns, following, strict=True):
             column.wrote([value])
         own["_opt_called"] = True
         return True
 
+    def _take_by(
+        self, optimizer: Any, given: tuple[int, Any, Any], is_beyond: bool = False
+    ) -> list[Any] | None:
+        """Take the step; the numbers that followed, or None if it was not taken.
+
+        Args:
+            optimizer: The optimizer.
+            given: How many steps were taken, pairs, and what is done with this one.
+            is_beyond: Whether the step was found to be `look.BEYOND`.
+        """
+        snapshot, (begun, pairs, then) = self.snapshot, given
+        try:
+            following = self._prepare(optimizer, begun, pairs, is_beyond)
+        except ERRORS:  # the careful way says it
+            return None
+        if following is None:
+            return None
+        for k, value in enumerate(following):
+            snapshot.set_number(k, value)
+        self.launches.set_threads(snapshot.launches)
+        part = look.WHOLE if self._gradients is None else self._gradients.part
+        other = snapshot.take(pairs, begun, part, then)
+        if other == look.BEYOND:
+            return self._take_by(optimizer, given, is_beyond=True)
+        if other:
+            optimizer._own.forget_quick()
+        return None if other else following
+
     def _prepare(
-        self, optimizer: Any, own: dict[str, Any], begun: int, pairs: list[Any] | None
+        self, optimizer: Any, begun: int, pairs: list[Any] | None, is_beyond: bool
     ) -> list[Any] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
-        hooks, groups = self.hooks, self.groups
+        hooks, groups, own = self.hooks, self.groups, vars(optimizer)
         for place, known in self._beside:
             if not hold(known, groups[place]):
                 return None
@@ -273,12 +296,14 @@ class SteadyStep:
             if how is None or (self._gradients is None and how.stages):
                 return None
             if self._gradients is not None:
-                if self._gradients.measure(how, self.snapshot, begun, pairs):
+                if self._gradients.measure(how, self.snapshot, begun, pairs, is_beyond):
                     return None
-                seen = GradientReport()
+                seen = None
+                if self._gradients.part == look.UPDATE:
+                    seen = GradientReport()
+                    before = [each for each in self._reports if each[0] == begun]
+                    self._reports = [*before, (begun + 1, seen)]
                 of_gradients, _ = self._gradients.scalars(seen)
-                before = [each for each in self._reports if each[0] == begun]
-                self._reports = [*before, (begun + 1, seen)]
         own_scalars = self._scalars if self._is_torchs else ()  # else each dtype has its own
         hooks._made = {each.place: each.made(self.columns) for each in own_scalars}
         for launch in self.launches.all:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.core.columns import derived
 from thalweg.core.groups import Group
 from thalweg.core.hooks import Dtype
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
+from thalweg.optim.tensor_rate import TensorRate
+from thalweg.variable import check_number
 
 _HIGHEST = 1e30
 
@@ -28,8 +32,7 @@ class GroupScalars:
         self._rule = hooks.step_rule()
         self._read_options()
         # Numbers beside those of the rule, or that others may write to.
-        wrapping = hooks._optimizer._around.wrapping
-        self._is_made_anew = bool(wrapping) or self._options.moves
+        self._is_made_anew = bool(hooks._optimizer._around.wrapping) or self._moves()
 
     def hold(self, group: Group) -> bool:
         """Whether a group has the options that it had, or another rate, which is read."""
@@ -44,6 +47,10 @@ class GroupScalars:
     def _read_options(self) -> None:
         self._options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
 
+    def _moves(self) -> bool:
+        """Whether others may write to what is kept of the options."""
+        return self._options.moves
+
 
 class TorchScalars(GroupScalars):
     """The same with torch's numbers, as `TorchHooks.scalars_of` makes them."""
@@ -54,11 +61,31 @@ class TorchScalars(GroupScalars):
         _, numbers = hooks._apart(self.place)
         self._known = {**options.numbers(hooks._stays), **numbers}
         self._given = options.given_to_prepare({**numbers, "t": 1})
+        self._rate = options.moving_rate
+
+    def _moves(self) -> bool:
+        return self._options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """The scalars of the step that follows."""
         if self._is_made_anew:
             return self._hooks._prepared(self.place)
+        if self._rate is None:
+            return self._made(columns)
+        try:
+            return self._made_by(self._rate, columns)
+        except (TypeError, ArithmeticError):  # torch makes them
+            return self._hooks._prepared(self.place)
+
+    def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
+        """The same with a rate that is a tensor, as torch computes with it."""
+        check_number(tensor)
+        rate = self._given["learning_rate"] = TensorRate.of(tensor)
+        made = self._made(columns)
+        made["learning_rate"] = rate.value
+        return made
+
+    def _made(self, columns: Sequence[Column]) -> dict[str, Any]:
         given, known = self._given, self._known
         for column in columns:
             name, value = column.name, column.common
@@ -69,7 +96,13 @@ class TorchScalars(GroupScalars):
             known[name] = value
             if name in given:
                 given[name] = value
-        known.update(self._rule.prepare(**given))
+        made = self._rule.prepare(**given)
+        if self._rate is not None:
+            made = {
+                name: each.value if type(each) is TensorRate else each
+                for name, each in made.items()
+            }
+        known.update(made)
         return known
 
 

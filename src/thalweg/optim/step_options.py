@@ -207,9 +207,8 @@ def apart(keywords: dict[str, Any]) -> StepOptions:
 class GradientReport:
     """What a step tells of its gradients: numbers, or tensors of their device until asked for."""
 
-    def __init__(self) -> None:
-        self.grad_norm: Any = None
-        self.clip_factor: Any = None
+    def __init__(self, grad_norm: Any = None, clip_factor: Any = None) -> None:
+        self.grad_norm, self.clip_factor = grad_norm, clip_factor
 
     def __call__(self, known: GradientStats) -> None:
         self.grad_norm, self.clip_factor = known.global_norm, known.clip_scale

@@ -57,7 +57,8 @@ PY_TUPLE_SIZE = 44
 PY_TUPLE_GET_ITEM = 45
 MEASURES = 46  # launches, like those above
 HAS_MEASURED = 48  # whether gradients are to lie where they were measured
-BLOCK = 49
+CLIPPING = 49  # the block of `look_norm`
+BLOCK = 50
 
 AHEAD = 8  # tensors
 
@@ -69,6 +70,11 @@ GRADIENT = 64
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
 COLUMN = 32  # where numbers lie, how many, their kind, what they become
 WATCH = 24  # where a number lies, how many bytes it has, what they are
+
+# Words of the block of `look_norm`.
+CLIPPING_ROUTINE = 0
+CLIPPING_IS_USUAL = 1
+CLIPPING_TAKEN = 2
 
 # Words of a tensor's record.
 OBJECT = 0
@@ -112,6 +118,7 @@ CALLED_PART = 4  # which part of a step
 WHOLE = 0
 MEASURE = 1  # gradients are measured, nothing is written
 UPDATE = 2  # of gradients that were measured
+CLIPPED = 3  # a whole one: gradients are measured, clipped by their common norm, and taken
 
 # What is not as it was.
 OTHER_LIST = 1
@@ -124,6 +131,7 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
+BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
 
 
 def word(address):
@@ -379,8 +387,15 @@ def step(called):
     found = look(block)
     if found != 0:
         return found
-    if called[CALLED_PART] == MEASURE:
+    part = called[CALLED_PART]
+    if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
-    else:
+    if part == CLIPPED:
+        clipping = int64_pointer(block[CLIPPING])
+        call(clipping[CLIPPING_ROUTINE], block[CLIPPING])
+        if clipping[CLIPPING_IS_USUAL] == 0:
+            return BEYOND
+        clipping[CLIPPING_TAKEN] = block[TAKEN] + 1
+    if part != MEASURE:
         write(block)
     return 0

@@ -30,8 +30,8 @@ class Leaves:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.elements = sum(sizes)
-        self._counts = leaf_counts(sizes)
-        self._tree = Tree(self._counts)
+        self.counts = leaf_counts(sizes)
+        self._tree = Tree(self.counts)
         self.chunks = dense_chunks(sizes, LEAF)
         self.bounds = cut_slices(self.chunks, chunk_of(self.elements))
 
@@ -71,7 +71,7 @@ class Leaves:
 
     def split_by_tensor(self, leaves: Float64) -> list[Float64]:
         """Those of each tensor; as `combine` otherwise."""
-        return np.split(leaves, np.cumsum(self._counts)[:-1])
+        return np.split(leaves, np.cumsum(self.counts)[:-1])
 
     def compute_sums(
         self,
@@ -120,6 +120,16 @@ class Sweep:
             np.int64,
         )
         self.address = self._block.ctypes.data
+
+    def record(self) -> tuple[int, int, int]:
+        """Where the leaves are, of how many tensors, and where it says how many each has."""
+        counts = self._own.counts
+        return self.leaves.ctypes.data, len(counts), counts.ctypes.data
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether one thread is always enough."""
+        return launch.is_serial(self._own.elements)
 
     def threads(self) -> int:
         """How many threads it deserves now."""

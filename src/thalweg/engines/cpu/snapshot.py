@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
-from thalweg.engines.cpu import look, store
+from thalweg.engines.cpu import look, look_norm, store
 from thalweg.engines.cpu.codegen import compiler_digest
 from thalweg.engines.engine import Call
 from thalweg.engines.probe import Layout
@@ -33,6 +33,11 @@ def LOOK_NAME(argument):
     called = int64_pointer(address_of(argument))
     called[CALLED_RESULT] = step(called)
 """
+_MAIN_OF_NORM = """
+
+def LOOK_NAME(argument):
+    clip(int64_pointer(address_of(argument)))
+"""
 _FUNCTIONS = {
     look.PY_LIST_SIZE: "PyList_Size",
     look.PY_LIST_GET_ITEM: "PyList_GetItem",
@@ -43,17 +48,23 @@ _FUNCTIONS = {
 }
 
 
-def _source() -> str:
+def _address_of(file: str, main: str) -> int:
     # The whole file: a search for its functions would take longer than a step.
-    return Path(look.__file__).read_text() + _MAIN
+    source = Path(file).read_text() + main
+    name = f"l_{store.digest(source, compiler_digest())}"
+    return store.address_of(name, source.replace("LOOK_NAME", name), briefly=True)
 
 
 @cache
 def routine() -> Callable[[Any], None]:
     """The compiled look."""
-    source = _source()
-    name = f"l_{store.digest(source, compiler_digest())}"
-    return _ENTRY(store.address_of(name, source.replace("LOOK_NAME", name), briefly=True))
+    return _ENTRY(_address_of(look.__file__, _MAIN))
+
+
+@cache
+def norm_routine() -> int:
+    """The address of the compiled `look_norm`."""
+    return _address_of(look_norm.__file__, _MAIN_OF_NORM)
 
 
 @cache
@@ -118,6 +129,7 @@ class Snapshot:
         bounds: Int64,
         watched: Sequence[Tensor] = (),
         measures: Sequence[tuple[int, int, int, int]] = (),
+        clipping: int = 0,
     ) -> None:
         """Write the block.
 
@@ -130,6 +142,7 @@ class Snapshot:
             watched: Tensors of one number each, of 4 or 8 bytes, which nobody else may write
                 meanwhile; all of them known.
             measures: Of gradients: kernels and arguments, as those of `launches`.
+            clipping: Where the block of `look_norm` lies.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -170,6 +183,7 @@ class Snapshot:
             block[place] = address
         block[look.CLASS_OF_LISTS], block[look.CLASS_OF_TUPLES] = id(list), id(tuple)
         block[look.CLASS_OF_GRADIENTS] = id(Tensor)
+        block[look.CLIPPING] = clipping
         fields = astuple(layout)
         block[look.IN_OBJECT : look.IN_OBJECT + len(fields)] = fields
         self._address = block.ctypes.data
@@ -254,7 +268,7 @@ class Snapshot:
             pairs: Optional. Gradients and variables, where gradients are not the parameters' own.
             taken: Optional. How many were taken when this one was begun: a signal's function may
                 take steps, too.
-            part: `look.WHOLE`; or `look.MEASURE`, and then `look.UPDATE`.
+            part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`.
             then: Functions in C that belong to the step, and return None.
         """
         # Its own for each call, for the same reason.

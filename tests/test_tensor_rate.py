@@ -1,0 +1,160 @@
+"""Steady steps with a rate that is a tensor: what torch makes of it, without torch."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from thalweg import optim
+from thalweg.engines import probe
+from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.tensor_rate import TensorRate
+from thalweg.rules.torch.adam import prepare
+
+CLASSES: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("AdamW", {"amsgrad": True}),
+    ("RMSprop", {"momentum": 0.5}),
+    ("Adagrad", {"lr_decay": 0.1}),
+    ("Adadelta", {}),
+    ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("RAdam", {}),
+    ("Adamax", {}),
+    ("ASGD", {}),
+    ("Rprop", {}),
+    ("Lion", {}),
+]
+BY_TORCH = {"ASGD", "Rprop"}  # which do other things with a rate, too
+STEPS = 8
+
+
+def rates(dtype: torch.dtype) -> list[float]:
+    dice = torch.Generator().manual_seed(0)
+    sizes = 10.0 ** torch.randint(-6, 1, (1000,), generator=dice).double()
+    return (torch.rand(1000, generator=dice, dtype=torch.float64) * sizes).to(dtype).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_computes_as_torch(dtype: torch.dtype) -> None:
+    for step, value in enumerate(rates(dtype)):
+        rate = torch.tensor(value, dtype=dtype)
+        given: dict[str, Any] = {
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "weight_decay": 0.1 / (1 + step),
+            "maximize": False,
+        }
+        given |= {"decoupled_weight_decay": True, "t": step + 1}
+        theirs: dict[str, Any] = prepare(learning_rate=rate, **given)
+        own: dict[str, Any] = prepare(learning_rate=TensorRate.of(rate), **given)
+        for name in ("shrink", "step_size"):
+            assert own[name].value == theirs[name].item(), (name, value)
+        assert (3 * TensorRate.of(rate) * 7).value == (3 * rate * 7).item()
+
+
+REFUSED: list[Any] = [
+    lambda rate: rate**2,
+    lambda rate: 2.0**rate,
+    lambda rate: rate + 1,
+    lambda rate: 1 + rate,
+    lambda rate: rate - 1,
+    lambda rate: 1 / rate,
+    lambda rate: rate / 0,
+    lambda rate: rate * rate,
+    lambda rate: rate * math.nan,
+    lambda rate: rate * 1e300,
+    lambda rate: rate * np.float64(2.0),
+    lambda rate: rate * torch.tensor(2.0),
+    lambda rate: rate > 0,
+    lambda rate: abs(rate),
+    lambda rate: hasattr(rate, "item"),
+    float,
+    math.sqrt,
+    operator.index,
+]
+
+
+@pytest.mark.parametrize("asked", REFUSED)
+def test_what_it_does_not_know_is_left_to_torch(asked: Any) -> None:
+    with pytest.raises(TypeError):
+        asked(TensorRate.of(torch.tensor(0.5)))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.tensor(math.nan), torch.tensor(math.inf), torch.tensor(1e20)]
+    + [torch.tensor(1, dtype=each) for each in (torch.bfloat16, torch.float16, torch.int64)],
+    ids=str,
+)
+def test_what_is_unusual_is_left_to_torch(tensor: Tensor) -> None:
+    with pytest.raises(TypeError):
+        TensorRate.of(tensor)
+
+
+pytest_if_read = pytest.mark.skipif(
+    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+)
+
+
+@pytest_if_read
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
+def test_steps_have_the_bits_of_careful_ones(
+    name: str,
+    options: dict[str, Any],
+    kind: torch.dtype,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    made = TorchHooks._prepared
+
+    def told(hooks: Any, key: Any) -> Any:
+        asked.append(is_quick)
+        return made(hooks, key)
+
+    monkeypatch.setattr(TorchHooks, "_prepared", told)
+    rate, dice = torch.tensor(0.1, dtype=dtype), torch.Generator().manual_seed(0)
+    start = torch.randn(5, generator=dice, dtype=kind)
+    own, other = Parameter(start.clone()), Parameter(start.clone())
+    opt, twin = (getattr(optim, name)([each], lr=rate, **options) for each in (own, other))
+    for step in range(STEPS):
+        own.grad = torch.randn(5, generator=dice, dtype=kind)
+        other.grad = own.grad.clone()
+        is_quick = step > 1
+        opt.step()
+        is_quick = False
+        twin._own.forget_quick()
+        twin.step()
+        assert torch.equal(own, other), step
+        for one, another in zip(opt.state[own].values(), twin.state[other].values(), strict=True):
+            assert torch.equal(one, another), step
+        rate.mul_(0.77)
+    assert opt._own.quick.taken == STEPS - 2
+    assert any(asked) is (dtype == torch.bfloat16 or name in BY_TORCH)
+
+
+@pytest_if_read
+def test_a_rate_may_become_of_another_kind() -> None:
+    rate = torch.tensor(0.1)
+    own, other = Parameter(torch.ones(3)), Parameter(torch.ones(3))
+    opt, twin = (optim.AdamW([each], lr=rate) for each in (own, other))
+    for step in range(STEPS):
+        own.grad = other.grad = torch.full((3,), 1.0 + step)
+        if step == 4:
+            rate.data = rate.data.double() / 3
+        if step == 6:
+            rate.fill_(0.0)
+        opt.step()
+        twin._own.forget_quick()
+        twin.step()
+        assert torch.equal(own, other)
