@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
-from thalweg.engines.cpu import look, store
+from thalweg.engines.cpu import look, program, store
 from thalweg.engines.cpu.codegen import compiler_digest
 from thalweg.engines.engine import Call
 from thalweg.engines.probe import Layout
@@ -44,8 +44,9 @@ _FUNCTIONS = {
 
 
 def _source() -> str:
-    # The whole file: a search for its functions would take longer than a step.
-    return Path(look.__file__).read_text() + _MAIN
+    # Whole files: a search for their functions would take longer than a step.
+    own = (Path(file).read_text() for file in (look.__file__, program.__file__))
+    return "\n".join([*own, _MAIN])
 
 
 @cache
@@ -118,6 +119,7 @@ class Snapshot:
         bounds: Int64,
         watched: Sequence[Tensor] = (),
         measures: Sequence[tuple[int, int, int, int]] = (),
+        programs: Int64 | None = None,
     ) -> None:
         """Write the block.
 
@@ -130,6 +132,7 @@ class Snapshot:
             watched: Tensors of one number each, of 4 or 8 bytes, which nobody else may write
                 meanwhile; all of them known.
             measures: Of gradients: kernels and arguments, as those of `launches`.
+            programs: Records of what makes scalars; one of zeros makes none.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -150,6 +153,7 @@ class Snapshot:
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
         self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
         self._written = np.array([self._places[id(each)] for each in written], np.int64)
+        self._programs = np.zeros((0, 1), np.int64) if programs is None else programs
         own = [(each.data_ptr(), each.element_size(), 0) for each in watched]
         self._watched = np.array(own, np.int64).reshape(-1, look.WATCH // 8)
         self._as_floats = self._watched.view(np.float32), self._watched.view(np.float64)
@@ -164,6 +168,7 @@ class Snapshot:
             (look.BOUNDS, self.bounds, len(self.bounds)),
             (look.WATCHED, self._watched, len(watched)),
             (look.MEASURES, self.measures, len(measures)),
+            (look.PROGRAMS, self._programs, len(self._programs)),
         ):
             block[place], block[place + 1] = count, array.ctypes.data
         for place, address in _functions().items():
