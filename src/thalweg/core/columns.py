@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg import formula
 from thalweg.core import vectors
 from thalweg.core.gradient_transforms import SCALARS, GradientStats
 from thalweg.core.hyperparameters import as_number, hint, shown
@@ -19,7 +20,6 @@ from thalweg.engines import compute_dtype, given_to, prepared
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
-from thalweg.ground import scalars
 
 Groups = Sequence[Hashable] | None
 ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
@@ -42,7 +42,7 @@ def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict
     t = dtype(step)
     for power, hyper in rule.powers.items():
         if power not in values:
-            values[power] = scalars.power(values[hyper], t)
+            values[power] = formula.power(values[hyper], t)
     values.setdefault("t", t)
     found = prepared(rule, values)
     if not SCALARS.isdisjoint(found):

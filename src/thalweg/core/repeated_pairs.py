@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.core.derivation import RuleScalars
 from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import Planned
@@ -55,6 +56,8 @@ class RepeatedPairs:
         self._expected: Sequence[Any] = [None] * len(numbers)
         places = [0] * len(planned.request.variables)
         self._launches = Launches(planned, places)
+        rule = planned.request.rule
+        self._scalars = [(each, RuleScalars(rule, each)) for each in self._launches.all]
         self._gradients: SteadyGradients | None = None
         if how.stages:
             with importing:
@@ -116,6 +119,7 @@ class RepeatedPairs:
             numbers,
             measures,
             clipping,
+            self._launches.programs,
         )
         return True
 
@@ -123,7 +127,7 @@ class RepeatedPairs:
         self,
         given: list[Any],
         begun: int,
-        scalars_of: Callable[[Dtype], Mapping[str, Any]],
+        numbers_of: Callable[[Dtype], tuple[Mapping[str, Any], int | None]],
         known: Sequence[Any],
         following: Sequence[Any],
         how: GradientTransforms = NOTHING,
@@ -133,7 +137,8 @@ class RepeatedPairs:
         Args:
             given: Gradients and variables.
             begun: How many were taken when it was begun.
-            scalars_of: Gives the scalars of a compute dtype.
+            numbers_of: Gives, for a compute dtype, what the scalars are made of, and the number
+                of the step; or all scalars, and None. Nobody may change the dictionary afterwards.
             known: What the numbers that are watched are, as far as the scalars were made of them.
             following: What the counters become.
             how: What happens to the gradients, if anything did before.
@@ -142,7 +147,7 @@ class RepeatedPairs:
             0 if it was taken; else what is not as it was.
 
         Raises:
-            Whatever `scalars_of` does; and what one of `ERRORS` is, of numbers beyond the usual.
+            Whatever `numbers_of` does; and what one of `ERRORS` is, of numbers beyond the usual.
         """
         found, gradients = self.snapshot, self._gradients
         for place, value in enumerate(known):
@@ -152,8 +157,10 @@ class RepeatedPairs:
         for place, value in enumerate(following):
             found.set_number(place, value)
         if gradients is None:
-            for launch in self._launches.all:
-                launch.set_scalars({0: scalars_of(launch.dtype)})
+            for launch, scalars in self._scalars:
+                made = scalars.made(*numbers_of(launch.dtype))
+                if made is not None:
+                    launch.set_scalars({0: made})
             self._launches.set_threads(found.launches)
             return found.take(given, begun)
         for is_beyond in (False, True):
@@ -170,9 +177,9 @@ class RepeatedPairs:
         self, gradients: SteadyGradients, scalars_of: Callable[[Dtype], Mapping[str, Any]]
     ) -> None:
         shared, separate = gradients.scalars()
-        for launch in self._launches.all:
-            own = dict.fromkeys(separate, 0)
-            launch.set_scalars({0: {**own, **scalars_of(launch.dtype), **shared[launch.dtype]}})
+        for launch, scalars in self._scalars:
+            made = scalars.made(*numbers_of(launch.dtype))
+            launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
         gradients.set_separate(separate)
         self._launches.set_threads(self.snapshot.launches)
 

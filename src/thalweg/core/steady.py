@@ -22,6 +22,7 @@ from thalweg.core.plan_cache import Planned
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import group as engine
 from thalweg.engines.cpu import look as look
+from thalweg.engines.cpu import program
 from thalweg.engines.cpu.launch import is_serial, threads_for
 from thalweg.engines.cpu.snapshot import KINDS as KINDS
 from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
@@ -48,6 +49,7 @@ class Launch:
         self._table = table = own.table  # whose chunks and bounds the block below names
         self.kernel, self.names = own.kernel, own.kernel.scalars
         self.dtype = own.dtype
+        self.unset: dict[str, Any] = dict.fromkeys(self.names, 0)
         # A tuple, of one name, too.
         self._chosen: Any = itemgetter(*self.names, *self.names[:1])
         self.places = list(dict.fromkeys(places[member] for member in own.members))
@@ -59,6 +61,7 @@ class Launch:
         self._argument[5] = self.base.ctypes.data
         self.elements, self._slices = table.elements, len(table.bounds) - 1
         self.place_rows(rows, len(self.places))
+        self._programs: Int64 = np.zeros((0, program.PROGRAM // 8), np.int64)
 
     def place_rows(self, rows: Sequence[int], count: int) -> None:
         """Have each member read one of so many rows of scalars."""
@@ -66,6 +69,15 @@ class Launch:
         self.rows = bytearray(self._size * count)
         self._argument[6] = self._scalar_row.ctypes.data
         self._argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self.rows))
+
+    def take_programs(self, records: Int64) -> None:
+        """Have the programs that make scalars, one for each place, in these records."""
+        self._programs = records
+
+    def program(self, at: int) -> tuple[Int64, Sequence[str], int, int]:
+        """The record of a place; the names of a row, where the first row lies, how many."""
+        rows = len(self.rows) // self._size if len(self.places) == 1 else 1
+        return self._programs[at], self.names, int(self._argument[7]) + at * self._size, rows
 
     def cells(self) -> list[int]:
         """Where the addresses of gradients go, for each member."""
@@ -109,6 +121,12 @@ class Launches:
         self._large = [k for k, each in enumerate(self.all) if not is_serial(each.elements)]
         self._spare = np.zeros(1, np.int64)  # for gradients without elements
         self.cells = [self._spare.ctypes.data] * len(places)
+        count = sum(len(each.places) for each in self.all)
+        self.programs = np.zeros((count, program.PROGRAM // 8), np.int64)
+        left = self.programs
+        for launch in self.all:
+            launch.take_programs(left)
+            left = left[len(launch.places) :]
         for own, launch in zip(ready.groups, self.all, strict=True):
             for member, cell in zip(own.members, launch.cells(), strict=True):
                 self.cells[member] = cell

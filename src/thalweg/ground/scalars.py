@@ -93,7 +93,7 @@ def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
         return None
 
 
-_POWF, _EXPF, _LOGF, _COSF = (
+POWF, _EXPF, _LOGF, _COSF = (
     _c_function(name, arguments)
     for name, arguments in (("powf", 2), ("expf", 1), ("logf", 1), ("cosf", 1))
 )
@@ -109,8 +109,8 @@ def power(x: Scalar, y: Scalar) -> Any:
         np.float32(inf)
     """
     dtype = type(x)
-    if dtype is np.float32 and _POWF is not None:
-        result = _POWF(x, y)  # a float32: nothing is left to round, and nothing to warn of
+    if dtype is np.float32 and POWF is not None:
+        result = POWF(x, y)  # a float32: nothing is left to round, and nothing to warn of
         return dtype(0) if abs(result) < _TINY_FLOAT32 else dtype(result)
     try:
         result = math.pow(x, y)

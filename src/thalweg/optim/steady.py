@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from thalweg.core.derivation import RuleScalars
 from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.hooks import Dtype
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.outcome import TAKEN, say
 from thalweg.core.steady import (
     ERRORS,
     KINDS,
+    Launch,
     Launches,
     Snapshot,
     hold_tensors,
@@ -63,6 +64,8 @@ class SteadyStep:
         self._gradients: SteadyGradients | None = None  # if something happens to them
         self._how: tuple[float | None, GradientTransforms] | None = None  # with what unscales them
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
+        # The scalars that the call makes, of each launch and place, if the hooks need none of them.
+        self._in_call: list[list[tuple[TensorFlowScalars, RuleScalars]]] = []
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
@@ -100,6 +103,8 @@ class SteadyStep:
         self._scalars = [kind(self.hooks, place) for place in self._places]
         self._ids = set(map(id, owners))
         self.launches = launches = Launches(planned, places)
+        if not self._is_torchs:
+            self._plan_in_call({STEP, *optimizer._products})
         if how.stages:
             with importing:
                 from thalweg.core.steady_gradients import SteadyGradients
@@ -119,9 +124,19 @@ class SteadyStep:
             planned.ready.bounds,
             measures=measures,
             clipping=clipping,
+            programs=launches.programs,
         )
         self.snapshot = found
         return True
+
+    def _plan_in_call(self, counted: Collection[str]) -> None:
+        """Have the call make scalars, if all numbers are counted, and none is one of them."""
+        if all(column.name in counted for column in self.columns):
+            own, rule = {each.place: each for each in self._scalars}, self.hooks.step_rule()
+            self._in_call = [
+                [(own[k], RuleScalars(rule, each, at)) for at, k in enumerate(each.places)]
+                for each in self.launches.all
+            ]
 
     def _stands(self, planned: Any, gradients: Sequence[Any], places: Sequence[int]) -> bool:
         """Whether the careful look finds the step to be the one before."""
@@ -306,12 +321,13 @@ class SteadyStep:
                 of_gradients, _ = self._gradients.scalars(seen)
         own_scalars = self._scalars if self._is_torchs else ()  # else each dtype has its own
         hooks._made = {each.place: each.made(self.columns) for each in own_scalars}
-        for launch in self.launches.all:
-            found = self._scalars_of(launch.dtype)
+        for k, launch in enumerate(self.launches.all):
+            found = self._scalars_of(k, launch)
             if of_gradients is not None:
                 beside = of_gradients[launch.dtype]
                 found = {place: {**own, **beside} for place, own in found.items()}
-            launch.set_scalars(found)
+            if found:
+                launch.set_scalars(found)
         return self._following()
 
     def _following(self) -> list[Any] | None:
@@ -326,11 +342,17 @@ class SteadyStep:
             found.append(value)
         return found
 
-    def _scalars_of(self, dtype: Dtype) -> dict[int, Any]:
-        """The scalars of each place; the hooks have them, too, for the numbers that follow."""
-        made = self.hooks._made
+    def _scalars_of(self, k: int, launch: Launch) -> dict[int, Any]:
+        """The scalars of each place, which the hooks have, too, for the numbers that follow."""
+        made, dtype = self.hooks._made, launch.dtype
         if self._is_torchs:
             return made
+        if self._in_call:
+            pairs = self._in_call[k]
+            found = {own.place: each.made(*own.numbers(self.columns, dtype)) for own, each in pairs}
+            if self._gradients is None and not any(found.values()):
+                return {}  # the call makes all
+            return {place: each or launch.unset for place, each in found.items()}
         own = {each.place: each.made(self.columns, dtype) for each in self._scalars}
         made.update({(dtype, place): found for place, found in own.items()})
         return own

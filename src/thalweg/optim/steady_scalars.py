@@ -113,19 +113,25 @@ class TensorFlowScalars(GroupScalars):
         super()._read_options()
         self._hypers: dict[Dtype, dict[str, Any]] = {}
 
-    def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
-        """The scalars of the step that follows, of a compute dtype."""
+    def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
+        """What `RuleScalars.made` takes for the step that follows, of a compute dtype."""
         if self._is_made_anew:
-            return self._hooks.scalars_of(dtype, self.place)
+            return self._hooks.scalars_of(dtype, self.place), None
         if dtype not in self._hypers:
-            self._hypers[dtype] = self._hooks.hypers(dtype, self.place)
-        values, step = {**self._hypers[dtype], "is_first": dtype(0)}, 0
+            own = self._hooks.hypers(dtype, self.place)
+            self._hypers[dtype] = {**own, "is_first": dtype(0)}
+        values, step = self._hypers[dtype], 0
         for column in columns:
             if column.name == STEP:
                 step = column.common
             else:
-                values[column.name] = dtype(column.common)
-        return derived(self._rule, values, dtype, step + 1)
+                values = {**values, column.name: dtype(column.common)}
+        return values, step + 1
+
+    def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
+        """The scalars themselves."""
+        values, step = self.numbers(columns, dtype)
+        return values if step is None else derived(self._rule, {**values}, dtype, step)
 
 
 def hold(known: Options | None, group: Group) -> bool:

@@ -58,7 +58,8 @@ PY_TUPLE_GET_ITEM = 45
 MEASURES = 46  # launches, like those above
 HAS_MEASURED = 48  # whether gradients are to lie where they were measured
 CLIPPING = 49  # the block of `look_norm`
-BLOCK = 50
+PROGRAMS = 50  # what makes scalars of kernels: see `program.py`
+BLOCK = 52
 
 AHEAD = 8  # tensors
 
@@ -352,6 +353,8 @@ def launch_all(block, which):
 
 def write(block):
     """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
+    for k in range(block[PROGRAMS]):
+        run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k))
     launch_all(block, LAUNCHES)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)

@@ -209,6 +209,14 @@ def _call_address(code: Code, address: Value, *words: Value) -> Value:
     return Value(code.builder.call(function, given), INT64)
 
 
+def _call_of_numbers(kind: Kind, code: Code, address: Value, *given: Value) -> Value:
+    """Call the function of C at an address, of numbers of a kind, which returns one."""
+    own = ir.FunctionType(kind.llvm, [kind.llvm] * len(given))
+    function = code.builder.inttoptr(address.llvm, own.as_pointer())
+    words = [code.cast_to(each, kind).llvm for each in given]
+    return Value(code.builder.call(function, words), kind)
+
+
 def _reserve_cell(code: Code) -> Value:
     """A word on the stack."""
     return Value(code.reserve_stack(_I64), pointer_to(INT64))
@@ -426,6 +434,8 @@ PRIMITIVES: dict[str, Function] = {
     "prefetch": _prefetch_line,
     "take_ticket": _take_ticket,
     "call": _call_address,
+    "call_float32": partial(_call_of_numbers, FLOAT32),
+    "call_float64": partial(_call_of_numbers, FLOAT64),
     "cell": _reserve_cell,
     "half_to_float": _half_to_float,
     "float_to_half": _float_to_half,

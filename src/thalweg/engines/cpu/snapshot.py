@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
-from thalweg.engines.cpu import look, look_norm, store
+from thalweg.engines.cpu import look, look_norm, program, store
 from thalweg.engines.cpu.codegen import compiler_digest
 from thalweg.engines.engine import Call
 from thalweg.engines.probe import Layout
@@ -48,9 +48,9 @@ _FUNCTIONS = {
 }
 
 
-def _address_of(file: str, main: str) -> int:
-    # The whole file: a search for its functions would take longer than a step.
-    source = Path(file).read_text() + main
+def _address_of(main: str, *files: str) -> int:
+    # Whole files: a search for their functions would take longer than a step.
+    source = "\n".join([*(Path(file).read_text() for file in files), main])
     name = f"l_{store.digest(source, compiler_digest())}"
     return store.address_of(name, source.replace("LOOK_NAME", name), briefly=True)
 
@@ -58,13 +58,13 @@ def _address_of(file: str, main: str) -> int:
 @cache
 def routine() -> Callable[[Any], None]:
     """The compiled look."""
-    return _ENTRY(_address_of(look.__file__, _MAIN))
+    return _ENTRY(_address_of(_MAIN, look.__file__, program.__file__))
 
 
 @cache
 def norm_routine() -> int:
     """The address of the compiled `look_norm`."""
-    return _address_of(look_norm.__file__, _MAIN_OF_NORM)
+    return _address_of(_MAIN_OF_NORM, look_norm.__file__)
 
 
 @cache
@@ -130,6 +130,7 @@ class Snapshot:
         watched: Sequence[Tensor] = (),
         measures: Sequence[tuple[int, int, int, int]] = (),
         clipping: int = 0,
+        programs: Int64 | None = None,
     ) -> None:
         """Write the block.
 
@@ -143,6 +144,7 @@ class Snapshot:
                 meanwhile; all of them known.
             measures: Of gradients: kernels and arguments, as those of `launches`.
             clipping: Where the block of `look_norm` lies.
+            programs: Records of what makes scalars; one of zeros makes none.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -163,6 +165,7 @@ class Snapshot:
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
         self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
         self._written = np.array([self._places[id(each)] for each in written], np.int64)
+        self._programs = np.zeros((0, 1), np.int64) if programs is None else programs
         own = [(each.data_ptr(), each.element_size(), 0) for each in watched]
         self._watched = np.array(own, np.int64).reshape(-1, look.WATCH // 8)
         self._as_floats = self._watched.view(np.float32), self._watched.view(np.float64)
@@ -177,6 +180,7 @@ class Snapshot:
             (look.BOUNDS, self.bounds, len(self.bounds)),
             (look.WATCHED, self._watched, len(watched)),
             (look.MEASURES, self.measures, len(measures)),
+            (look.PROGRAMS, self._programs, len(self._programs)),
         ):
             block[place], block[place + 1] = count, array.ctypes.data
         for place, address in _functions().items():

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import derived
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
@@ -30,6 +29,7 @@ class SteadyKerasApply(SteadyApply):
         super().__init__(optimizer, planned, found)
         self._asked = _asked(optimizer)
         self._exact = optimizer._exact_values()
+        self._is_usual = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
@@ -80,14 +80,16 @@ class SteadyKerasApply(SteadyApply):
         begun, known, hypers = self.taken, self._known, self._hypers
         following = int(known[0]) + 1
 
-        def scalars_of(dtype: Dtype) -> dict[str, Any]:
+        def numbers_of(dtype: Dtype) -> tuple[dict[str, Any], int | None]:
             if dtype in hypers:
-                return derived(self._rule, {**hypers[dtype]}, dtype, following)
-            return optimizer._rule_scalars(dtype)
+                return hypers[dtype], following
+            if self._is_usual:
+                return optimizer._hyper_scalars(dtype), following
+            return optimizer._rule_scalars(dtype), None
 
         try:
             how = optimizer._clipping
-            other = self._found.take(given, begun, scalars_of, known, [following], how)
+            other = self._found.take(given, begun, numbers_of, known, [following], how)
         except ERRORS:
             if self.taken != begun:  # a signal's function raised it after the step
                 raise

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.columns import derived
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
@@ -155,8 +154,8 @@ class SteadyV1Apply(SteadyApply):
             if self._counts_anew:
                 factors = [each for _, each in _moves(optimizer, values, self._global_step)]
             following = list(map(_following, self._kinds, known, factors))
-            scalars = self._scalars_of(optimizer, values, known)
-            other = self._found.take(pairs, begun, scalars, known, following, how)
+            numbers = self._numbers_of(optimizer, values, known)
+            other = self._found.take(pairs, begun, numbers, known, following, how)
         except ERRORS:
             if self.taken != begun:  # a signal's function raised it after the step
                 raise
@@ -165,14 +164,16 @@ class SteadyV1Apply(SteadyApply):
             self._known = following
         return other
 
-    def _scalars_of(
+    def _numbers_of(
         self, optimizer: Any, values: dict[str, Any], known: list[Any]
-    ) -> Callable[[Dtype], dict[str, Any]]:
-        """What gives the scalars of a compute dtype."""
+    ) -> Callable[[Dtype], tuple[dict[str, Any], int]]:
+        """What gives that of which the scalars of a compute dtype are made."""
 
-        def scalars(dtype: Dtype) -> dict[str, Any]:
+        def numbers(dtype: Dtype) -> tuple[dict[str, Any], int]:
             if not self._scalars:
-                return derived(self._rule, optimizer._scalars_of(values, dtype, None), dtype, 1)
+                return optimizer._scalars_of(values, dtype, None), 1
+            if not (self._moving or optimizer.POWERS):
+                return self._scalars[dtype], 1
             if not self._moving:
                 found = {**self._scalars[dtype]}
             elif self._is_simple:
@@ -183,9 +184,9 @@ class SteadyV1Apply(SteadyApply):
                 found = optimizer._hyper_scalars(values, dtype, None)
             for name, number in zip(optimizer.POWERS, known, strict=False):
                 found[name] = dtype(number)
-            return derived(self._rule, found, dtype, 1)
+            return found, 1
 
-        return scalars
+        return numbers
 
 
 def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:

@@ -1,0 +1,145 @@
+"""Scalars that the call of a step makes have the bits of those that `derived` makes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thalweg.core import derivation
+from thalweg.core.columns import derived
+from thalweg.core.derivation import Program, RuleScalars
+from thalweg.engines.cpu import program, store
+from thalweg.formula import Rule
+from thalweg.rules import ADAM, RULES, SGD
+
+pytestmark = pytest.mark.skipif(derivation.POWF is None, reason="C's powers are not known")
+KINDS: list[Any] = [np.float32, np.float64]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+SOURCE = Path(program.__file__).read_text()
+MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
+USUAL = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-3, 0.9, 0.999, 1.0, 1e-7]))
+ANY = st.one_of(USUAL, st.floats(width=32), st.sampled_from([1e-40, -1e-30, 1e30, 5e-324]))
+
+
+def run(record: Any) -> None:
+    name = f"t_{store.digest(SOURCE, MAIN)}"
+    address = store.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(record.ctypes.data)
+
+
+class Rows:
+    """Two rows of a launch's scalars."""
+
+    def __init__(self, names: list[str], dtype: Any) -> None:
+        self.names, self.dtype, self.calls = names, dtype, 0
+        self.rows = np.full((2, len(names)), 7, dtype)
+        self.record = np.zeros(program.PROGRAM // 8, np.int64)
+
+    def program(self, at: int) -> Any:
+        return self.record, self.names, self.rows.ctypes.data, 2
+
+
+def given_names(rule: Rule, has_powers: bool) -> list[str]:
+    own = [hyper.name for hyper in rule.hypers]
+    wanted = {"NADAM": ["momentum_cache"], "Nadam": ["momentum_cache"]}.get(rule.name, [])
+    return [*own, *wanted, *(rule.powers if has_powers else ())]
+
+
+def assert_bits(found: Any, wanted: Any) -> None:
+    for own, other in zip(found, wanted, strict=True):
+        assert own == other or (own != own and other != other), (own, other)
+        assert np.signbit(own) == np.signbit(other) or own != own
+
+
+@each_rule
+@each_kind
+@pytest.mark.parametrize("has_powers", [False, True], ids=["counted", "given"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_scalars_are_those_that_the_careful_way_makes(
+    rule: Rule, kind: Any, has_powers: bool, data: st.DataObject
+) -> None:
+    names = given_names(rule, has_powers)
+    numbers = data.draw(st.one_of(*(st.tuples(*[each] * len(names)) for each in (USUAL, ANY))))
+    with np.errstate(all="ignore"):
+        values = dict(zip(names, map(kind, numbers), strict=True))
+    step = data.draw(st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
+    wanted = derived(rule, {**values}, kind, step)
+    rows: Any = Rows([*wanted, "clip_factor"], kind)
+    scalars = RuleScalars(rule, rows)
+    for following in (1, step):
+        assert scalars.made(values, following) is None  # the call makes them
+        run(rows.record)
+    for row in rows.rows:
+        assert_bits(row, [*wanted.values(), 7])
+
+
+@each_kind
+def test_every_step_of_a_training_has_its_bits(kind: Any) -> None:
+    values = {hyper.name: kind(hyper.default) for hyper in ADAM.hypers}
+    rows: Any = Rows([*derived(ADAM, {**values}, kind, 1)], kind)
+    scalars = RuleScalars(ADAM, rows)
+    for step in range(1, 2001):
+        assert scalars.made(values, step) is None
+        run(rows.record)
+        assert_bits(rows.rows[1], derived(ADAM, {**values}, kind, step).values())
+
+
+def by_condition(*, learning_rate: Any, beta1_power: Any) -> Any:
+    return {"alpha": learning_rate if beta1_power > 0.5 else learning_rate / 2}
+
+
+def of_a_constant(*, learning_rate: Any) -> Any:
+    return {"alpha": learning_rate * np.float64(0.1)}
+
+
+def of_a_function(*, learning_rate: Any) -> Any:
+    return {"alpha": np.tanh(learning_rate)}
+
+
+@pytest.mark.parametrize("prepare", [by_condition, of_a_constant, of_a_function])
+def test_what_is_no_arithmetic_is_made_at_each_step(prepare: Any) -> None:
+    rule = replace(ADAM, prepare=prepare)
+    values: Any = {hyper.name: np.float32(hyper.default) for hyper in rule.hypers}
+    with pytest.raises(TypeError):
+        Program(rule, np.float32, [*values])
+    rows: Any = Rows(["alpha"], np.float32)
+    scalars = RuleScalars(rule, rows)
+    for step in (1, 2, 30):
+        assert scalars.made(values, step) == derived(rule, {**values}, np.float32, step)
+    assert not rows.record.any()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"learning_rate": 0.5},  # of another type
+        {"learning_rate": np.float32(0.5), "momentum": np.float32(0)},
+        {"rate": np.float32(0.5)},
+    ],
+)
+def test_other_kinds_of_numbers_end_a_program(others: dict[str, Any]) -> None:
+    rows: Any = Rows(["learning_rate"], np.float32)
+    scalars = RuleScalars(SGD, rows)
+    assert scalars.made({"learning_rate": np.float32(0.1)}, 1) is None
+    assert rows.record.any()
+    assert scalars.made(others, 2) is not None
+    assert not rows.record.any()
+    assert scalars.made({"learning_rate": np.float32(0.1)}, 3) is not None
+
+
+def test_scalars_that_are_given_whole_end_a_program() -> None:
+    rows: Any = Rows(["learning_rate"], np.float32)
+    scalars, values = RuleScalars(SGD, rows), {"learning_rate": np.float32(0.1)}
+    assert scalars.made(values, 1) is None
+    assert scalars.made(values, None) is values
+    assert not rows.record.any()
