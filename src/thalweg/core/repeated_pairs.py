@@ -167,14 +167,16 @@ class RepeatedPairs:
             other = gradients.measure(how, found, begun, given, is_beyond)
             if other:
                 return other
-            self._set_scalars(gradients, scalars_of)
+            self._set_scalars(gradients, numbers_of)
             other = found.take(given, begun, gradients.part)
             if other != look.BEYOND:
                 break
         return other
 
     def _set_scalars(
-        self, gradients: SteadyGradients, scalars_of: Callable[[Dtype], Mapping[str, Any]]
+        self,
+        gradients: SteadyGradients,
+        numbers_of: Callable[[Dtype], tuple[Mapping[str, Any], int | None]],
     ) -> None:
         shared, separate = gradients.scalars()
         for launch, scalars in self._scalars:
