@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thalweg import Variable, v1
 from thalweg.core import derivation
 from thalweg.core.columns import derived
 from thalweg.core.derivation import Program, RuleScalars
+from thalweg.engines import probe
 from thalweg.engines.cpu import program, store
 from thalweg.formula import Rule
+from thalweg.keras import optimizers
+from thalweg.optim import tensorflow
 from thalweg.rules import ADAM, RULES, SGD
 
 pytestmark = pytest.mark.skipif(derivation.POWF is None, reason="C's powers are not known")
@@ -143,3 +149,50 @@ def test_scalars_that_are_given_whole_end_a_program() -> None:
     assert scalars.made(values, 1) is None
     assert scalars.made(values, None) is values
     assert not rows.record.any()
+
+
+def of_keras(**options: Any) -> Any:
+    own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float16)]
+    optimizer = optimizers.Adam(0.1, **options)
+    pairs = [(torch.ones_like(var), var) for var in own]
+    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().quick.taken
+
+
+def of_v1() -> Any:
+    own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)]
+    optimizer = v1.train.AdamOptimizer(torch.tensor(0.1))
+    pairs = [(torch.ones_like(var), var) for var in own]
+    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().quick.taken
+
+
+def of_torchs_kind(**options: Any) -> Any:
+    own = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for each in own:
+        each.grad = torch.ones(3)
+    groups = [{"params": own[:1], "lr": 0.1}, {"params": own[1:], "lr": 0.2}]
+    optimizer = tensorflow.Adam(groups, **options)
+    found: Any = optimizer._own
+    return optimizer.step, lambda: found.quick.taken
+
+
+@pytest.mark.skipif(isinstance(probe.layout(), str), reason="torch's objects cannot be read here")
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_keras,
+        partial(of_keras, clipnorm=0.5),
+        partial(of_keras, global_clipnorm=0.5),
+        of_v1,
+        of_torchs_kind,
+        partial(of_torchs_kind, clip_grad_norm=0.5),
+    ],
+)
+def test_a_step_in_one_call_makes_none_beside(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, taken = make()
+    for _ in range(3):
+        step()
+    assert taken() == 1
+    monkeypatch.delattr(derivation, "derived")
+    for _ in range(3):
+        step()
+    assert taken() == 4

@@ -110,6 +110,19 @@ def test_without_a_global_step() -> None:
     assert own.taken == 4
 
 
+@pytest.mark.parametrize("first", [2**24 - 1, 2**31, 2**53])
+def test_a_count_of_steps_is_a_whole_number(first: int) -> None:
+    own, twin = both(steps=0)
+    for each in (own, twin):
+        each.global_step.assign(first)
+    for seed in range(6):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+    assert own.taken == 4
+    assert int(own.global_step) == first + 6
+
+
 NONE: dict[str, Callable[[], Any]] = {
     "a rate that is a callable": lambda: train.AdamOptimizer(lambda: 0.1),
     "averages": lambda: opt.MovingAverageOptimizer(train.AdamOptimizer(0.1)),

@@ -53,7 +53,6 @@ class RepeatedPairs:
     ) -> None:
         self.planned, self.snapshot, self._counters = planned, found, counters
         self._kinds = [KINDS[each.dtype] for each in numbers]
-        self._expected: Sequence[Any] = [None] * len(numbers)
         places = [0] * len(planned.request.variables)
         self._launches = Launches(planned, places)
         rule = planned.request.rule
@@ -123,12 +122,17 @@ class RepeatedPairs:
         )
         return True
 
+    def expect(self, known: Sequence[Any]) -> None:
+        """Say what the numbers that are watched are to be; of counters a step says it itself."""
+        for place, value in enumerate(known):
+            self.snapshot.expect(place, self._kinds[place], value)
+
     def take(
         self,
         given: list[Any],
         begun: int,
-        numbers_of: Callable[[Dtype], tuple[Mapping[str, Any], int | None]],
-        known: Sequence[Any],
+        values_of: Callable[[Dtype], Mapping[str, Any]],
+        step: int | None,
         following: Sequence[Any],
         how: GradientTransforms = NOTHING,
     ) -> int:
@@ -137,9 +141,9 @@ class RepeatedPairs:
         Args:
             given: Gradients and variables.
             begun: How many were taken when it was begun.
-            numbers_of: Gives, for a compute dtype, what the scalars are made of, and the number
-                of the step; or all scalars, and None. Nobody may change the dictionary afterwards.
-            known: What the numbers that are watched are, as far as the scalars were made of them.
+            values_of: Gives, for a compute dtype, what the scalars are made of; nobody may change
+                the dictionary afterwards.
+            step: The number of the step; None if those are the scalars themselves.
             following: What the counters become.
             how: What happens to the gradients, if anything did before.
 
@@ -147,18 +151,14 @@ class RepeatedPairs:
             0 if it was taken; else what is not as it was.
 
         Raises:
-            Whatever `numbers_of` does; and what one of `ERRORS` is, of numbers beyond the usual.
+            Whatever `values_of` does; and what one of `ERRORS` is, of numbers beyond the usual.
         """
         found, gradients = self.snapshot, self._gradients
-        for place, value in enumerate(known):
-            if value is not self._expected[place]:
-                found.expect(place, self._kinds[place], value)
-        self._expected = known
         for place, value in enumerate(following):
             found.set_number(place, value)
         if gradients is None:
             for launch, scalars in self._scalars:
-                made = scalars.made(*numbers_of(launch.dtype))
+                made = scalars.made(values_of(launch.dtype), step)
                 if made is not None:
                     launch.set_scalars({0: made})
             self._launches.set_threads(found.launches)
@@ -180,7 +180,7 @@ class RepeatedPairs:
     ) -> None:
         shared, separate = gradients.scalars()
         for launch, scalars in self._scalars:
-            made = scalars.made(*numbers_of(launch.dtype))
+            made = scalars.made(values_of(launch.dtype), step)
             launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
         gradients.set_separate(separate)
         self._launches.set_threads(self.snapshot.launches)

@@ -26,12 +26,13 @@ class SteadyApply(ABC):
         self._rule = planned.request.rule
         self._selection = optimizer._selection()
         self._class: type[Any] = type(optimizer)
-        self._names = _names_of(optimizer)
+        self._names = tuple(optimizer.__dict__)
+        self._count = found.snapshot.count
 
     @property
     def taken(self) -> int:
         """How many steps it has taken."""
-        return self._found.snapshot.taken
+        return self._count.value
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         """Take it, if everything is as it was.
@@ -39,11 +40,11 @@ class SteadyApply(ABC):
         Returns:
             Whether it was taken; if not, nothing has changed.
         """
-        before = self.taken
+        before = self._count.value
         try:
             return self._is_of(optimizer, kept) and self._take(optimizer, kept, given)
         except BaseException as error:
-            if self.taken != before:
+            if self._count.value != before:
                 add_taken(error)
             else:  # what is kept may be half of one step, half of another
                 kept.quick = None
@@ -57,16 +58,12 @@ class SteadyApply(ABC):
             and executing_eagerly()
             and optimizer._selection() == self._selection
             and type(optimizer) is self._class
-            and _names_of(optimizer) == self._names
+            and tuple(optimizer.__dict__) == self._names
         )
 
     @abstractmethod
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         """See `take`."""
-
-
-def _names_of(optimizer: object) -> tuple[str, ...]:
-    return tuple(vars(optimizer))
 
 
 def has_own_methods(optimizer: object) -> bool:

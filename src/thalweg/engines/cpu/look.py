@@ -303,6 +303,13 @@ def gradient_differs(block, gradient, number):
     return 0
 
 
+def bits_of(watch):
+    """What a number that is watched is now."""
+    if watch[1] == 8:
+        return word(watch[0])
+    return int64(uint32_pointer(watch[0])[0])
+
+
 def look(block):
     """What is not as it was; 0 if everything is."""
     if lists_differ(block):
@@ -326,10 +333,7 @@ def look(block):
             return found
     for k in range(block[WATCHED]):
         watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
-        if watch[1] == 8:
-            if word(watch[0]) != watch[2]:
-                return WRITTEN_BY_OTHERS
-        elif int64(uint32_pointer(watch[0])[0]) != watch[2]:
+        if bits_of(watch) != watch[2]:
             return WRITTEN_BY_OTHERS
     for k in range(block[GRADIENTS]):
         found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k), k)
@@ -371,6 +375,9 @@ def write(block):
             wide = float64_pointer(column[0])
             for i in range(column[1]):
                 wide[i] = number
+    for k in range(min(block[COLUMNS], block[WATCHED])):  # the first to be watched are those
+        watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
+        watch[2] = bits_of(watch)
     written = int64_pointer(block[WRITTEN + 1])
     for k in range(block[WRITTEN]):
         record = int64_pointer(block[TENSORS + 1] + TENSOR * written[k])

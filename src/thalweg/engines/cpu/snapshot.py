@@ -141,7 +141,7 @@ class Snapshot:
             written: Tensors whose writes are counted, all of them known.
             bounds: Begins and ends of what is written, ascending.
             watched: Tensors of one number each, of 4 or 8 bytes, which nobody else may write
-                meanwhile; all of them known.
+                meanwhile; all of them known. Those of the columns come first.
             measures: Of gradients: kernels and arguments, as those of `launches`.
             clipping: Where the block of `look_norm` lies.
             programs: Records of what makes scalars; one of zeros makes none.
@@ -158,7 +158,9 @@ class Snapshot:
         self.measures = np.array(measures, np.int64).reshape(-1, look.LAUNCH // 8)
         self.columns = np.zeros((len(columns), look.COLUMN // 8), np.int64)
         self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
-        self._numbers = self.columns[:, 3].view(np.float64)
+        words = self.columns.data.cast("B") if columns else memoryview(b"")
+        whole, numbers = words.cast("q"), words.cast("d")
+        self._numbers = [whole if kind == look.INT64 else numbers for *_, kind in columns]
         self.bounds = np.ascontiguousarray(bounds, np.int64).reshape(-1)
         lists = [(id(own), len(items), items.ctypes.data) for own, items in self._lists]
         dicts = [(id(own), len(items) // 2, items.ctypes.data) for own, items in self._dicts]
@@ -191,15 +193,12 @@ class Snapshot:
         fields = astuple(layout)
         block[look.IN_OBJECT : look.IN_OBJECT + len(fields)] = fields
         self._address = block.ctypes.data
-        self._taken = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
+        self.count = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
         self._call = routine()
 
     def set_number(self, place: int, number: Any) -> None:
         """Say what the numbers of a column become."""
-        if self.columns[place, 2] == look.INT64:
-            self.columns[place, 3] = number
-        else:
-            self._numbers[place] = number
+        self._numbers[place][look.COLUMN // 8 * place + 3] = number
 
     def expect(self, place: int, kind: int, number: Any) -> None:
         """Say what a number that is watched is to be.
@@ -257,7 +256,7 @@ class Snapshot:
     @property
     def taken(self) -> int:
         """How many steps were taken by it."""
-        return self._taken.value
+        return self.count.value
 
     def take(
         self,
@@ -279,7 +278,7 @@ class Snapshot:
         given = _GIVEN(
             self._address,
             0 if pairs is None else id(pairs),
-            self._taken.value if taken is None else taken,
+            self.count.value if taken is None else taken,
             0,
             part,
         )

@@ -55,8 +55,8 @@ class BuiltIn(RuleOptimizer):
                 values[name] = self._scalar(self.NAMES.get(name, name), dtype)
         return values
 
-    def _exact_values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self.EXACT.values())
+    def _exact_names(self) -> tuple[str, ...]:
+        return tuple(self.EXACT.values())
 
     def _hyper_tensors(self, dtype: Any, *names: str) -> dict[str, Any]:
         """Hyperparameters, and epsilon, as 0-d tensors."""

@@ -96,8 +96,8 @@ class Ftrl(BuiltIn):
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, dtype)
         return {**super()._hyper_scalars(dtype), "l2_shrinkage": shrinkage}
 
-    def _exact_values(self) -> tuple[Any, ...]:
-        return (*super()._exact_values(), self._l2_shrinkage_regularization_strength)
+    def _exact_names(self) -> tuple[str, ...]:
+        return (*super()._exact_names(), "_l2_shrinkage_regularization_strength")
 
     def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
         return None if name == "l2_shrinkage" else super()._scalar(name, dtype)

@@ -201,7 +201,11 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
                     self, grads_and_vars, name, experimental_aggregate_gradients
                 )
             with self._lock, self._hyper:
-                return self._step_alone(grads_and_vars, name, experimental_aggregate_gradients)
+                given: Any = grads_and_vars
+                given = list(given) if type(given) is zip else given
+                if kept.quick is not None and kept.quick.take(self, kept, given):
+                    return self.iterations
+                return self._step_alone(given, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
                 say_what_became(error, kept, before)
@@ -209,10 +213,6 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
 
     def _step_alone(self, given: Any, name: str | None, aggregates: bool) -> Any:
         """Apply gradients outside of any strategy."""
-        kept = self._plans.now()
-        given = list(given) if type(given) is zip else given
-        if kept.quick is not None and kept.quick.take(self, kept, given):
-            return self.iterations
         given = given if type(given) is list else as_pairs(given)
         if not given:
             return self._step_over_nothing()

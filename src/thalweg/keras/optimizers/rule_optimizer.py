@@ -122,8 +122,8 @@ class RuleOptimizer(Optimizer):
             return False
         return all(isinstance(each, Tensor) for each in self._hyper.values())
 
-    def _exact_values(self) -> tuple[Any, ...]:
-        """What scalars are made of that is no variable."""
+    def _exact_names(self) -> tuple[str, ...]:
+        """The attributes that scalars are made of and that are no variables."""
         return ()
 
     def _rate(self, dtype: Dtype) -> Any:

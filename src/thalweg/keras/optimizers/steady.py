@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,11 @@ from thalweg.schedules.base import LearningRateSchedule
 from thalweg.variable import Variable
 
 FAILED = -1  # to make the numbers of a step
+_EXACT = (int, float, np.number)
+# What decides on a step beside hyperparameters.
+_ASKED = (
+    "_clipping", "_aggregator", "_initial_decay", "_slots", "_slots.parts", "_hyper", "iterations",
+)  # fmt: skip
 
 
 class SteadyKerasApply(SteadyApply):
@@ -27,8 +32,8 @@ class SteadyKerasApply(SteadyApply):
 
     def __init__(self, optimizer: Any, planned: Planned, found: RepeatedPairs) -> None:
         super().__init__(optimizer, planned, found)
-        self._asked = _asked(optimizer)
-        self._exact = optimizer._exact_values()
+        self._asked_for = attrgetter(*_ASKED, *optimizer._exact_names())
+        self._asked = self._asked_for(optimizer)
         self._is_usual = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
         self._read(optimizer)
 
@@ -39,7 +44,9 @@ class SteadyKerasApply(SteadyApply):
         if optimizer._are_scalars_known():
             dtypes = self._planned.ready.dtypes
             hypers = {each: optimizer._hyper_scalars(each) for each in dtypes}
-        self._known, self._hypers = known, hypers
+        # An interruption may come between a step and what is kept of it here.
+        self._begun, self._hypers = int(known[0]) - self.taken, hypers
+        self._found.expect(known)
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyKerasApply | None:
@@ -62,9 +69,8 @@ class SteadyKerasApply(SteadyApply):
         if (
             type(given) is not list
             or optimizer._choose_rule() is not self._rule
-            or not all(map(is_, _asked(optimizer), self._asked))
+            or not all(map(is_, self._asked_for(optimizer), self._asked))
             or optimizer._transformers
-            or not all(map(is_, optimizer._exact_values(), self._exact))
         ):
             return False
         other = self._take_as_known(optimizer, given)
@@ -77,45 +83,25 @@ class SteadyKerasApply(SteadyApply):
 
     def _take_as_known(self, optimizer: Any, given: Any) -> int:
         """0 if the step was taken with numbers that are known; else what is not as it was."""
-        begun, known, hypers = self.taken, self._known, self._hypers
-        following = int(known[0]) + 1
-
-        def numbers_of(dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-            if dtype in hypers:
-                return hypers[dtype], following
-            if self._is_usual:
-                return optimizer._hyper_scalars(dtype), following
-            return optimizer._rule_scalars(dtype), None
-
+        begun = self._count.value
+        step = self._begun + begun + 1
+        values_of: Any = optimizer._hyper_scalars if self._is_usual else optimizer._rule_scalars
+        if self._hypers:
+            values_of = self._hypers.__getitem__
+        number = step if self._is_usual else None
         try:
             how = optimizer._clipping
-            other = self._found.take(given, begun, numbers_of, known, [following], how)
+            return self._found.take(given, begun, values_of, number, (step,), how)
         except ERRORS:
             if self.taken != begun:  # a signal's function raised it after the step
                 raise
             return FAILED  # the careful way says it
-        if not other:
-            self._known = [following, *known[1:]]
-        return other
 
 
 def _numbers(optimizer: Any) -> list[Tensor]:
     """What counts steps, and hyperparameters that lie in tensors."""
     hypers = [each for each in optimizer._hyper.values() if isinstance(each, Tensor)]
     return [optimizer.iterations, *hypers]
-
-
-def _asked(optimizer: Any) -> tuple[Any, ...]:
-    """What decides on a step beside hyperparameters."""
-    return (
-        optimizer._clipping,
-        optimizer._aggregator,
-        optimizer._initial_decay,
-        optimizer._slots,
-        optimizer._slots.parts,
-        optimizer._hyper,
-        optimizer.iterations,
-    )
 
 
 def _may_call_users(optimizer: Any) -> bool:
@@ -138,6 +124,6 @@ def _is_plain(optimizer: Any) -> bool:
         and optimizer._slots.parts is None
         and type(count) is Variable
         and count.dtype == torch.int64
-        and all(isinstance(each, int | float | np.number) for each in optimizer._exact_values())
+        and all(isinstance(getattr(optimizer, each), _EXACT) for each in optimizer._exact_names())
         and not has_own_methods(optimizer)
     )

@@ -65,12 +65,14 @@ class SteadyV1Apply(SteadyApply):
         moves = _moves(optimizer, values, self._global_step)
         self._counters = [counter for counter, _ in moves]
         self._factors = [factor for _, factor in moves]
-        self._kinds = list(map(scalar_type, self._counters))
+        self._kinds = [
+            scalar_type(each) if each.is_floating_point() else int for each in self._counters
+        ]
         self._counts_anew = not (
             is_ours(type(optimizer)._counting_moves)
             and set(self._moving).isdisjoint(optimizer.POWERS.values())
         )
-        self._known = list(map(number_of, self._counters))
+        self._read_counters()
         self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
         self._scalars: dict[Dtype, dict[str, Any]] = {}
         reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
@@ -79,6 +81,12 @@ class SteadyV1Apply(SteadyApply):
             self._scalars = {each: optimizer._hyper_scalars(values, each, None) for each in dtypes}
 
     is_due = False
+
+    def _read_counters(self) -> list[Any]:
+        known = list(map(number_of, self._counters))
+        self._known = self.taken, known  # an interruption may come before the next ones are kept
+        self._found.expect(known)
+        return known
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
@@ -126,7 +134,7 @@ class SteadyV1Apply(SteadyApply):
             return False
         other = self._take_as_known(optimizer, pairs, values, how)
         if other == look.WRITTEN_BY_OTHERS:
-            self._known = list(map(number_of, self._counters))
+            self._read_counters()
             other = self._take_as_known(optimizer, pairs, values, how)
         if other not in (0, FAILED, look.WRITTEN_BY_OTHERS):
             kept.quick = None
@@ -149,31 +157,35 @@ class SteadyV1Apply(SteadyApply):
         self, optimizer: Any, pairs: list[Any], values: dict[str, Any], how: GradientTransforms
     ) -> int:
         """0 if the step was taken with counts that are known; else what is not as it was."""
-        begun, known, factors = self.taken, self._known, self._factors
+        begun, factors = self.taken, self._factors
+        begun_at, known = self._known
         try:
+            if begun_at != begun:
+                known = self._read_counters()
             if self._counts_anew:
                 factors = [each for _, each in _moves(optimizer, values, self._global_step)]
             following = list(map(_following, self._kinds, known, factors))
-            numbers = self._numbers_of(optimizer, values, known)
-            other = self._found.take(pairs, begun, numbers, known, following, how)
+            values_of = self._values_of(optimizer, values, known)
+            other = self._found.take(pairs, begun, values_of, 1, following, how)
         except ERRORS:
             if self.taken != begun:  # a signal's function raised it after the step
                 raise
             return FAILED  # the careful way says it
         if not other:
-            self._known = following
+            self._known = begun + 1, following
         return other
 
-    def _numbers_of(
+    def _values_of(
         self, optimizer: Any, values: dict[str, Any], known: list[Any]
-    ) -> Callable[[Dtype], tuple[dict[str, Any], int]]:
+    ) -> Callable[[Dtype], dict[str, Any]]:
         """What gives that of which the scalars of a compute dtype are made."""
 
-        def numbers(dtype: Dtype) -> tuple[dict[str, Any], int]:
+        if self._scalars and not (self._moving or optimizer.POWERS):
+            return self._scalars.__getitem__
+
+        def found_of(dtype: Dtype) -> dict[str, Any]:
             if not self._scalars:
-                return optimizer._scalars_of(values, dtype, None), 1
-            if not (self._moving or optimizer.POWERS):
-                return self._scalars[dtype], 1
+                return optimizer._scalars_of(values, dtype, None)
             if not self._moving:
                 found = {**self._scalars[dtype]}
             elif self._is_simple:
@@ -184,9 +196,9 @@ class SteadyV1Apply(SteadyApply):
                 found = optimizer._hyper_scalars(values, dtype, None)
             for name, number in zip(optimizer.POWERS, known, strict=False):
                 found[name] = dtype(number)
-            return found, 1
+            return found
 
-        return numbers
+        return found_of
 
 
 def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
@@ -199,7 +211,7 @@ def _following(kind: Any, known: Any, factor: Any) -> Any:
     if factor is not None:
         return product(kind(known), factor).item()
     # Of a float as it is stored: float32 counts no further than 2**24.
-    return (kind(known) + kind(1)).item() if issubclass(kind, np.floating) else known + 1
+    return known + 1 if kind is int else (kind(known) + kind(1)).item()
 
 
 def _is_plain(optimizer: Any) -> bool:
