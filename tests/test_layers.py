@@ -316,6 +316,13 @@ def test_names_of_test_files_are_unique() -> None:  # they are no packages, but 
     assert max(names.values()) == 1, names.most_common(1)
 
 
+def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
+    names = re.compile(r"^ *from thalweg\.(\w+)\S* import (\([^)]*\)|.*)", re.MULTILINE)
+    for path in TESTS.rglob("*.py"):
+        for room, imported in names.findall(path.read_text()):
+            assert not re.search(r"\b_[a-zA-Z]", imported) or room == path.parent.name, path
+
+
 def _printed(program: str) -> str:
     done = fresh.run(program)
     assert done.returncode == 0, done.stderr
