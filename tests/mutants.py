@@ -30,16 +30,21 @@ TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src"
 # The tests of each module, the quick ones first, and what keeps them short.
 MODULES: dict[str, list[str]] = {
-    "formula": ["test_formula.py", "test_check_rule.py", "test_core_step.py", "test_engines.py"],
+    "formula": [
+        "test_formula.py", "engines/test_check_rule.py", "core/test_core_step.py",
+        "engines/test_engines.py",
+    ],
     "engines/reference": [
-        "test_reference.py", "test_engines.py", "test_sparse_engines.py", "test_measuring.py",
+        "engines/test_reference.py", "engines/test_engines.py", "engines/test_sparse_engines.py",
+        "engines/test_measuring.py",
     ],
     "engines/layout": [
-        "test_gate.py", "test_errors.py", "test_memory.py", "test_pointers.py", "test_layouts.py",
+        "engines/test_gate.py", "test_errors.py", "engines/test_memory.py",
+        "engines/test_pointers.py", "engines/test_layouts.py",
     ],
     "engines/dispatcher": [
-        "test_gate.py", "test_pointers.py", "test_memory.py", "test_engines.py",
-        "test_sparse_engines.py",
+        "engines/test_gate.py", "engines/test_pointers.py", "engines/test_memory.py",
+        "engines/test_engines.py", "engines/test_sparse_engines.py",
     ],
 }  # fmt: skip
 CPU_SECONDS = 240  # more than the tests of any module take

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,7 @@ from many import many
 
 CLOSURE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "closure.py"))
 SOURCE = Path(thalweg.__file__).parent
+TESTS = Path(__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
@@ -300,6 +302,25 @@ def test_what_is_imported_late_asks_for_nothing_late() -> None:
             if isinstance(node, ast.ImportFrom) and node.module in homes:
                 asked = {alias.name for alias in node.names}
                 assert asked.isdisjoint(homes[node.module]), title
+
+
+def test_folders_of_tests_are_rooms() -> None:
+    folders = {path.parent.name for path in TESTS.glob("*/*.py")}
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert folders - rooms == {"attack", "cuda", "faces", "support"}
+
+
+def test_names_of_test_files_are_unique() -> None:  # they are no packages, but for the attacks
+    paths = {*TESTS.rglob("*.py")} - {*TESTS.glob("attack/*.py")} - {*TESTS.rglob("conftest.py")}
+    names = Counter(path.stem for path in paths)
+    assert max(names.values()) == 1, names.most_common(1)
+
+
+def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
+    names = re.compile(r"^ *from thalweg\.(\w+)\S* import (\([^)]*\)|.*)", re.MULTILINE)
+    for path in TESTS.rglob("*.py"):
+        for room, imported in names.findall(path.read_text()):
+            assert not re.search(r"\b_[a-zA-Z]", imported) or room == path.parent.name, path
 
 
 def _printed(program: str) -> str:

@@ -6,8 +6,8 @@ library and its tests do not:
     python tools/record_bundles.py --out DIR
         one folder for each of `RECORDED`, and DIR/values.json with what TensorFlow reads from them
     python tools/record_bundles.py --restore DIR
-        restores DIR/ours and DIR/ours_object, which `tests/bundle_examples.py` writes, in all the
-        ways there are, and says how many tensors have the bits of their values.json
+        restores DIR/ours and DIR/ours_object, which `tests/support/bundle_examples.py` writes, in
+        all the ways there are, and says how many tensors have the bits of their values.json
 
 A value is [dtype, shape, bytes in hexadecimal, row by row, the lowest byte first]; strings are
 ["string", shape, [bytes in hexadecimal]].

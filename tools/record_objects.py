@@ -1,9 +1,10 @@
 """Record what users keep of a release: pickles, states of `torch.save`, files of each face.
 
-    PYTHONPATH=src:tests python tools/record_objects.py tests/goldens/recorded.tar.xz
+    export PYTHONPATH=src:tests/faces:tests/support
+    python tools/record_objects.py tests/goldens/recorded.tar.xz
 
-adds the kinds of `tests/recorded_kinds.py` and `tests/recorded_files.py` that are not there yet.
-What was recorded stays, as later releases have to read it.
+adds the kinds of `recorded_kinds.py` and `recorded_files.py`, in `tests/faces`, that are not there
+yet. What was recorded stays, as later releases have to read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record what TensorFlow makes of the cases of tests/tf1_cases.py.
+"""Record what TensorFlow makes of the cases of tests/tf/tf1_cases.py.
 
     TF_USE_LEGACY_KERAS=1 python tools/record_tf1_names.py tests/goldens/tf1_names.json
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tf"))
 
 import tensorflow
 from tensorflow.core.framework.summary_pb2 import Summary

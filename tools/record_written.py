@@ -1,6 +1,6 @@
 """Have TensorFlow restore what the library wrote, and go on with it.
 
-    python tests/written_cases.py tests/goldens/written
+    python tests/checkpoint/written_cases.py tests/goldens/written
     python tools/record_written.py tests/goldens/written
 
 The second needs tensorflow and tf_keras; 2.21 recorded what is there. `values.npz` gets what each

@@ -5,7 +5,11 @@ what they try. An attack is a module with `TRIED`, in words, and `attack(long, s
 """
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # pytest is told of it by its settings
 
 ATTACKS = (
     "layouts",

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def main() -> int:
-    sys.path[0] = str(TESTS)
+    sys.path[:1] = [str(TESTS), str(TESTS / "support")]
     import kernel_cache
 
     kernel_cache.keep_apart()

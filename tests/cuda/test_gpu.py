@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 
 import rulebook
 import thalweg
+from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
 from thalweg import IndexedSlices, optim
 from thalweg.engines import Dispatcher

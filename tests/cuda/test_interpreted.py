@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from waiting import waiting_for_nothing
 
 import rulebook
 import thalweg
@@ -39,6 +38,7 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.training import optimize_loss
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 from thalweg.v1.contrib.opt import LARSOptimizer
+from waiting import waiting_for_nothing
 
 SHAPES = [(0,), (), (5, 7), (130,)]
 SELECTIONS = [KEEP._replace(name="cuda"), FLUSH._replace(name="cuda")]

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from replayed import captured
-from waiting import waiting_for_nothing
 
 import thalweg
+from replayed import captured
 from rulebook import assert_same
 from thalweg import optim, rules
 from thalweg.engines.cuda.mirror import Mirror
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.optim import fitting, tensorflow
 from thalweg.optim.step_options import FOUND_INF
+from waiting import waiting_for_nothing
 
 DROP_INS = {
     "Adam": partial(optim.Adam, lr=0.1, weight_decay=0.1),

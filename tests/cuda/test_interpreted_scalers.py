@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 import torch
+
+import thalweg
 from loss_scaled import (
     BACKOFF,
     HALF,
@@ -23,15 +25,13 @@ from loss_scaled import (
     plain,
     trained,
 )
-from waiting import waiting_for_nothing
-
-import thalweg
 from rulebook import assert_same
 from thalweg import IndexedSlices
 from thalweg.openseq2seq.optimizers import mp_wrapper
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.tables import OPTIMIZER_SUMMARIES
 from thalweg.v1 import train
+from waiting import waiting_for_nothing
 
 by_make = pytest.mark.parametrize("key", MAKES)
 

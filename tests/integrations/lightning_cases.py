@@ -8,6 +8,7 @@ from typing import Any
 import lightning
 import torch
 from torch import Tensor
+
 from training import data, loss_of, model, schedule
 
 

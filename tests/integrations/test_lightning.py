@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from touched import assert_known, touching, watched
-from training import OPTIMIZERS, assert_same_training, data, trained
 
 from thalweg import optim
+from touched import assert_known, touching, watched
+from training import OPTIMIZERS, assert_same_training, data, trained
 
 # What Lightning 2.6 asks an optimizer for; `_own` for methods of ours that its wrapper inherits.
 ASKED = """

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from rank_cases import MAKERS, SHARDED, as_lists, loaded, steps
 from training import assert_same_training, data, model, numbers
-
 from workers import told_by_ranks
 
 SCRIPT = Path(__file__).with_name("rank_cases.py")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from training import data, loss_of, model
 
 from thalweg import optim
+from training import data, loss_of, model
 
 pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
 

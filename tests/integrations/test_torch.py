@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
+from thalweg import optim
+from torch_inputs import SCHEDULES
 from touched import assert_known, touching, watched
 from training import (
     OPTIMIZERS,
@@ -24,9 +27,6 @@ from training import (
     send_on,
     trained,
 )
-
-from thalweg import optim
-from torch_inputs import SCHEDULES
 
 # What parts of torch 2.13 ask an optimizer for.
 ASKED = {

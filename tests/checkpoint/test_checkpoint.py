@@ -1,0 +1,991 @@
+"""`thalweg.checkpoint`: a training goes on from a file with the same bits, or nothing is loaded."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from forks import TIMEOUT, told
+from rulebook import assert_same
+from thalweg import (
+    CheckpointMismatchError,
+    CheckpointWarning,
+    FailedPreconditionError,
+    IndexedSlices,
+    InvalidConfigError,
+    NotFoundError,
+    ThalwegError,
+    Variable,
+    checkpoint,
+    graph,
+)
+from thalweg.catalogue import applied, by_class, by_rule
+from thalweg.checkpoint import tensorflow
+from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
+from thalweg.openseq2seq import from_config
+from thalweg.openseq2seq.optimizers import lr_policies
+from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
+from thalweg.rules import ADAM
+from thalweg.v1 import train
+
+NAMES = list(dict.fromkeys([*by_rule(), *by_class()]))
+
+
+def network(seed: int = 0) -> torch.nn.Module:
+    """A module with parameters that have no names, and a buffer."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+
+def made(name: str) -> Any:
+    return (by_rule().get(name) or by_class()[name]).make(0.05)
+
+
+def stepped(optimizer: Any, module: torch.nn.Module, steps: range) -> None:
+    for step in steps:
+        numbers = np.random.default_rng(step)
+        pairs = [
+            (torch.from_numpy(numbers.standard_normal(tuple(each.shape), np.float32)), each)
+            for each in module.parameters()
+        ]
+        applied(optimizer)(pairs)
+
+
+def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    """All parameters and buffers; whole numbers as floats, which hold them here."""
+    found = module.state_dict().values()
+    return [each if each.is_floating_point() else each.double() for each in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_a_training_goes_on_with_the_same_bits(name: str, given: bool, tmp_path: Path) -> None:
+    module, optimizer = network(), made(name)
+    counter = getattr(optimizer, "_global_step", None)  # of AdagradDA
+    named = {} if counter is None else {"variables": {"global_step": counter}}
+    stepped(optimizer, module, range(3))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **named)
+    stepped(optimizer, module, range(3, 6))
+
+    again, other = network(1), made(name) if given else None
+    if counter is not None:
+        own = Variable(np.int64(0), "global_step", trainable=False)
+        named = {"variables": {"global_step": other._global_step if given else own}}
+    found = checkpoint.restore(tmp_path / "run", optimizer=other, module=again, **named)
+    assert type(found.optimizer) is type(optimizer)
+    assert (found.optimizer is other) == given
+    stepped(found.optimizer, again, range(3, 6))
+    assert_same(tensors(again), tensors(module), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_before_the_first_step(name: str, tmp_path: Path) -> None:
+    module, optimizer = network(), made(name)
+    counter = getattr(optimizer, "_global_step", None)
+    named = {} if counter is None else {"variables": {"global_step": counter}}
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module, **named)
+    again = network(1)
+    if counter is not None:
+        named = {"variables": [Variable(np.int64(0), "global_step", trainable=False)]}
+    found = checkpoint.restore(tmp_path / "run", module=again, **named)
+    for own, training in ((optimizer, module), (found.optimizer, again)):
+        stepped(own, training, range(2))
+    assert_same(tensors(again), tensors(module), name)
+
+
+# What is part of an optimizer
+
+SCHEDULES: dict[str, Callable[[], Any]] = {
+    "exponential": lambda: schedules.ExponentialDecay(0.1, 2, 0.5, staircase=True),
+    "piecewise": lambda: schedules.PiecewiseConstantDecay([1, 3], [0.1, 0.05, 0.01]),
+    "cosine": lambda: schedules.CosineDecay(0.1, 5),
+    "polynomial": lambda: schedules.PolynomialDecay(0.1, 5, power=2.0, cycle=True),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_and_clipping_come_back(schedule: str, tmp_path: Path) -> None:
+    optimizer = RMSprop(SCHEDULES[schedule](), momentum=0.9, centered=True, global_clipnorm=0.5)
+    module, again = network(), network(1)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    other = checkpoint.restore(tmp_path / "run", module=again).optimizer
+    assert (other.global_clipnorm, other.get_config()) == (0.5, optimizer.get_config())
+    for own, training in ((optimizer, module), (other, again)):
+        stepped(own, training, range(2, 6))
+    assert_same(tensors(again), tensors(module))
+
+
+def test_rates_of_tensorflow_1_follow_the_step_of_the_file(tmp_path: Path) -> None:
+    def training() -> tuple[Any, Any, Any]:
+        step = Variable(np.int64(0), "global_step", trainable=False)
+        rate = train.exponential_decay(np.float32(0.1), step, 2, 0.5, staircase=True)
+        return step, Variable([1.0, 2.0], name="w"), train.MomentumOptimizer(rate, 0.9)
+
+    def run(step: Any, w: Any, optimizer: Any, times: int) -> None:
+        for _ in range(times):
+            optimizer.apply_gradients([([0.5, -1.0], w)], global_step=step)
+
+    step, w, optimizer = training()
+    run(step, w, optimizer, 3)
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[step, w])
+    run(step, w, optimizer, 3)
+    again, other, _ = training()
+    found = checkpoint.restore(tmp_path / "run", variables=[again, other])
+    run(again, other, found.optimizer, 3)
+    assert_same([other], [w])
+    assert (int(again), int(step)) == (6, 6)
+
+
+def test_a_rate_whose_step_is_not_given_is_named(tmp_path: Path) -> None:
+    step, w = Variable(np.int64(0), "clock", trainable=False), Variable([1.0], name="w")
+    optimizer = train.GradientDescentOptimizer(train.inverse_time_decay(0.1, step, 2, 0.5))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    with pytest.raises(NotFoundError, match="follows the variable 'clock', which is not among"):
+        checkpoint.restore(tmp_path / "run", variables=[w])
+
+
+def own_rate() -> float:
+    return 0.5
+
+
+class Halving(schedules.LearningRateSchedule):
+    def __call__(self, step: Any) -> Any:
+        return 1.0 / (step + 2)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+class Mine(SGD):
+    pass
+
+
+YOURS: dict[str, tuple[Callable[[], Any], str]] = {
+    "callable": (lambda: Adam(own_rate), "learning_rate of Adam was the function 'own_rate'"),
+    "schedule": (lambda: Adam(Halving()), "learning_rate of Adam was your schedule 'Halving'"),
+    "transformer": (
+        lambda: SGD(0.5, gradient_transformers=[lambda pairs: pairs]),
+        "gradient_transformers of SGD was the function '<lambda>'",
+    ),
+    "class": (lambda: Mine(0.5), "The optimizer is of your own class 'Mine'"),
+    "arithmetic": (
+        lambda: train.GradientDescentOptimizer(0.5 * train.cosine_decay(0.1, 3, 5)),
+        "learning_rate of v1:GradientDescentOptimizer was the function 'CosineDecay'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", YOURS)
+def test_what_is_yours_is_asked_for(case: str, tmp_path: Path) -> None:
+    make, message = YOURS[case]
+    w = Variable([1.0, 2.0], name="w")
+    optimizer = make()
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    before = w.detach().clone()
+    w.assign([5.0, 5.0])
+    with pytest.raises(NotFoundError, match=message) as raised:
+        checkpoint.restore(tmp_path / "run", variables=[w])
+    assert "restore(path, optimizer=...)" in str(raised.value)
+    assert w.tolist() == [5.0, 5.0]
+    found = checkpoint.restore(tmp_path / "run", optimizer=make(), variables=[w])
+    assert_same([w], [before])
+    assert found.optimizer is not optimizer
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: SGD(0.1), "the optimizer is SGD, in the file it is Adam"),
+        (lambda: Adam(0.1, amsgrad=True), "amsgrad is True, in the file False"),
+        (lambda: Adam(0.1, clipnorm=1.0), "clipnorm is 1.0, in the file None"),
+        (lambda: Adam(0.1, epsilon=1e-3), "epsilon is 0.001, in the file 1e-07"),
+        (lambda: Adam(SCHEDULES["cosine"]()), "learning_rate is .*CosineDecay.*, in the file 0.1"),
+    ],
+)
+def test_an_optimizer_made_otherwise_is_refused(
+    other: Callable[[], Any], message: str, tmp_path: Path
+) -> None:
+    w, optimizer = Variable([1.0], name="w"), Adam(0.1)
+    optimizer.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    w.assign([7.0])
+    refused = other()
+    with pytest.raises(CheckpointMismatchError, match=f"{message}.*Nothing was loaded"):
+        checkpoint.restore(tmp_path / "run", optimizer=refused, variables=[w])
+    assert (w.item(), int(refused.iterations)) == (7.0, 0)
+
+
+def test_numbers_of_clipping_are_compared(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), SGD(0.1, clipnorm=1.0)
+    opt.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    message = r"clipnorm is 2\.0, in the file 1\.0\. Nothing was loaded\. .*check_arguments=False"
+    with pytest.raises(CheckpointMismatchError, match=message):
+        checkpoint.restore(tmp_path / "run", optimizer=SGD(0.1, clipnorm=2.0), variables=[w])
+
+
+def test_a_class_of_yours_goes_on(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), Mine(0.1, momentum=0.9)
+    opt.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    other = Mine(0.1, momentum=0.9)
+    checkpoint.restore(tmp_path / "run", optimizer=other, variables=[w])
+    assert int(other.iterations) == 1
+
+
+def test_numbers_of_keras_are_set_and_those_of_tensorflow_1_compared(tmp_path: Path) -> None:
+    w = Variable([1.0], name="w")
+    keras, classic = Adam(0.1, beta_1=0.8), train.AdamOptimizer(0.1, beta1=0.8)
+    for optimizer in (keras, classic):
+        optimizer.apply_gradients([([1.0], w)])
+        checkpoint.save(tmp_path / type(optimizer).__name__, optimizer=optimizer, variables=[w])
+    other = Adam(0.7)
+    checkpoint.restore(tmp_path / "Adam", optimizer=other, variables=[w])
+    assert (round(float(other.learning_rate), 6), round(float(other.beta_1), 6)) == (0.1, 0.8)
+    refused = train.AdamOptimizer(0.1)
+    with pytest.raises(CheckpointMismatchError, match=r"beta1 is 0\.9, in the file 0\.8"):
+        checkpoint.restore(tmp_path / "AdamOptimizer", optimizer=refused, variables=[w])
+    path = tmp_path / "AdamOptimizer"
+    checkpoint.restore(path, optimizer=refused, variables=[w], check_arguments=False)
+    assert refused.get_slot(w, "m") is not None
+
+
+def plain(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    return var - learning_rate * grad
+
+
+def test_rules_of_the_library_come_back_and_others_are_asked_for(tmp_path: Path) -> None:
+    w = Variable([1.0, -2.0], name="w")
+    optimizer = RuleOptimizer(ADAM, learning_rate=0.1)
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    found = checkpoint.restore(tmp_path / "run", variables=[w]).optimizer
+    assert found.rule is ADAM
+    rule = thalweg.Rule(name="Mine", update=plain)
+    checkpoint.save(tmp_path / "own", optimizer=RuleOptimizer(rule), variables=[w])
+    with pytest.raises(NotFoundError, match="rule of RuleOptimizer was your rule 'Mine'"):
+        checkpoint.restore(tmp_path / "own", variables=[w])
+
+
+def test_nadam_warns_of_nothing(tmp_path: Path) -> None:
+    w, optimizer = Variable([1.0], name="w"), Nadam(0.1, schedule_decay=0.01)
+    optimizer.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    assert checkpoint.restore(tmp_path / "run", variables=[w]).optimizer.decay == np.float32(0.01)
+
+
+# OpenSeq2Seq
+
+CONFIG = {
+    "optimizer": "Momentum",
+    "optimizer_params": {"momentum": 0.9},
+    "lr_policy": lr_policies.poly_decay,
+    "lr_policy_params": {"learning_rate": 0.1},
+    "dtype": "mixed",
+    "loss_scaling": "Backoff",
+    "max_steps": 10,
+    "max_grad_norm": 1.0,
+}
+
+
+def half() -> tuple[torch.nn.Module, Any]:
+    torch.manual_seed(0)
+    module = torch.nn.Linear(3, 2).half()
+    x = torch.ones(4, 3).half()
+    return module, lambda: (module(x).float() - 1).square().mean()
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_training_step_goes_on(taken: int, tmp_path: Path) -> None:
+    def training(config: dict[str, Any] = CONFIG) -> tuple[torch.nn.Module, Any]:
+        module, loss = half()
+        return module, from_config(config).optimize(loss, module)
+
+    module, step = training()
+    for _ in range(taken):
+        step()
+    checkpoint.save(tmp_path / "run", optimizer=step, module=module)
+    losses = [step() for _ in range(3)]
+    again, other = training()
+    with torch.no_grad():
+        for each in again.parameters():
+            each.zero_()
+    checkpoint.restore(tmp_path / "run", optimizer=other, module=again)
+    assert_same([other() for _ in range(3)], losses)
+    assert_same(tensors(again), tensors(module))
+    with pytest.raises(NotFoundError, match="loss of openseq2seq:optimize_loss was the function"):
+        checkpoint.restore(tmp_path / "run", module=again)
+    for change, message in (
+        ({"max_grad_norm": 2.0}, "clip_gradients is 2.0, in the file 1.0"),
+        ({"loss_scaling": "LogMax"}, "loss_scaling.algorithm is 'logmax', in the file 'backoff'"),
+        (
+            {"lr_policy_params": {"learning_rate": 0.2}},
+            r"learning_rate.arguments.learning_rate is 0\.2, in the file 0\.1",
+        ),
+        (
+            {"optimizer_params": {"momentum": 0.8}},
+            r"optimizer_params.momentum is 0\.8, in the file 0\.9",
+        ),
+    ):
+        refused, wrong = training({**CONFIG, **change})
+        before = [each.clone() for each in tensors(refused)]
+        with pytest.raises(CheckpointMismatchError, match=message):
+            checkpoint.restore(tmp_path / "run", optimizer=wrong, module=refused)
+        assert_same(tensors(refused), before)
+
+
+def test_a_policy_that_is_yours_is_told_by_its_name(tmp_path: Path) -> None:
+    module, loss = half()
+    step = optimize_loss(loss, "SGD", {}, lambda s: 0.5, module.parameters())
+    checkpoint.save(tmp_path / "run", optimizer=step, module=module)
+    checkpoint.restore(tmp_path / "run", optimizer=step, module=module)
+
+
+# All or nothing
+
+
+def test_a_tensor_that_does_not_fit_leaves_all_as_it_was(tmp_path: Path) -> None:
+    module, optimizer = network(), Adam(0.1)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+    other[0].bias = torch.nn.Parameter(torch.zeros(5))
+    fresh, before = Adam(0.1), [each.clone() for each in tensors(other)]
+    message = r"The variables: '0.bias' is float32 of shape \(4,\), not float32 of shape \(5,\)"
+    with pytest.raises(CheckpointMismatchError, match=message):
+        checkpoint.restore(tmp_path / "run", optimizer=fresh, module=other)
+    assert_same(tensors(other), before)
+    assert (int(fresh.iterations), fresh.get_slot_names()) == (0, [])
+
+
+def test_slots_that_do_not_fit_leave_the_variables_as_they_were(tmp_path: Path) -> None:
+    module, optimizer = network(), Adam(0.1)
+    stepped(optimizer, module, range(2))
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, module=module)
+    again, busy = network(1), Adam(0.1)
+    stranger = Variable([1.0], name="stranger")
+    busy.apply_gradients([([1.0], stranger)])
+    before = [each.clone() for each in tensors(again)]
+    with pytest.raises(CheckpointMismatchError, match="'stranger/m' is missing"):
+        checkpoint.restore(tmp_path / "run", optimizer=busy, module=again)
+    assert_same(tensors(again), before)
+    assert int(busy.iterations) == 1
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_without_variables_an_optimizer_keeps_what_waits(by_name: bool, tmp_path: Path) -> None:
+    def training() -> tuple[list[Variable], Any]:
+        return [Variable([value], name="w") for value in (1.0, 2.0)], Adam(0.1)
+
+    def run(variables: list[Variable], optimizer: Any) -> None:
+        optimizer.apply_gradients([([0.5 + i], each) for i, each in enumerate(variables)])
+
+    variables, optimizer = training()
+    run(variables, optimizer)
+    given = {"variables": dict(zip(("w", "w#1"), variables, strict=True))} if by_name else {}
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, **given)
+    again, _ = training()
+    for own, other in zip(again, variables, strict=True):
+        own.assign(other)
+    other = checkpoint.restore(tmp_path / "run", variables=False).optimizer
+    run(variables, optimizer)
+    run(again, other)
+    assert_same(again, variables)
+    assert list(other.state_dict()["slots"]) == ["w:0", "w:0#1"]
+
+
+def test_sparse_slots_and_mixed_dtypes_keep_their_bits(tmp_path: Path) -> None:
+    table = Variable(torch.zeros(6, 3, dtype=torch.bfloat16), name="table")
+    wide = Variable(torch.ones(2, dtype=torch.float64), name="wide")
+    optimizer = Adam(0.1)
+    rows = IndexedSlices(torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([1, 4]), (6, 3))
+    pairs = [(rows, table), (torch.ones(2, dtype=torch.float64), wide)]
+    optimizer.apply_gradients(pairs)
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[table, wide])
+    kept = [table.detach().clone(), wide.detach().clone()]
+    slots = [optimizer.get_slot(var, name) for var in (table, wide) for name in ("m", "v")]
+    kept += [each.detach().clone() for each in slots]
+    optimizer.apply_gradients(pairs)
+    checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=[table, wide])
+    assert_same([table, wide, *slots], kept)
+
+
+class Telling(torch.nn.Linear):
+    """A module that tells more than it can be told."""
+
+    def get_extra_state(self) -> Any:
+        return 1
+
+
+class Counting(torch.nn.Linear):
+    """A module with a state that is neither parameter nor buffer."""
+
+    def __init__(self, seen: Any) -> None:
+        super().__init__(2, 1)
+        self.seen = seen
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        if state == "bad":
+            raise ValueError("no such state")
+        self.seen = state
+
+
+def counting(*seen: Any) -> torch.nn.Module:
+    return torch.nn.Sequential(*map(Counting, seen))
+
+
+def test_extra_states_of_modules_are_restored(tmp_path: Path) -> None:
+    seen = {"calls": 3, "pair": (1, float("inf")), "total": torch.arange(3)}
+    checkpoint.save(tmp_path / "run", module=counting(seen, 7))
+    again = counting(None, None)
+    checkpoint.restore(tmp_path / "run", module=again)
+    own = again[0].seen
+    assert (own["calls"], own["pair"], again[1].seen) == (3, (1, float("inf")), 7)
+    assert torch.equal(own["total"], seen["total"])
+    own["total"].add_(1)  # memory of its own
+    with pytest.warns(CheckpointWarning, match=r"states of modules, such as '0\._extra_state'"):
+        checkpoint.restore(tmp_path / "run", variables=dict(again.named_parameters()))
+    found = checkpoint.restore(tmp_path / "run", variables=False)
+    assert found.left[-2:] == ("0._extra_state", "1._extra_state")
+
+
+def test_extra_states_are_set_with_all_else_or_not_at_all(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", module=counting(1, "bad"))
+    own, half = counting({"x": 1}, 2), torch.nn.Sequential(Counting(1), torch.nn.Linear(2, 1))
+    before = [each.clone() for each in own.parameters()]
+    with pytest.raises(ValueError, match="no such state"):
+        checkpoint.restore(tmp_path / "run", module=own)
+    with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' belongs to nothing here"):
+        checkpoint.restore(tmp_path / "run", module=half)
+    checkpoint.save(tmp_path / "bare", variables=dict(own.named_parameters()))
+    with pytest.raises(CheckpointMismatchError, match=r"'1\._extra_state' is missing"):
+        checkpoint.restore(tmp_path / "bare", module=own)
+    assert (own[0].seen, own[1].seen) == ({"x": 1}, 2)
+    assert_same(list(own.parameters()), before)
+
+
+EXTRA = {
+    "epoch": 3,
+    "loss": float("inf"),
+    "names": ["a", "b"],
+    "pair": (1, 2.5),
+    "none": None,
+    "flag": True,
+    "tensor": torch.arange(4, dtype=torch.int16),
+    "array": np.float64(0.1),
+    3: "number",
+    "$odd": {"deep": [{"x": torch.tensor(True)}]},
+}
+
+
+def test_extra_values_come_back_as_they_were(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", extra=EXTRA)
+    found = checkpoint.restore(tmp_path / "run").extra
+    assert list(found) == list(EXTRA)
+    assert found["tensor"].dtype == torch.int16
+    assert found["tensor"].tolist() == [0, 1, 2, 3]
+    assert (type(found["pair"]), type(found["array"])) == (tuple, np.float64)
+    assert found["$odd"]["deep"][0]["x"].item() is True
+    plain = [key for key in EXTRA if key not in ("tensor", "$odd")]
+    assert {key: found[key] for key in plain} == {key: EXTRA[key] for key in plain}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"extra": {"f": print}}, TypeError, "'extra/f' is a builtin_function_or_method, which no"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be one of thalweg.keras"),
+        ({"module": [1]}, TypeError, "module must be a torch.nn.Module, not list"),
+        ({"variables": {"w": 3.0}}, TypeError, "'w' is a float, not a tensor"),
+        ({"variables": network()}, TypeError, "not a module: give it as module="),
+        (
+            {"module": torch.nn.LazyLinear(2)},
+            ValueError,
+            "'weight' has no shape yet: call its lazy",
+        ),
+        ({"module": Counting(print)}, TypeError, "'extra_states/_extra_state' is a builtin_func"),
+        ({"module": Telling(1, 1)}, TypeError, "'_extra_state': Telling has no set_extra_state"),
+        ({"variables": 3}, TypeError, "variables must hold variables, not 3"),
+        ({"variables": network().named_parameters()}, TypeError, "variables, not '0.weight'"),
+        (
+            {"variables": network().parameters()},
+            ValueError,
+            "4 of .* no name, the first of shape .4, 3",
+        ),
+        ({"variables": [Variable(1.0)]}, ValueError, r"dict\(model.named_parameters\(\)\)"),
+        (
+            {"variables": [Variable(1.0, "w"), Variable(2.0, "w")]},
+            ValueError,
+            "2 of the variables are called 'w': give a dictionary",
+        ),
+        ({"extra": torch.empty(2, device="meta")}, TypeError, "on the meta device"),
+        ({"extra": np.str_("x")}, TypeError, "'extra' is a str_, which no file holds"),
+        ({"extra": np.longdouble(1)}, TypeError, "'extra' is a longdouble, which no file"),
+        ({"extra": np.array(["x"])}, TypeError, "'extra' is a ndarray, which no file holds"),
+    ],
+)
+def test_what_cannot_be_saved(
+    given: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        checkpoint.save(tmp_path / "run", **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
+    from thalweg.storage import container
+
+    for kind, said in (
+        ("other", "`thalweg inspect` shows what is in it"),
+        (3, "`thalweg inspect` shows what is in it"),
+        ("tf.train.Saver", "thalweg.v1.train.Saver reads it, in a session"),
+        ("tf.train.Checkpoint", "thalweg.v1.train.Checkpoint reads it"),
+    ):
+        container.write(tmp_path / "run", {}, {"kind": kind})
+        with pytest.raises(InvalidConfigError, match=f"not a checkpoint of a training: {said}"):
+            checkpoint.restore(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        checkpoint.restore(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": {"class": "os.system", "arguments": {}}},
+        {"optimizer": {"class": "Adam", "arguments": {"learning_rate": {"$schedule": "x"}}}},
+        {"optimizer": {"class": "Adam", "arguments": {"command": "rm"}}},
+        {"optimizer": {"class": 3, "arguments": {}}},
+        {"optimizer": {"class": "Adam", "arguments": []}},
+        {"optimizer": {"class": "Adam", "arguments": {"learning_rate": {"$rate": {"function":
+            "os.system", "arguments": {}}}}}},
+        {"state": {"class_name": {"$unknown": 1}}},
+        {"state": [1]},
+        {"state": {"$float": "inf"}},
+        {"state": {"class_name": "Adam"}},
+        {"extra": {"$scalar": ["uint8", -1]}},
+        {"extra": {"$scalar": ["int8", 10**30]}},
+        {"optimizer": {"class": "Adam", "arguments": {"learning_rate": {"$number": []}}}},
+        {"variables": {"w": {"$tensor": "nowhere"}}},
+        {"variables": {"w": {"$scalar": ["object", 1]}}},
+    ],
+)  # fmt: skip
+def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    from thalweg.storage import container
+
+    w, optimizer = Variable([1.0], name="w"), Adam(0.1)
+    optimizer.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+    contents = container.read(tmp_path / "run")
+    container.write(tmp_path / "bad", contents.tensors, {**contents.document, **change})
+    w.assign([3.0])
+    with pytest.raises(thalweg.ThalwegError):
+        checkpoint.restore(tmp_path / "bad", variables=[w])
+    assert w.item() == 3.0
+
+
+def test_what_a_part_of_a_file_should_be_is_told(tmp_path: Path) -> None:
+    from thalweg.storage import container
+
+    checkpoint.save(tmp_path / "run", variables=[w := Variable([1.0], name="w")])
+    contents = container.read(tmp_path / "run")
+    document = {**contents.document, "variables": {"$float": "inf"}}
+    container.write(tmp_path / "bad", contents.tensors, document)
+    with pytest.raises(InvalidConfigError, match="'variables' must be a dict of values by name, n"):
+        checkpoint.restore(tmp_path / "bad", variables=[w])
+
+
+def test_memory_that_may_only_be_read_is_refused(tmp_path: Path) -> None:
+    np.zeros(1024, np.float32).tofile(tmp_path / "numbers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's own, about memory like this
+        mapped = torch.from_numpy(np.memmap(tmp_path / "numbers", np.float32, mode="r"))
+    w, opt = Variable(torch.ones(1024), name="w"), Adam(0.1)
+    opt.apply_gradients([(torch.ones(1024), w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables={"w": w})
+    fresh = Adam(0.1)
+    with pytest.raises(CheckpointMismatchError, match="'w' in place: its memory may only be read"):
+        checkpoint.restore(
+            tmp_path / "run", optimizer=fresh, variables={"w": mapped.detach().requires_grad_()}
+        )
+    assert int(fresh.iterations) == 0
+    opt.get_slot(w, "m").data = mapped
+    state = Adam(0.1).state_dict()
+    with pytest.raises(CheckpointMismatchError, match="may only be read"):
+        opt.load_state_dict({**opt.state_dict(), "iterations": torch.tensor(9)})
+    assert (int(opt.iterations), int(state["iterations"])) == (1, 0)
+
+
+def test_two_variables_may_not_have_one_name_in_a_file(tmp_path: Path) -> None:
+    x, y = Variable([0.0], name="a"), Variable([0.0], name="b")
+    for opt in (Adam(0.1), train.AdamOptimizer(0.1)):
+        opt.apply_gradients([([1.0], x), ([100.0], y)])
+        title = "b" if isinstance(opt, train.Optimizer) else "b:0"
+        with pytest.raises(ValueError, match="Give all variables that the optimizer has slots of"):
+            checkpoint.save(tmp_path / "run", optimizer=opt, variables={title: x})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Adam(0.1), lambda: train.AdamOptimizer(0.1)], ids=["keras", "v1"]
+)
+def test_what_no_new_optimizer_could_take_is_not_saved(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    opt, model, head = make(), network(), Variable([1.0, 2.0], name="head")
+    weights = [*thalweg.named_variables(model), head]
+    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    with pytest.raises(
+        ValueError, match=r"slots of variables that are neither .*: \['head(:0)?'\]"
+    ):
+        checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model, variables=[head])
+    again = network(), Variable([0.0, 0.0], name="head")
+    checkpoint.restore(tmp_path / "run", module=again[0], variables=[again[1]])
+    checkpoint.save(tmp_path / "alone", optimizer=opt)
+
+
+def test_copies_of_variables_have_no_optimizer(tmp_path: Path) -> None:
+    model, opt = network(), Adam(0.1)
+    stepped(opt, model, range(1))
+    with pytest.raises(
+        ValueError, match=r"'0\.weight' lies where a variable of the optimizer does"
+    ):
+        checkpoint.save(tmp_path / "run", optimizer=opt, variables=model.state_dict())
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    before = [each.clone() for each in tensors(model)]
+    for given in ({}, {"optimizer": opt}):
+        with pytest.raises(ValueError, match=r"slots of '0\.weight', which is no variable but"):
+            checkpoint.restore(tmp_path / "run", variables=model.state_dict(), **given)
+    assert_same(tensors(model), before)
+    checkpoint.restore(tmp_path / "run", variables=model.state_dict(), optimizer=False)
+
+
+def test_names_that_differ_tell_why(tmp_path: Path) -> None:
+    one, other = torch.nn.Linear(2, 1), torch.nn.DataParallel(torch.nn.Linear(2, 1))
+    checkpoint.save(tmp_path / "one", module=one)
+    checkpoint.save(tmp_path / "other", module=other)
+    names = {name.replace(".", "/"): each for name, each in network().named_parameters()}
+    checkpoint.save(tmp_path / "theirs", variables=names)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"given wraps .* give that inside 'module\.'"
+    ):
+        checkpoint.restore(tmp_path / "one", module=other)
+    with pytest.raises(CheckpointMismatchError, match=r"saved wraps one such as this, as 'module"):
+        checkpoint.restore(tmp_path / "other", module=one)
+    with pytest.raises(CheckpointMismatchError, match=r"TensorFlow's: convert .* with rules"):
+        checkpoint.restore(tmp_path / "theirs", module=one)
+
+
+def test_slots_without_variables_say_what_to_give(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), train.AdamOptimizer(0.1)
+    opt.apply_gradients([(torch.ones(1), w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(thalweg.FailedPreconditionError, match=r"slots such as 'w/m' .* module="):
+        checkpoint.restore(tmp_path / "run")
+    assert checkpoint.restore(tmp_path / "run", optimizer=opt, variables=False).optimizer is opt
+
+
+def test_hooks_of_a_module_do_not_decide_what_is_restored(tmp_path: Path) -> None:
+    module = network()
+
+    def copies(_: Any, state: dict[str, Any], *__: Any) -> None:
+        state.update({name: each.clone() for name, each in state.items()})
+
+    module._register_state_dict_hook(copies)
+    kept = [each.clone() for each in tensors(module)]
+    checkpoint.save(tmp_path / "run", module=module)
+    with torch.no_grad():
+        for each in module.parameters():
+            each.zero_()
+    checkpoint.restore(tmp_path / "run", module=module)
+    assert_same(tensors(module), kept)
+
+
+def test_a_callback_that_trains_does_not_change_what_is_saved(tmp_path: Path) -> None:
+    w, opt = Variable(torch.zeros(600_000), name="w"), SGD(1.0)
+
+    def progress(*_: int) -> None:
+        opt.apply_gradients([(torch.ones(600_000), w)])
+
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w], progress=progress)
+    checkpoint.restore(tmp_path / "run", optimizer=opt, variables=[w])
+    assert (int(opt.iterations), bool(w.any())) == (0, False)
+
+
+# Saving beside the training
+
+
+def test_what_is_saved_is_what_was_there_when_it_was_called(tmp_path: Path) -> None:
+    w, optimizer = Variable(torch.zeros(100_000), name="w"), SGD(1.0)
+    saving = checkpoint.save_async(tmp_path / "run", optimizer=optimizer, variables=[w])
+    for _ in range(20):
+        optimizer.apply_gradients([(torch.ones(100_000), w)])
+    saving.wait()
+    assert saving.done()
+    checkpoint.restore(tmp_path / "run", optimizer=optimizer, variables=[w])
+    assert not w.any()
+    assert int(optimizer.iterations) == 0
+
+
+def test_a_save_that_fails_beside_the_training_is_raised_by_wait(tmp_path: Path) -> None:
+    saving = checkpoint.save_async(tmp_path / "none" / "run", extra=1)
+    with pytest.raises(OSError, match="none"):
+        saving.wait()
+
+
+def test_the_later_of_two_saves_to_one_path_stays(tmp_path: Path) -> None:
+    for number in range(5):
+        saving = checkpoint.save_async(
+            tmp_path / "run", extra=number, variables={"w": torch.ones(200_000 // (number + 1))}
+        )
+    saving.wait()
+    assert checkpoint.restore(tmp_path / "run", variables=False).extra == 4
+
+
+def test_a_failure_nobody_waited_for_is_raised_by_the_next_save(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "run"
+    checkpoint.save_async(path, extra=1)
+    with pytest.raises(OSError, match="none"):
+        checkpoint.save_async(path, extra=2)
+    path.parent.mkdir()
+    checkpoint.save_async(path, extra=3).wait()
+    assert checkpoint.restore(path).extra == 3
+
+
+def test_no_file_is_remembered_once_it_is_there(tmp_path: Path) -> None:
+    for number in range(3):
+        saving = checkpoint.save_async(tmp_path / str(number), extra=number)
+        saving.wait()
+    former = weakref.ref(saving)
+    saving = checkpoint.save_async(tmp_path / "last", extra=3)
+    saving.wait()
+    gc.collect()
+    assert former() is None
+
+
+def test_failures_that_nobody_heard_of_are_warned_of_at_the_end(tmp_path: Path) -> None:
+    lines = """
+        import sys
+        from thalweg import checkpoint
+        checkpoint.save_async(sys.argv[1] + "/none/run", extra=1)
+        checkpoint.save_async(sys.argv[1] + "/neither/run", extra=1)
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(lines), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT,
+    )
+    assert all(f"{name}/run was not saved" in told.stderr for name in ("none", "neither"))
+
+
+def test_no_copy_mixes_two_steps(tmp_path: Path, threads_change_often: None) -> None:
+    w, optimizer = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
+    stop = threading.Event()
+
+    def training() -> None:
+        while not stop.is_set():
+            optimizer.apply_gradients([(torch.ones(3), w)])
+
+    thread = threading.Thread(target=training)
+    thread.start()
+    try:
+        for _ in range(10):
+            checkpoint.save(tmp_path / "run", optimizer=optimizer, variables=[w])
+            copy, other = Variable(torch.zeros(3), name="w"), SGD(1.0, momentum=0.5)
+            checkpoint.restore(tmp_path / "run", optimizer=other, variables=[copy])
+            check, same = SGD(1.0, momentum=0.5), Variable(torch.zeros(3), name="w")
+            for _ in range(min(int(other.iterations), 200)):
+                check.apply_gradients([(torch.ones(3), same)])
+            if int(other.iterations) <= 200:
+                assert_same([copy], [same])
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_names_of_one_tensor_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0], "one"), thalweg.Variable([2.0], "other")
+    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
+    tied = thalweg.Variable([0.0], "tied")
+    with pytest.raises(CheckpointMismatchError, match="'a' and 'b' share memory here"):
+        checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
+    assert tied.item() == 0
+    other.assign([1.0])
+    checkpoint.save(tmp_path / "run", variables={"a": one, "b": other})
+    checkpoint.restore(tmp_path / "run", variables={"a": tied, "b": tied})
+    assert tied.item() == 1
+
+
+def test_children_that_are_one_tensor_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
+    tied = thalweg.Variable([0.0])
+    with pytest.raises(CheckpointMismatchError, match="share memory here"):
+        train.Checkpoint(a=tied, b=tied).restore(path)
+    assert tied.item() == 0
+
+
+def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path: Path) -> None:
+    one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
+    path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
+    with graph.Graph().as_default():
+        tied = graph.Variable([0.0])
+        with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
+            train.Checkpoint(a=tied, b=tied).restore(path)
+
+
+def test_a_save_under_way_is_the_parents(tmp_path: Path) -> None:
+    path, goes_on = tmp_path / "run", threading.Event()
+    saving = checkpoint.save_async(path, extra=1, progress=lambda *_: goes_on.wait(TIMEOUT) or None)
+
+    def child() -> list[str]:
+        refusals: list[str] = []
+        for ask in (saving.done, saving.wait):
+            try:
+                ask()
+            except thalweg.errors.FailedPreconditionError as error:
+                refusals.append(str(error))
+        checkpoint.save_async(tmp_path / "other", extra=3).wait()
+        checkpoint.save_async(path, extra=2).wait()  # its own
+        return refusals
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads at a fork
+        refusals = told(child)
+    assert len(refusals) == 2
+    assert "only that one knows whether it is there" in refusals[0]
+    assert checkpoint.restore(path).extra == 2
+    goes_on.set()
+    saving.wait()
+    assert checkpoint.restore(path).extra == 1
+
+
+def test_a_save_that_has_ended_is_known_in_children(tmp_path: Path) -> None:
+    saving = checkpoint.save_async(tmp_path / "run", extra=1)
+    saving.wait()
+    assert told(saving.done)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_met"),
+    [
+        (lambda: Adam(0.1), True),
+        (lambda: Adam(0.1), False),
+        (lambda: train.AdamOptimizer(0.1), True),
+    ],
+    ids=["keras", "waiting", "v1"],
+)
+def test_what_was_restored_is_in_memory(
+    make: Callable[[], Any], is_met: bool, tmp_path: Path
+) -> None:
+    """The file may be written over as soon as `restore` has returned."""
+    w, opt, path = Variable([1.0, 2.0], "w"), make(), tmp_path / "run"
+    again, other = Variable([0.0, 0.0], "w"), make()
+    opt.apply_gradients([([1.0, 2.0], w)])
+    extra = {"order": torch.arange(9)}
+    checkpoint.save(path, optimizer=opt, variables=[w] if is_met else None, extra=extra)
+    found = checkpoint.restore(path, optimizer=other, variables=[again] if is_met else None)
+    with path.open("r+b") as file:
+        file.write(b"x" * path.stat().st_size)
+    assert found.extra["order"].tolist() == list(range(9))
+    again.assign(w)
+    opt.apply_gradients([([3.0, 4.0], w)])
+    other.apply_gradients([([3.0, 4.0], again)])
+    assert_same(w, again)
+
+
+def test_the_model_alone(tmp_path: Path) -> None:
+    model, opt = network(), SGD(lambda: 0.1, momentum=0.9)
+    weights = thalweg.named_variables(model)
+    opt.apply_gradients([(torch.ones_like(each), each) for each in weights])
+    checkpoint.save(tmp_path / "run", optimizer=opt, module=model)
+    again = network(1)
+    with pytest.raises(NotFoundError, match="learning_rate of SGD was the function"):
+        checkpoint.restore(tmp_path / "run", module=again)
+    found = checkpoint.restore(tmp_path / "run", module=again, optimizer=False)
+    assert (found.optimizer, found.left) == (None, ("optimizer",))
+    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    checkpoint.save(tmp_path / "model", module=model)
+    assert checkpoint.restore(tmp_path / "model", module=again, optimizer=False).left == ()
+
+
+def test_variables_that_stay_in_the_file_are_told(tmp_path: Path) -> None:
+    w, opt = Variable([1.0], "w"), Adam(0.1)
+    opt.apply_gradients([([1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.warns(thalweg.errors.CheckpointWarning, match="variables, such as 'w', and none"):
+        found = checkpoint.restore(tmp_path / "run")
+    assert found.left == ("w",)
+    assert checkpoint.restore(tmp_path / "run", variables=False).left == ("w",)
+    assert checkpoint.restore(tmp_path / "run", variables=[w]).left == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"variables": {"v": torch.ones(2)}}, "'v' is missing"),
+        ({"variables": {"w": torch.ones(3)}}, "'w'"),
+        ({"variables": {"w": torch.ones(2)}, "optimizer": SGD(0.5)}, "the optimizer is SGD"),
+        ({"variables": {"w": torch.ones(2)}, "optimizer": Adam(0.5, epsilon=1e-3)}, "epsilon"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_file(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    w, opt = Variable([1.0, 2.0], name="w"), Adam(0.5)
+    opt.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(CheckpointMismatchError) as error:
+        checkpoint.restore(tmp_path / "run", **given)
+    assert str(error.value).startswith(f"{tmp_path / 'run'}: ")
+    assert message in str(error.value)
+
+
+def test_a_file_without_an_optimizer_is_named(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    with pytest.raises(CheckpointMismatchError, match="run: there is no optimizer"):
+        checkpoint.restore(tmp_path / "run", optimizer=SGD(0.5), variables=False)
+
+
+@pytest.mark.parametrize("given", [None, train.AdamOptimizer(0.1)])
+def test_optimizers_of_tensorflow_1_need_their_variables(given: Any, tmp_path: Path) -> None:
+    w, opt = Variable([1.0, 2.0], name="w"), train.AdamOptimizer(0.1)
+    opt.apply_gradients([([1.0, 1.0], w)])
+    checkpoint.save(tmp_path / "run", optimizer=opt, variables=[w])
+    with pytest.raises(FailedPreconditionError, match=r"run: .*give restore\(\.\.\., module="):
+        checkpoint.restore(tmp_path / "run", optimizer=given, variables=False)
+
+
+def test_readers_of_objects_name_what_reads_a_training(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    with pytest.raises(ThalwegError, match=r"nothing of objects: thalweg\.checkpoint\.restore"):
+        train.Checkpoint(w=Variable(0.0)).restore(tmp_path / "run")
+
+
+def test_a_tensor_that_is_no_variable_is_named(tmp_path: Path) -> None:
+    saver = Path(__file__).parents[1] / "goldens/checkpoints/ckpt_v1/adam/model.ckpt-5"
+    with pytest.raises(TypeError, match="'w' is a tensor and no variable"):
+        tensorflow.restore(saver, {"w": torch.zeros(2)}, learning_rate=0.1)

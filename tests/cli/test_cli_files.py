@@ -1,0 +1,327 @@
+"""`thalweg inspect`, `verify` and `diff`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from thalweg import Variable, checkpoint
+from thalweg.checkpoint.files import compare_tensors
+from thalweg.cli import files
+from thalweg.cli.main import main
+from thalweg.keras.optimizers import Adam, schedules
+from thalweg.storage import bundle, container
+from thalweg.storage.stored import of_tensor
+from thalweg.v1 import train
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A checkpoint of two steps."""
+    w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5, clipnorm=1.0)
+    manager = checkpoint.CheckpointManager(tmp_path)
+    for _ in range(2):
+        opt.apply_gradients([([[1.0, -1.0]], w)])
+    return manager.save(2, optimizer=opt, variables=[w], metrics={"loss": 0.25})
+
+
+def test_inspect_lists_tensors_optimizer_and_step(trained: Path) -> None:
+    told = run("inspect", trained)
+    assert told.exit_code == 0
+    for part in (
+        "optimizer: Adam (",
+        "clipnorm=1.0",
+        "step: 2",
+        "loss: 0.25",
+        "thalweg, 4 tensors",
+    ):
+        assert part in told.output
+    lines = {line.split()[0]: line.split()[1:] for line in told.output.splitlines() if line.strip()}
+    assert lines["variables/w"] == ["F32", "1", "x", "2", "8", "B"]
+    assert lines["optimizer/iterations"] == ["I64", "()", "8", "B"]
+
+
+def _keras_on_a_schedule(path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), Adam(schedules.ExponentialDecay(0.1, 10, 0.9))
+    for _ in range(3):
+        opt.apply_gradients([([1.0], w)])
+    checkpoint.save(path, optimizer=opt, variables=[w])
+
+
+def _v1_with_powers(path: Path) -> None:
+    w, opt = Variable([1.0], name="w"), train.AdamOptimizer(0.1, beta2=0.99)
+    for _ in range(3):
+        opt.apply_gradients([([1.0], w)])
+    checkpoint.save(path, optimizer=opt, variables=[w])
+
+
+def _v1_with_global_step(path: Path) -> None:
+    w, step = Variable([1.0], name="w"), Variable(2, name="global_step", dtype="int64")
+    opt = train.GradientDescentOptimizer(train.exponential_decay(0.1, step, 10, 0.9))
+    opt.apply_gradients([([1.0], w)], global_step=step)
+    checkpoint.save(path, optimizer=opt, variables=[w, step])
+
+
+@pytest.mark.parametrize(
+    ("saved", "rate"),
+    [
+        (
+            _keras_on_a_schedule,
+            "learning_rate=ExponentialDecay(initial_learning_rate=0.1, decay_steps=10,"
+            " decay_rate=0.9, staircase=False), beta_1=",
+        ),
+        (_v1_with_powers, "learning_rate=0.1, beta1=0.9, beta2=0.99, "),
+        (
+            _v1_with_global_step,
+            "learning_rate=train.exponential_decay(learning_rate=0.1, global_step=global_step,"
+            " decay_steps=10, decay_rate=0.9)",
+        ),
+    ],
+)
+def test_inspect_tells_what_counts_and_the_rate(
+    saved: Callable[[Path], None], rate: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    saved(path)
+    told = run("inspect", path).output
+    assert "step: 3\n" in told
+    assert rate in told
+    assert json.loads(run("inspect", "--json", path).output)["step"] == 3
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    content[8 + length :] = bytes(len(content) - 8 - length)  # the counters are damaged
+    path.write_bytes(content)
+    assert "step:" not in run("inspect", path).output.replace("_step", "")
+
+
+def test_nothing_counts_in_a_file_of_tensors(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run", variables={"w": torch.ones(2)})
+    assert json.loads(run("inspect", "--json", tmp_path / "run").output)["step"] is None
+
+
+def test_inspect_as_json(trained: Path) -> None:
+    found = json.loads(run("inspect", "--json", trained).output)
+    assert (found["kind"], found["step"], found["metrics"]) == ("thalweg", 2, {"loss": 0.25})
+    assert found["optimizer"]["class"] == "Adam"
+    named = {each["name"]: each for each in found["tensors"]}
+    assert named["variables/w"] == {
+        "name": "variables/w", "dtype": "F32", "shape": [1, 2], "bytes": 8
+    }  # fmt: skip
+
+
+def test_inspect_as_a_tree(trained: Path) -> None:
+    lines = run("inspect", "--tree", trained).output.splitlines()
+    assert any(line.endswith("── variables") for line in lines)
+    assert any(line.endswith("── w  F32 1 x 2") for line in lines)
+
+
+def test_inspect_reads_checkpoints_of_tensorflow(tmp_path: Path) -> None:
+    bundle.write(tmp_path / "model.ckpt-5", {"layer/w": of_tensor(torch.ones(2, 3))})
+    told = run("inspect", tmp_path / "model.ckpt-5").output
+    assert "TensorFlow, 1 tensors, 24 B" in " ".join(told.split())
+    assert "2 x 3" in told
+
+
+def test_savers_name_files_without_their_ending(trained: Path) -> None:
+    for command in ("inspect", "verify"):
+        assert run(command, trained.with_suffix("")).exit_code == 0
+    assert run("diff", trained, trained.with_suffix("")).exit_code == 0
+
+
+def test_verify(trained: Path) -> None:
+    good = run("verify", trained)
+    assert (good.exit_code, "4 tensors, 32 B, verified" in good.output) == (0, True)
+    content = bytearray(trained.read_bytes())
+    content[-1] ^= 1
+    damaged = trained.with_name("damaged.safetensors")
+    damaged.write_bytes(content)
+    bad = run("verify", damaged)
+    assert bad.exit_code == 1
+    assert "Checksum does not match" in " ".join(bad.output.split())
+    both = run("verify", damaged, trained)
+    assert both.exit_code == 1
+    assert "verified" in both.output
+
+
+def test_files_without_checksums_are_not_called_verified() -> None:
+    found = run("verify", Path(__file__).parents[1] / "goldens/keras_files/adam.h5")
+    assert found.exit_code == 0
+    assert "13 tensors, 620 B, readable; HDF5 holds no checksums" in " ".join(found.output.split())
+
+
+def test_diff(trained: Path, tmp_path: Path) -> None:
+    same = run("diff", trained, trained)
+    assert (same.exit_code, same.output) == (0, "All tensors are equal, to the bit.\n")
+    one, other = tmp_path / "one", tmp_path / "other"
+    a, b = Variable([1.0, 2.0], name="a"), Variable([1.0, 2.5], name="a")
+    zeros = [Variable([value], name="z") for value in (0.0, -0.0)]
+    checkpoint.save(one, variables=[a, zeros[0], Variable([1.0], name="only")])
+    checkpoint.save(other, variables=[b, zeros[1], Variable([1.0], name="new")])
+    told = run("diff", one, other)
+    assert told.exit_code == 1
+    assert told.output.splitlines() == [
+        f"'variables/only' is in {one} only",
+        f"'variables/new' is in {other} only",
+        "'variables/a' differs in 1 of 2 elements, by 0.5 at most",
+        "'variables/z' has other bits of equal values",
+    ]
+    assert len(json.loads(run("diff", "--json", one, other).output)["differences"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 3j]), "1 of 1 elements, by 1 at most"),
+        (torch.tensor([2**53]), torch.tensor([2**53 + 1]), "1 of 1 elements, by 1 at most"),
+        (torch.tensor([-(2**63)]), torch.tensor([2**63 - 1]), "by 1.84e+19 at most"),
+        (torch.tensor([-3]).char(), torch.tensor([4]).char(), "1 of 1 elements, by 7 at most"),
+        (torch.tensor([250]).byte(), torch.tensor([4]).byte(), "by 246 at most"),
+        (torch.tensor([True]), torch.tensor([False]), "1 of 1 elements, by 1 at most"),
+        (torch.tensor([1.0]).bfloat16(), torch.tensor([2.0]).bfloat16(), "by 1 at most"),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), "1 of 2 elements, by inf"),
+        (torch.ones(2), torch.ones(2, 1), "is F32 (2,) and F32 (2, 1)"),
+        (torch.ones(2), torch.ones(2).double(), "is F32 (2,) and F64 (2,)"),
+    ],
+)
+def test_differences_of_dtypes(
+    one: torch.Tensor, other: torch.Tensor, said: str, tmp_path: Path
+) -> None:
+    for name, value in (("a", one), ("b", other)):
+        checkpoint.save(tmp_path / name, variables={"w": value})
+    assert said in run("diff", tmp_path / "a", tmp_path / "b").output
+
+
+def test_what_a_file_holds_neither_formats_nor_moves_the_terminal(tmp_path: Path) -> None:
+    hostile = "[/x][red]\x1b[2J\u202e\x9b"
+    shown = "[/x][red]\\x1b[2J\\u202e\\x9b"
+    one, other = tmp_path / "[b]\x1bone", tmp_path / "other"
+    container.write(
+        one,
+        {hostile: of_tensor(torch.ones(2))},
+        {
+            "optimizer": {"class": hostile, "arguments": {hostile: hostile}},
+            "step": hostile,
+            "metrics": {hostile: hostile},
+        },
+    )
+    container.write(other, {}, {})
+    damaged = tmp_path / "[y]\x1bdamaged"
+    damaged.write_bytes(one.read_bytes()[:-1] + b"\1")
+    runs = [
+        ("inspect", one), ("inspect", "--tree", one), ("inspect", other), ("verify", one),
+        ("verify", one, damaged), ("verify", damaged), ("diff", one, other),
+        ("convert", one, tmp_path / "out"), ("inspect", tmp_path / f"none{hostile}"),
+        ("--debug", "verify", damaged),
+    ]  # fmt: skip
+    told = ["\n".join((each.stdout, each.stderr)) for each in (run(*each) for each in runs)]
+    for text in told:
+        assert "MarkupError" not in text
+        assert not set(text) & set("\x1b\u202e\x9b")
+    assert sum(shown in text for text in told) >= 6
+    assert f"optimizer: {shown} ({shown}={shown})" in told[0]
+    assert "[b]\\x1bone: 1 tensors, 8 B, verified" in told[3]
+    assert "[y]\\x1bdamaged" in told[5]
+
+
+SAVER = Path(__file__).parents[1] / "goldens" / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
+KERAS = Path(__file__).parents[1] / "goldens" / "keras_files" / "adam.keras"
+WATCHED = [
+    *[("verify", "ours"), ("verify", "tensorflow"), ("verify", "keras"), ("inspect", "keras")],
+    *[("diff", "ours"), ("diff", "tensorflow"), ("diff", "keras")],
+    *[("convert", "tensorflow"), ("convert", "keras"), ("convert --to tf", "ours")],
+]
+
+
+@pytest.mark.parametrize(("command", "kind"), WATCHED)
+@pytest.mark.parametrize("large", [True, False])
+def test_large_files_have_a_bar(
+    command: str, kind: str, large: bool, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.progress import Progress
+
+    seen: list[tuple[int, int]] = []
+
+    def update(self: Progress, task: Any, *, completed: int, total: int) -> None:
+        seen.append((completed, total))
+
+    monkeypatch.setattr(Progress, "update", update)
+    monkeypatch.setattr(files, "LARGE", 100 if large else 1 << 30)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the terminal for one
+    path = {"ours": trained, "tensorflow": SAVER, "keras": KERAS}[kind]
+    name, *options = command.split()
+    given = {"diff": [path, path], "convert": [*options, path, trained.parent / "out"]}
+    if kind == "tensorflow":
+        given["convert"] += ["--set", "learning_rate=0.1"]
+    told = run(name, *given.get(name, [path]))
+    assert told.exit_code == 0, told.output
+    assert bool(seen) == large
+    if large:
+        assert f"{path.name} " in told.stderr
+        assert seen[-1][0] == seen[-1][1]
+        falls = sum(one[0] > other[0] for one, other in pairwise(seen))
+        assert falls <= (name == "diff")  # the second file may begin at 0
+
+
+def test_the_bar_is_for_terminals_alone(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LARGE", 1)
+    assert run("verify", trained).stderr == ""
+
+
+def test_equal_tensors_are_compared_at_once() -> None:
+    large = of_tensor(torch.zeros(1 << 25))
+    begin = time.process_time()
+    assert compare_tensors("a", {"w": large}, "b", {"w": of_tensor(torch.zeros(1 << 25))}) == []
+    assert time.process_time() - begin < 1.0  # element by element it is 6 seconds
+
+
+def test_pickles_are_not_read(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "run.pt")
+    (tmp_path / "raw").write_bytes(b"\x80\x04K\x01.")
+    for path in (tmp_path / "run.pt", tmp_path / "raw"):
+        told = run("inspect", path)
+        assert told.exit_code == 1
+        assert "torch.load(weights_only=True)" in " ".join(told.output.split())
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_is_no_checkpoint(command: str, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("hello")
+    for path, message in (
+        (text, "is no checkpoint of thalweg, TensorFlow or Keras"),
+        (tmp_path / "none", "does not exist"),
+    ):
+        told = run(command, path)
+        assert told.exit_code == 1
+        assert message in " ".join(told.output.split())
+
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "step", "optimizer"),
+    [
+        ("checkpoints/ckpt_v1/adam/model.ckpt-5", "beta1=0.8, beta2=0.99", 5, "AdamOptimizer"),
+        ("keras_files/adam_amsgrad.keras", "Adam: Adam, ", None, "Adam"),
+    ],
+)
+def test_optimizers_of_others_are_shown(
+    name: str, lines: str, step: int | None, optimizer: str
+) -> None:
+    assert lines in run("inspect", GOLDENS / name).output
+    found = json.loads(run("inspect", "--json", GOLDENS / name).output)
+    assert found["optimizer"]["class"] == optimizer
+    assert step is None or found["step"] == step

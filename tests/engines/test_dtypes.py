@@ -1,0 +1,236 @@
+"""Every combination of dtypes gives the bits of the reference, and does so on any processor."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fresh
+import rulebook
+from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, slow_unless, sparse
+from thalweg import Hyper, Rule, Slot, exp, sqrt, where
+from thalweg.engines.cpu import machine_code, store
+from thalweg.engines.engine import Columns, Request
+from thalweg.formula import absolute, gradient_squares, maximum, narrow, variable_squares, wide
+from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
+
+SPECIAL = 0.25  # of values; pairs of them give results that few other pairs do
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+STAGES = (unscale, clip_by_value, clip_by_norm, scale_by_trust)
+GIVEN = {"unscaling": 0.37, "clipvalue": 0.3, "clipnorm": 1.5, "clip_divisor": 2.7,
+         "trust_factor": 0.3}  # fmt: skip
+TAKEN: tuple[tuple[Any, Any, dict[str, Any]], ...] = (((), KEEP, {}), (STAGES, FLUSH, GIVEN))
+
+
+def update(var, grad, a, b, *, rate):
+    """Functions of single values, which nothing else brings into the type of the arithmetic."""
+    step = sqrt(absolute(a)) + exp(where(b < 1, b, 1)) + narrow(wide(a) * wide(grad), b)
+    return var - rate * step, a * a + b * b, maximum(a, b) / 3
+
+
+def update_single(var, grad, a, b, *, rate):
+    return var - grad * sqrt(absolute(b)) * rate, a * a, b
+
+
+def update_untouched(var, a, b, *, rate):
+    return var + sqrt(absolute(a)) * rate, b * b, a / 3
+
+
+def before(var, *, rate):
+    return var + var * var * rate
+
+
+def of_slots(var, grad, a, b):
+    return sqrt(absolute(a)) * grad + b * b + var
+
+
+SLOTS = (Slot("a"), Slot("b"))
+PLAIN = Rule(
+    name="plain",
+    update=update,
+    update_single=update_single,
+    update_untouched=update_untouched,
+    hypers=(Hyper("rate", 0.3),),
+    slots=SLOTS,
+)
+SUCCESSIVE = Rule(
+    name="successive",
+    update=update,
+    before=before,
+    duplicates="successive",
+    hypers=PLAIN.hypers,
+    slots=SLOTS,
+)
+OWN = [Case(Row(rule), "default", {}) for rule in (PLAIN, SUCCESSIVE)]
+
+
+def _signatures() -> list[tuple[Any, ...]]:
+    """Dtypes of variable, gradient, first and second slot, and copy."""
+    found: list[tuple[Any, ...]] = []
+    for var in (F32, F64, F16, BF16):
+        gradients = (F32, F16, BF16) if var == F32 else (var,)
+        copies = (None,) if var.itemsize == 2 else (None, F16, BF16)
+        slots = [(each, each) for each in (F32, F64, F16, BF16)] + [(F16, F64), (F32, BF16)]
+        found += [(var, grad, *own, copy) for grad in gradients for own in slots for copy in copies]
+    return found
+
+
+SIGNATURES = _signatures()
+# In the default run each dtype of a slot beside each of a variable, each gradient and each copy.
+QUICK = [each for each in SIGNATURES if each[0] == each[1] and each[2] == each[3] and not each[4]]
+QUICK += [(F32, F16, F32, F32, BF16), (F32, BF16, F32, F32, F16), (F64, F64, F16, F64, BF16)]
+ROWS = [
+    slow_unless(case in OWN and signature in QUICK, case, signature)
+    for case in [*OWN, *FIRST]
+    for signature in SIGNATURES
+]
+FORMS: dict[str, tuple[tuple[int, ...], torch.dtype | None]] = {
+    "dense": ((130,), None),
+    "rows": ((9, 3), torch.int32),
+    "single": ((9, 1), torch.int64),
+}
+
+
+def _made(case: Case, signature: tuple[Any, ...], form: str) -> Problem:
+    (var, grad, *slots, _), (shape, kind) = signature, FORMS[form]
+    rng, warm = np.random.default_rng(SIGNATURES.index(signature)), case.row.warm
+    variable = rulebook.values(shape, var, rng, SPECIAL)
+    dtypes = (slots * 2)[: len(case.rule.element_slots)]
+    own = [rulebook.values(shape, dtype, rng, SPECIAL, *warm) for dtype in dtypes]
+    if kind is None:
+        return Problem([variable], [own], [rulebook.values(shape, grad, rng, SPECIAL)])
+    values = rulebook.values((7, *shape[1:]), grad, rng, SPECIAL)
+    rows = rng.integers(0, shape[0], 7).tolist()
+    return Problem([variable], [own], [sparse(values, rows, variable, kind)])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("case", "signature"), ROWS, ids=label)
+def test_steps_have_the_bits_of_the_reference(
+    case: Case, signature: tuple[Any, ...], form: str
+) -> None:
+    equal_steps(case, signature, form, "cpu")
+
+
+def equal_steps(case: Case, signature: tuple[Any, ...], form: str, other: str) -> None:
+    """An engine takes the steps of the reference."""
+    problem, copy = _made(case, signature, form), signature[-1]
+    if form != "dense" and case.rule.is_whole:
+        return
+    for stages, selection, extra in TAKEN:
+        found: list[list[torch.Tensor]] = []
+        for engine in (other, "reference"):
+            own = problem.copy()
+            # None beside a narrow gradient says that it may be narrow.
+            copies = [None if copy is None else torch.full_like(own.variables[0], 3, dtype=copy)]
+            rulebook.take(
+                case,
+                own,
+                selection._replace(name=engine),
+                steps=2,
+                stages=stages,
+                copies=copies,
+                **extra,
+            )
+            found.append([*own.written(), *(each for each in copies if each is not None)])
+        assert_same(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    "signature", [slow_unless(each in QUICK, each) for each in SIGNATURES], ids=label
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_measures_have_the_bits_of_the_reference(signature: tuple[Any, ...], form: str) -> None:
+    equal_measures(signature, form, "cpu")
+
+
+def equal_measures(signature: tuple[Any, ...], form: str, other: str) -> None:
+    """An engine measures what the reference does."""
+    case = OWN[0]
+    problem = _made(case, signature, form)
+    formulas: Any = (gradient_squares, variable_squares)
+    formulas += (of_slots,) if form == "dense" else ()
+    for stages in ((), STAGES):
+        found: list[list[torch.Tensor]] = []
+        for engine in (other, "reference"):
+            asked = Request(
+                case.rule, stages, problem.variables, problem.gradients, problem.slots, ["w"],
+                FLUSH._replace(name=engine), [None],
+            )  # fmt: skip
+            ready = rulebook.Engines().plan_step(asked)
+            shared = {
+                dtype: case.scalars(dtype) | {name: dtype(value) for name, value in GIVEN.items()}
+                for dtype in ready.dtypes
+            }
+            sums = ready.compute_sums(formulas, stages, Columns(shared, {}))
+            found.append([torch.from_numpy(np.array(each)) for each in (*sums, ready.max_abs())])
+        assert_same(found[0], found[1])
+
+
+CONVERSIONS = """
+def {name}(argument):
+    block = int64_pointer(address_of(argument))
+    bits, numbers = uint16_pointer(block[1]), float32_pointer(block[2])
+    for i in range(block[0]):
+        {body}
+"""
+HALVES = np.arange(1 << 16, dtype=np.uint16)
+
+
+def _numbers() -> np.ndarray[Any, np.dtype[np.float32]]:
+    """All that a half is, what lies in the middle between two, its neighbours, and many others."""
+    exact = HALVES.view(np.float16).astype(np.float32)
+    bits = exact.view(np.uint32)[:, None] + np.array([0, 0xFFF, 0x1000, 0x1001], np.uint32)
+    others = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype=np.uint32)
+    return np.concatenate([bits.ravel(), others]).view(np.float32)
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+@np.errstate(all="ignore")
+def test_halves_are_converted_with_and_without_instructions_for_it(
+    has_instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_instructions and not machine_code._has_halves():
+        pytest.skip("this processor has none")
+    monkeypatch.setattr(machine_code, "_has_halves", lambda: has_instructions)
+
+    def run(body: str, bits: Any, numbers: Any) -> None:
+        name = f"halves_{store.digest(body, str(has_instructions))}"
+        source = CONVERSIONS.format(name=name, body=body)
+        address = machine_code.link_kernel(name, machine_code.compile_kernel(name, source))
+        given = np.array([len(bits), bits.ctypes.data, numbers.ctypes.data], np.int64)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(given.ctypes.data)
+
+    wide = np.empty(len(HALVES), np.float32)
+    run("numbers[i] = half_to_float(bits[i])", HALVES, wide)
+    np.testing.assert_array_equal(wide, HALVES.view(np.float16).astype(np.float32))
+    assert (np.signbit(wide) == (HALVES >> 15)).all()
+    numbers = _numbers()
+    halves = np.empty(len(numbers), np.uint16)
+    run("bits[i] = float_to_half(numbers[i])", halves, numbers)
+    np.testing.assert_array_equal(halves.view(np.float16), numbers.astype(np.float16))
+    assert ((halves >> 15) == np.signbit(numbers)).all()
+
+
+GENERIC = """
+import torch
+import rulebook
+case = rulebook.case("Adam")
+problem = rulebook.Problem.make(case.row, [(130,)], [torch.float16], 3, 0.1)
+for selection in (rulebook.KEEP, rulebook.FLUSH):
+    wanted = rulebook.reference(case, problem, selection)
+    got = rulebook.take(case, problem.copy(), selection)
+    rulebook.assert_same(got.written(), wanted.written())
+print("same")
+"""
+
+
+def test_kernels_for_any_processor_call_no_function_that_is_not_there() -> None:
+    home = str(Path(rulebook.__file__).parent)
+    done = fresh.run(GENERIC, NUMBA_CPU_NAME="generic", PYTHONPATH=home)
+    assert done.stdout == "same\n", done.stderr

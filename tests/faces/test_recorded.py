@@ -1,0 +1,81 @@
+"""Pickles, states and files that an earlier release wrote: they are read, and go on alike.
+
+What is pickled has the paths of classes in it, also of those that users never see: a class that
+moves stays where it was found, too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recorded_files import FILES
+from recorded_kinds import OBJECTS, TRAININGS, contents, numbers
+
+RECORDED = Path(__file__).parents[1] / "goldens" / "recorded.tar.xz"
+
+
+@cache
+def recorded() -> dict[str, bytes]:
+    return contents(RECORDED)
+
+
+def assert_told(what: Any, name: str) -> None:
+    """As it was recorded, but for what another processor rounds otherwise."""
+    assert_near(json.loads(json.dumps(numbers(what))), json.loads(recorded()[name]), "")
+
+
+def assert_near(now: Any, then: Any, path: str) -> None:
+    assert type(now) is type(then), path
+    if isinstance(now, dict):
+        assert list(now) == list(then), path
+        now, then = list(now.values()), list(then.values())
+    if isinstance(now, list):
+        assert len(now) == len(then), path
+        for index, (left, right) in enumerate(zip(now, then, strict=True)):
+            assert_near(left, right, f"{path}/{index}")
+    elif isinstance(now, float):
+        assert now == pytest.approx(then, rel=1e-6, abs=1e-9, nan_ok=True), path
+    else:
+        assert now == then, path
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_what_was_pickled_goes_on(name: str, protocol: int) -> None:
+    found = pickle.loads(recorded()[f"{name}/{protocol}.pickle"])
+    assert_told(OBJECTS[name].tell(found), f"{name}/told.json")
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_state_of_torch_save_goes_on(name: str) -> None:
+    state = torch.load(io.BytesIO(recorded()[f"{name}/state.pt"]), weights_only=True)
+    training = TRAININGS[name]
+    assert_told(training.gone_on(training.loaded(state)), f"{name}/after.json")
+
+
+# Keras' variables lack the `copy` of NumPy's protocol.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("name", FILES)
+def test_files_go_on(name: str, tmp_path: Path) -> None:
+    if name.startswith("keras3"):
+        pytest.importorskip("keras", reason="Keras 3 is not installed")
+    prefix = f"{name}/files/"
+    for member, content in recorded().items():
+        if member.startswith(prefix):
+            path = tmp_path / member.removeprefix(prefix)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    assert_told(FILES[name].tell(tmp_path), f"{name}/files.json")
+
+
+def test_all_kinds_are_recorded() -> None:
+    there = {each.partition("/")[0] for each in recorded()}
+    assert there == {*OBJECTS, *TRAININGS, *FILES}

@@ -1,0 +1,24 @@
+"""The inputs that torch's own tests have are all of them, whatever they are taken from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fresh
+import torch_inputs
+
+PROGRAM = """
+import sys
+import torch.testing._internal.common_optimizers
+sys.path.insert(0, sys.argv[1])
+import torch_inputs
+assert not torch_inputs.STAND_INS
+print(torch_inputs.told(), end="")
+"""
+
+
+def test_they_are_those_of_the_whole_table() -> None:
+    done = fresh.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
+    assert done.returncode == 0, done.stderr
+    assert len(torch_inputs.INPUTS) > 50
+    assert done.stdout == torch_inputs.told()

@@ -1,0 +1,55 @@
+"""Recorded cases: what TensorFlow and OpenSeq2Seq were given, and what they made of it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parents[1] / "goldens"
+Case = dict[str, Any]
+
+# Of what is not float32, kernels take the cases of one rule of each kind unless slow tests are run.
+KINDS = (
+    "/SGD/", "/GradientDescent/", "/Adam/", "/AdagradDA/", "/Ftrl/power/", "/RMSprop/momentum/",
+    "/RMSProp/momentum/",
+)  # fmt: skip
+
+
+@cache
+def cases_of(name: str) -> dict[str, Case]:
+    """The cases of a file by id."""
+    return {case["id"]: case for case in json.loads((FOLDER / f"{name}.json").read_text())["cases"]}
+
+
+@cache
+def arrays_of(name: str) -> Any:
+    """The arrays of a file's cases."""
+    return np.load(FOLDER / f"{name}.npz")
+
+
+@cache
+def _read(name: str, key: str) -> np.ndarray[Any, Any]:
+    found = arrays_of(name)[key]
+    found.flags.writeable = False  # it is every test's
+    return found
+
+
+def array_of(name: str, case: Case, *names: str) -> np.ndarray[Any, Any]:
+    return _read(name, "|".join((case["id"], *names)))
+
+
+def bound_of(bounds: dict[str, int], case_id: str) -> int | None:
+    """How many units in the last place a case may be off; None: not a bit."""
+    return next((bound for part, bound in bounds.items() if part in case_id), None)
+
+
+def is_quick(case_id: str, engine: str) -> bool:
+    """Whether a case is replayed by an engine without being asked for slow tests.
+
+    All are by the reference, whose bits the kernels of every rule have (`test_engines.py`).
+    """
+    return engine == "reference" or any(kind in case_id for kind in KINDS)

@@ -1,0 +1,365 @@
+"""Which checkpoints there are, what is in them, and variables that begin with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.v1 as tf
+from graph_training import bits
+from logged import Logged
+from sessions import initialized
+from thalweg.errors import DataLossError, NotFoundError, UnsafeCheckpointError
+from thalweg.storage import container
+from thalweg.storage.stored import of_tensor
+from thalweg.v1 import train
+
+GOLDENS = Path(__file__).parents[1] / "goldens" / "checkpoints"
+ADAM = GOLDENS / "ckpt_v1" / "adam"
+
+
+def saved(prefix: Path, **values: Any) -> str:
+    """A checkpoint of ours; "__" in a name stands for "/"."""
+    tensors = {
+        name.replace("__", "/"): of_tensor(torch.as_tensor(value)) for name, value in values.items()
+    }
+    container.write(f"{prefix}.safetensors", tensors, {})
+    return str(prefix)
+
+
+# --- The file `checkpoint` ------------------------------------------------------------------------
+
+
+def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
+    assert train.latest_checkpoint(tmp_path) is None
+    assert train.latest_checkpoint(tmp_path / "nowhere") is None
+    assert train.get_checkpoint_state(tmp_path) is None
+    one, two = (saved(tmp_path / f"m-{number}", w=1.0) for number in (1, 2))
+    train.update_checkpoint_state(tmp_path, two, [one, two])
+    assert train.latest_checkpoint(str(tmp_path)) == two
+    state = train.get_checkpoint_state(tmp_path)
+    assert list(state.all_model_checkpoint_paths) == [one, two]
+    assert train.latest_checkpoint(ADAM) == str(ADAM / "model.ckpt-5")
+
+
+def test_what_is_listed_and_gone_is_none(tmp_path: Path, logged: Logged) -> None:
+    train.update_checkpoint_state(tmp_path, str(tmp_path / "gone"))
+    assert train.latest_checkpoint(tmp_path) is None
+    assert logged.messages == [f"Couldn't match files for checkpoint {tmp_path / 'gone'}"]
+
+
+FOLDERS: dict[str, tuple[str, str, list[str], tuple[str, list[str]]]] = {
+    "absolute": (
+        "/run",
+        "/run/m-2",
+        ["/run/m-1", "/run/m-2"],
+        ("/run/m-2", ["/run/m-1", "/run/m-2"]),
+    ),
+    "absolute folder": ("/run", "m-2", ["m-1"], ("m-2", ["m-1", "m-2"])),
+    "relative": ("run", "run/m-2", ["run/m-1"], ("m-2", ["m-1", "m-2"])),
+    "mixed": ("run", "/run/m-2", [], ("/run/m-2", ["/run/m-2"])),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_states_are_as_tensorflow_makes_them(case: str) -> None:
+    folder, newest, every, (path, paths) = FOLDERS[case]
+    state = train.generate_checkpoint_state_proto(folder, newest, every)
+    assert state.model_checkpoint_path == path
+    assert list(state.all_model_checkpoint_paths) == paths
+
+
+def test_times_belong_to_checkpoints(tmp_path: Path) -> None:
+    newest = str(tmp_path / "m-2")
+    paths = [str(tmp_path / "m-1"), newest]
+    train.update_checkpoint_state(
+        tmp_path, newest, paths, all_model_checkpoint_timestamps=[1.5, 2.5],
+        last_preserved_timestamp=0.5,
+    )  # fmt: skip
+    state = train.get_checkpoint_state(tmp_path)
+    assert list(state.all_model_checkpoint_timestamps) == [1.5, 2.5]
+    assert state.last_preserved_timestamp == 0.5
+    with pytest.raises(ValueError, match=r"^Checkpoint timestamps, if provided, must match checkp"):
+        train.generate_checkpoint_state_proto(tmp_path, newest, paths, [1.0])
+
+
+def test_states_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"conflicts with path used for checkpoint state"):
+        train.update_checkpoint_state(tmp_path, str(tmp_path / "checkpoint"))
+    with pytest.raises(UnsafeCheckpointError, match=r"which is not in its folder"):
+        train.update_checkpoint_state(tmp_path / "a", str(tmp_path / "b" / "m"))
+    assert not list(tmp_path.iterdir())
+
+
+TEXTS: dict[str, tuple[str, type[Exception], str]] = {
+    "empty": ("", ValueError, r"^Invalid checkpoint state loaded from "),
+    "no path": ('all_model_checkpoint_paths: "m"\n', ValueError, r"^Invalid checkpoint state"),
+    "damaged": ('model_checkpoint_path: "m', DataLossError, r"checkpoint"),
+    "elsewhere": (
+        'model_checkpoint_path: "/elsewhere/m"\n',
+        UnsafeCheckpointError,
+        r"'/elsewhere/m', which is not in its folder; if you trust it, give that path",
+    ),
+    "above": ('model_checkpoint_path: "../m"\n', UnsafeCheckpointError, r"not in its folder"),
+    "old ones elsewhere": (
+        'model_checkpoint_path: "m"\nall_model_checkpoint_paths: "/etc/m"\n',
+        UnsafeCheckpointError,
+        r"not in its folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_states_that_are_not_believed(case: str, tmp_path: Path) -> None:
+    text, kind, message = TEXTS[case]
+    (tmp_path / "checkpoint").write_text(text)
+    for call in (train.get_checkpoint_state, train.latest_checkpoint, train.list_variables):
+        with pytest.raises(kind, match=message):
+            call(tmp_path)
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def test_checkpoints_that_exist(tmp_path: Path) -> None:
+    saved(tmp_path / "ours", w=1.0)
+    for name in ("theirs.index", "old", "half.data-00000-of-00001"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    names = ["ours", "theirs", "old", "half", "folder", "none", "ours.safetensors.index"]
+    found = [name for name in names if train.checkpoint_exists(tmp_path / name)]
+    assert found == ["ours", "theirs", "old"]
+    assert train.checkpoint_exists(str(ADAM / "model.ckpt-5"))
+
+
+def test_times_of_files(tmp_path: Path) -> None:
+    for number, name in enumerate(["ours.safetensors", "theirs.index", "old"]):
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (1000.5 + number, 1000.5 + number))
+    names = ["theirs", "none", "ours", "old"]
+    assert train.get_checkpoint_mtimes([tmp_path / x for x in names]) == [1001.5, 1000.5, 1002.5]
+
+
+def test_files_are_removed(tmp_path: Path) -> None:
+    ends = ["safetensors", "index", "data-00000-of-00001", "meta", "other", "index.bak"]
+    for prefix in ("m-1", "m-[1]", "m-1?"):
+        for end in ends:
+            (tmp_path / f"{prefix}.{end}").write_bytes(b"")
+    (tmp_path / "m-1").write_bytes(b"")
+    train.remove_checkpoint(tmp_path / "m-[1]")
+    train.remove_checkpoint(str(tmp_path / "m-1"))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {
+        "m-1", "m-1.other", "m-1.index.bak", "m-[1].other", "m-[1].index.bak",
+        *(f"m-1?.{end}" for end in ends),
+    }  # fmt: skip
+    train.remove_checkpoint(tmp_path / "m-1", checkpoint_format_version=1)
+    assert {path.name for path in tmp_path.iterdir()} == left - {"m-1"}
+
+
+# --- What is in a checkpoint ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_tensorflow_is_described() -> None:
+    reader = train.NewCheckpointReader(str(ADAM / "model.ckpt-5"))
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    assert shapes["layer1/kernel/Adam_1"] == [4, 6]
+    assert (shapes["global_step"], dtypes["global_step"]) == ([], torch.int64)
+    assert reader.has_tensor("beta1_power")
+    assert not reader.has_tensor("gamma")
+    assert b"layer2/bias/Adam_1 (F32) [3]" in reader.debug_string().split(b"\n")
+    with np.load(ADAM / "values.npz") as recorded:
+        for name in shapes:
+            found = reader.get_tensor(name)
+            assert found.dtype == recorded[f"value|{name}"].dtype
+            assert found.tobytes() == recorded[f"value|{name}"].tobytes()
+    assert train.list_variables(ADAM) == [(name, shapes[name]) for name in sorted(shapes)]
+
+
+def test_values_of_ours(tmp_path: Path) -> None:
+    half = torch.tensor([1.5, 2.0], dtype=torch.bfloat16)
+    prefix = saved(tmp_path / "m", net__w=[[1.0, 2.0]], step=7, half=half)
+    assert train.list_variables(prefix) == [("half", [2]), ("net/w", [1, 2]), ("step", [])]
+    assert train.load_variable(prefix, "net/w:0").tolist() == [[1.0, 2.0]]
+    assert train.load_variable(f"{prefix}.safetensors", "step") == 7
+    assert isinstance(train.load_variable(prefix, "step"), np.int64)
+    assert torch.equal(train.load_variable(prefix, "half"), half)  # NumPy has no such dtype
+    with pytest.raises(NotFoundError, match=r"^Key w not found in checkpoint "):
+        train.load_variable(prefix, "w")
+
+
+def test_strings_are_listed_and_read() -> None:
+    prefix = str(GOLDENS / "ckpt_v1" / "adam_object" / "model.ckpt")
+    key = "_CHECKPOINTABLE_OBJECT_GRAPH"
+    assert (key, []) in train.list_variables(prefix)
+    texts = str(GOLDENS / "bundles" / "strings" / "model.ckpt")
+    reader = train.load_checkpoint(texts)
+    kinds = reader.get_variable_to_dtype_map()
+    names = [name for name, kind in kinds.items() if kind == "string"]
+    assert names
+    for name in names:
+        value = reader.get_tensor(name)
+        assert list(np.shape(value)) == reader.get_variable_to_shape_map()[name]
+
+
+def test_checkpoints_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^Couldn't find 'checkpoint' file or checkpoints in give"
+    ):
+        train.load_checkpoint(tmp_path)
+    for kind in (NotFoundError, FileNotFoundError, KeyError):
+        with pytest.raises(kind, match=r"Failed to find any matching files for .*/none"):
+            train.list_variables(tmp_path / "none")
+    (tmp_path / "other").write_bytes(b"")
+    with pytest.raises(DataLossError, match=r"/other: It is no checkpoint of .*: it is empty"):
+        train.load_variable(tmp_path / "other", "w")
+
+
+# --- Variables that begin with a checkpoint -------------------------------------------------------
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    return saved(
+        tmp_path / "m", net__w=[1.0, 2.0], net__b=[3.0], net__deep__w=[4.0], w=[5.0, 6.0], extra=7
+    )
+
+
+def made(name: str, size: int) -> Any:
+    return tf.get_variable(name, initializer=np.zeros(size, np.float32))
+
+
+MAPS: dict[str, tuple[Callable[[Any], dict[str, Any]], dict[str, list[float]]]] = {
+    "a variable": (lambda own: {"net/w": own["mine/w"]}, {"mine/w": [1, 2]}),
+    "its name": (lambda own: {"w": "mine/w", "net/b": "b"}, {"mine/w": [5, 6], "b": [3]}),
+    "a scope": (
+        lambda own: {"net/": "mine/"},
+        {"mine/w": [1, 2], "mine/b": [3], "mine/deep/w": [4]},
+    ),
+    "an inner scope": (lambda own: {"net/deep/": "mine/deep/"}, {"mine/deep/w": [4]}),
+    "root to scope": (lambda own: {"/": "single/"}, {"single/w": [5, 6]}),
+}
+SIZES = {"mine/w": 2, "mine/b": 1, "mine/deep/w": 1, "b": 1, "single/w": 2}
+
+
+@pytest.mark.parametrize("case", MAPS)
+def test_variables_begin_with_a_checkpoint(graph: tf.Graph, prefix: str, case: str) -> None:
+    own = {name: made(name, size) for name, size in SIZES.items()}
+    early = tf.global_variables_initializer()
+    make, expected = MAPS[case]
+    train.init_from_checkpoint(prefix, make(own))
+    session = initialized()
+    for name, var in own.items():
+        assert session.run(var).tolist() == expected.get(name, [0] * SIZES[name]), name
+        assert session.run(var.initial_value).tolist() == session.run(var).tolist()
+    before = tf.Session()
+    before.run(early)  # what was built before initializes as it did
+    assert all(not before.run(var).any() for var in own.values())
+
+
+def test_the_outermost_scope_has_all(graph: tf.Graph, tmp_path: Path, prefix: str) -> None:
+    w, deep, b = made("w", 2), made("deep/w", 1), made("b", 1)
+    train.init_from_checkpoint(prefix, {"net/": "/"})
+    session = initialized()
+    assert [x.tolist() for x in session.run([w, deep, b])] == [[1, 2], [4], [3]]
+
+
+def test_pairs_have_several_begin_with_one(graph: tf.Graph, prefix: str) -> None:
+    w, same, b = made("w", 2), made("same", 2), made("b", 1)
+    train.init_from_checkpoint(prefix, [("net/w", w), ("net/b", b), ("net/w", "same")])
+    assert [x.tolist() for x in initialized().run([w, same, b])] == [[1, 2], [1, 2], [3]]
+
+
+def test_modules_begin_with_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 1)
+    output = layer(tf.placeholder("float32", [None, 2]))
+    weight, bias = tf.trainable_variables()
+    prefix = saved(tmp_path / "m", old__kernel=[[5.0, 6.0]], old__bias=[7.0])
+    train.init_from_checkpoint(prefix, {"old/kernel": layer.weight, "old/bias": bias.op.name})
+    session = initialized()
+    assert session.run([weight, bias])[0].tolist() == [[5, 6]]
+    assert session.run(bias).tolist() == [7]
+    assert output.graph is graph
+
+
+def test_slots_begin_as_they_did(graph: tf.Graph, prefix: str) -> None:
+    w = made("mine/w", 2)
+    train.init_from_checkpoint(prefix, {"net/w": w})
+    train_op = train.MomentumOptimizer(1.0, 0.5).minimize((w * w).sum())
+    session = initialized()
+    session.run(train_op)
+    assert session.run(w).tolist() == [-1, -2]
+
+
+REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], type[Exception], str]] = {
+    "no such tensor": (
+        lambda own: {"w": own["mine/w"], "x": own["mine/b"]},
+        ValueError,
+        r"^Tensor x is not found in .*/m checkpoint",
+    ),
+    "another shape": (
+        lambda own: {"w": own["mine/w"], "net/w": own["mine/b"]},
+        ValueError,
+        r"^Shape of variable mine/b:0 \(\(1,\)\) doesn't match with shape of tensor net/w \(",
+    ),
+    "another dtype": (
+        lambda own: {"extra": own["scalar"], "w": own["mine/w"]},
+        TypeError,
+        r"^Variable scalar:0 is float32, tensor extra of the checkpoint is int64",
+    ),
+    "no such variable": (
+        lambda own: {"w": "nothing"},
+        ValueError,
+        r"^Assignment map with scope only name nothing should map to scope only w\.",
+    ),
+    "a scope to a name": (
+        lambda own: {"w": "mine/"},
+        ValueError,
+        r"Should be 'scope/': 'other_scope/'\.",
+    ),
+    "missing in a scope": (
+        lambda own: {"net/deep/": "mine/"},
+        ValueError,
+        r"^Tensor net/deep/b \(b in net/deep/\) is not found in .*/m checkpoint$",
+    ),
+    "no variable": (lambda own: {"w": 3}, TypeError, r"^assignment_map maps names of a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_maps_that_are_refused_change_nothing(graph: tf.Graph, prefix: str, case: str) -> None:
+    own = {name: made(name, size) for name, size in SIZES.items()}
+    own["scalar"] = tf.get_variable("scalar", initializer=np.float32(0))
+    before = [var.initializer for var in own.values()]
+    make, kind, message = REFUSED[case]
+    with pytest.raises(kind, match=message):
+        train.init_from_checkpoint(prefix, make(own))
+    assert [var.initializer for var in own.values()] == before
+
+
+def test_a_folder_stands_for_its_newest_checkpoint(graph: tf.Graph) -> None:
+    with tf.variable_scope("layer1"):
+        kernel = tf.get_variable("kernel", (4, 6))
+    train.init_from_checkpoint(ADAM, {"layer1/": "layer1/"})
+    session = initialized()
+    assert session.run(kernel).tobytes() == train.load_variable(ADAM, "layer1/kernel").tobytes()
+
+
+def test_a_checkpoint_is_read_when_the_session_begins(graph: tf.Graph, tmp_path: Path) -> None:
+    w = made("w", 1)
+    path = saved(tmp_path / "m", w=[1.0])
+    train.init_from_checkpoint(path, {"w": w})
+    saved(tmp_path / "m", w=[2.0])
+    session = initialized()
+    assert session.run(w) == [2]
+    Path(f"{path}.safetensors").unlink()
+    other = tf.Session()
+    with pytest.raises(FileNotFoundError, match=r"Failed to find any matching files"):
+        other.run(w.initializer)
+    assert bits(other) == {}
