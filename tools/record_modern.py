@@ -1,4 +1,4 @@
-"""Record what authors' packages make of the cases of `tests/modern_inputs.py`.
+"""Record what authors' packages make of the cases of `tests/support/modern_inputs.py`.
 
     python tools/record_modern.py tests/goldens/modern.npz
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from modern_inputs import (  # pyright: ignore[reportMissingImports]
     TABLE,
     Case,

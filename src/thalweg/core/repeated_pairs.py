@@ -167,7 +167,7 @@ class RepeatedPairs:
             other = gradients.measure(how, found, begun, given, is_beyond)
             if other:
                 return other
-            self._set_scalars(gradients, numbers_of)
+            self._set_scalars(gradients, values_of, step)
             other = found.take(given, begun, gradients.part)
             if other != look.BEYOND:
                 break
@@ -176,7 +176,8 @@ class RepeatedPairs:
     def _set_scalars(
         self,
         gradients: SteadyGradients,
-        numbers_of: Callable[[Dtype], tuple[Mapping[str, Any], int | None]],
+        values_of: Callable[[Dtype], Mapping[str, Any]],
+        step: int | None,
     ) -> None:
         shared, separate = gradients.scalars()
         for launch, scalars in self._scalars:

@@ -16,7 +16,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, InvalidTypeError
 
-GOLDENS = Path(__file__).parent / "goldens" / "modern.npz"
+GOLDENS = Path(__file__).parents[1] / "goldens" / "modern.npz"
 BOUND = 5e-6  # of the movement
 BITS = ("Lion",)  # whose operations are those of their package, one by one
 
