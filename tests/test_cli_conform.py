@@ -31,11 +31,17 @@ def test_bits() -> None:
     assert "beside SignSGD, 20 steps (list)" in result.stdout
 
 
-def test_rounding_with_ours_by_the_name_of_the_class() -> None:
+def test_rounding() -> None:
+    result = run(*of_file("LastPlace"))
+    assert result.exit_code == 0, result.output
+    assert "Rounding: " in result.stdout
+    assert "bits first differ in step " in result.stdout
+
+
+def test_ours_by_the_name_of_the_class() -> None:
     result = run("torch.optim:AdamW", "--set", "lr=0.01", "--set", "betas=0.8,0.9")
     assert result.exit_code == 0, result.output
     assert "beside optim:AdamW" in result.stdout
-    assert "Rounding: " in result.stdout
     assert "ours:   lr=0.01, betas=(0.8, 0.9)" in result.stdout
 
 
@@ -44,7 +50,9 @@ def test_parting() -> None:
     assert result.exit_code == 1, result.output
     assert "They part in step 3, parameter 1 of shape [7], element [5]: " in result.stdout
     assert "after 5 steps" in result.stdout
-    assert "None of the 0 changes tried closes it." in result.stdout
+    assert "There is no argument to try." in result.stdout
+    result = run("torch.optim:Adam", "--rule", "optim:SGD")
+    assert "changes tried closes it: theirs eps=1e-16, " in result.stdout
 
 
 def test_what_closes_it_and_the_arguments_of_ours() -> None:

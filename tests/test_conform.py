@@ -79,6 +79,14 @@ def test_arguments_are_given_to_both() -> None:
     assert found.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
 
 
+def test_how_a_step_is_computed_is_not_shared() -> None:
+    adam = Side(torch.optim.Adam, "Adam").given(maximize=True, foreach=True)
+    found = compare(adam, optim.Adam)
+    assert found.agrees
+    assert (found.theirs["foreach"], found.ours["maximize"]) == (True, True)
+    assert "foreach" not in found.ours
+
+
 def test_values_of_the_other_and_of_the_table_are_tried() -> None:
     one = Side(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
     other = Side(lambda params, eps=1e-8, weight_decay=0.1: None, "other")

@@ -209,8 +209,9 @@ def _place(at: Parting) -> str:
 def _closing(found: Outcome) -> str:
     if found.closed_by:
         return f"Closed by: {'; or '.join(found.closed_by)}."
-    tried = f": {', '.join(found.tried)}" if found.tried else ""
-    return f"None of the {len(found.tried)} changes tried closes it{tried}."
+    if not found.tried:
+        return "There is no argument to try."
+    return f"None of the {len(found.tried)} changes tried closes it: {', '.join(found.tried)}."
 
 
 def _arguments(values: dict[str, Any]) -> str:

@@ -169,7 +169,7 @@ def _row(told: dict[str, Any], columns: list[Column]) -> Row:
 
 
 def _cell(told: str | dict[str, Any], column: Column) -> Cell:
-    own = {"class": told} if isinstance(told, str) else told
+    own: dict[str, Any] = {"class": told} if isinstance(told, str) else told
     name = own["class"]
     name = name if not name or ":" in name else f"{column.module}:{name}"
     return Cell(name, arguments=own.get("set", {}), group=own.get("group", {}))

@@ -1,8 +1,8 @@
 """The arguments that are tried where two optimizers part, each alone.
 
 Every boolean argument of either is turned over, but for those that choose how a step is computed
-(`side.MACHINERY`); an argument that both have with different values takes that of the other; and
-the values of the table below are tried for the arguments that have these names.
+(`side.MACHINERY`) or turn it around; an argument that both have with different values takes that
+of the other; and the values of the table below are tried for the arguments that have these names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def trials(theirs: Side, ours: Side) -> Iterator[tuple[str, Side, Side]]:
 def _changes(own: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What is tried of one side: name and value, each once."""
     for name, value in own.items():
-        if name in MACHINERY:
+        if name in MACHINERY or name == "maximize":
             continue
         further = [not value] if isinstance(value, bool) else list(VALUES.get(name, ()))
         if name in other and not isinstance(value, bool):

@@ -94,8 +94,8 @@ def compare(theirs: Any, ours: Any, *, steps: int = STEPS, search: bool = True) 
     Example:
         >>> import torch
         >>> from thalweg import optim
-        >>> compare(torch.optim.SGD, optim.SGD).verdict
-        'bits'
+        >>> compare(torch.optim.SGD, optim.SGD).agrees
+        True
         >>> found = compare(torch.optim.AdamW, optim.Adam)
         >>> found.verdict, found.closed_by
         ('parts', ['ours decoupled_weight_decay=True', 'both weight_decay=0.0'])

@@ -64,18 +64,18 @@ def ways_of(*sides: Side) -> list[Way]:
 def _way_of(side: Side, shapes: Shapes) -> Way:
     side.check()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
-    failed: dict[str, None] = {}  # messages, each once
+    causes: dict[str, str] = {}  # of each, what was said first
     for kind in kinds:
         for closure in (False, True):
             way = Way(kind, shapes, closure)
             try:
                 drive(side, way, 1)
             except ConformError as error:
-                if not closure:
-                    failed.setdefault(str(error))
+                if not closure and (kind != "model" or side.wants_model()):
+                    causes.setdefault(str(error.__cause__), str(error))
             else:
                 return way
-    raise ConformError(" ".join(failed))
+    raise ConformError(" ".join(causes.values()))
 
 
 def drive(side: Side, way: Way, steps: int, seed: int = 0) -> list[list[Tensor]]:

@@ -10,10 +10,10 @@ from typing import Any
 from thalweg.conform.errors import ConformError
 from thalweg.errors import did_you_mean
 
-# What chooses how a step is computed, not what; or turns a step around.
+# What chooses how a step is computed, not what.
 MACHINERY = frozenset({
     "capturable", "differentiable", "foreach", "fused", "fused_unscale", "in_backward", "masters",
-    "maximize", "wide_sums",
+    "wide_sums",
 })  # fmt: skip
 
 
@@ -72,13 +72,13 @@ class Side:
         }
 
     def values(self) -> dict[str, Any]:
-        """What it runs with, but for what chooses how a step is computed."""
-        all_of_it = {**self.defaults(), **self.arguments}
-        return {
+        """What it runs with, but for defaults of what chooses how a step is computed."""
+        defaults = {
             name: value
-            for name, value in all_of_it.items()
+            for name, value in self.defaults().items()
             if name not in MACHINERY and value is not inspect.Parameter.empty
         }
+        return {**defaults, **self.arguments}
 
     def wants_model(self) -> bool:
         """Whether it is made of a module, by the name of its first argument."""
@@ -109,7 +109,10 @@ def shared(theirs: Side, ours: Side) -> dict[str, Any]:
     return {
         name: value
         for name, value in theirs.values().items()
-        if name in own and name not in ours.arguments and _is_like(value, own[name])
+        if name in own
+        and name not in MACHINERY
+        and name not in ours.arguments
+        and _is_like(value, own[name])
     }
 
 
