@@ -79,6 +79,12 @@ def test_arguments_are_given_to_both() -> None:
     assert found.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
 
 
+def test_a_mark_in_place_of_a_default_takes_the_value_of_the_other() -> None:
+    required: Any = object()
+    ours = Side(lambda params, lr=required: others.Plain(params, lr), "ours")
+    assert compare(others.Plain, ours).verdict == "bits"
+
+
 def test_how_a_step_is_computed_is_not_shared() -> None:
     adam = Side(torch.optim.Adam, "Adam").given(maximize=True, foreach=True)
     found = compare(adam, optim.Adam)
@@ -265,7 +271,7 @@ def test_the_picture_is_xml_and_tells_all() -> None:
             Cell("b:Lamb", "rounding", 2.5e-7, "model"),
             Cell("c:Lamb", "parts", 1.41, "groups", 3, ["theirs max_grad_norm=None"], 9),
             Cell("d:Lamb", "parts", None, "list", 1, [], 12, command="thalweg conform d:Lamb"),
-            Cell("e:<&>", NOT_DRIVEN, note="e is <not> installed"),
+            Cell("e:<&>", NOT_DRIVEN, note="e is <not> installed, nor is what it needs"),
             Cell("f:Lamb", REFERENCE),
             Cell(""),
         )
@@ -275,7 +281,7 @@ def test_the_picture_is_xml_and_tells_all() -> None:
     for wanted in (
         "bits", "Lamb: list", "2.5e-07", "Lamb: model", "1.4, from step 3",
         "theirs max_grad_norm=None", "not finite, from step 1", "none of 12 tried closes it",
-        "e:<&>: e is <not> installed", "package 6", "LAMB",
+        "e:<&>: e is <not> installed, nor is what it needs", "package 6", "LAMB",
     ):  # fmt: skip
         assert wanted in texts
     assert all(color in drawn for color in COLORS.values())

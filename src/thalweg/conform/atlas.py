@@ -106,10 +106,14 @@ class Atlas:
         words = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
         counts = ", ".join(f"{verdicts.count(each)} {word}" for each, word in words.items())
-        parted = sum(any(each.verdict == "parts" for each in row.cells) for row in self.rows)
+        parted = [
+            all(cell.closed_by for cell in row.cells if cell.verdict == "parts")
+            for row in self.rows
+            if any(cell.verdict == "parts" for cell in row.cells)
+        ]
         return (
-            f"{len(verdicts)} classes: {counts}. {parted} of {len(self.rows)} names stand for"
-            " different optimizers."
+            f"{len(verdicts)} classes: {counts}. {len(parted)} of {len(self.rows)} names stand for"
+            f" different optimizers, {sum(parted)} of them up to one argument."
         )
 
 

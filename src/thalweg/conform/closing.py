@@ -18,6 +18,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "clip_threshold": (1.0,),
     "decay_rate": (-0.8, 0.8),
     "eps": (1e-16, 1e-15, 1e-8, 1e-6),
+    "initial_accumulator_value": (0.0, 0.1),
     "max_grad_norm": (None, 0.0, 1.0),
     "momentum": (0.0, 0.9),
     "momentum_decay": (0.0, 0.004),

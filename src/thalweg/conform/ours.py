@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ def find(name: str) -> Side:
     from thalweg import catalogue
 
     if ":" in name and name.lower().partition(":")[0] not in _FACES:
-        return theirs.load(name)[0]
+        return replace(theirs.load(name)[0], name=name)
     try:
         known = catalogue.spelled(name)
     except NotFoundError as error:

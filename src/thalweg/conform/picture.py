@@ -13,7 +13,7 @@ LEGEND = (
     ("bits", "the same bits"), ("rounding", "rounding: within 1e-5 of the movement"),
     ("parts", "another formula"), (NOT_DRIVEN, "not driven"),
 )  # fmt: skip
-LEFT, WIDE, HIGH, HEAD, GAP = 172, 176, 40, 92, 2
+LEFT, WIDE, HIGH, HEAD, GAP = 190, 172, 40, 128, 2
 LONGEST = 30  # letters of small type in a cell
 
 
@@ -28,8 +28,9 @@ def draw(atlas: Atlas) -> str:
         f' viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         _text(12, 24, "Same name, same optimizer?", 16, weight="bold"),
-        _text(240, 24, f"{atlas.summary()} Numbers: difference after {atlas.steps} steps,"
-                       " as a share of the movement", 11, "#555555"),
+        _text(12, 42, atlas.summary(), 11, "#555555"),
+        _text(12, 58, f"The number is the difference after {atlas.steps} steps over the same"
+                      " gradients, as a share of the movement.", 11, "#555555"),
         *_legend(),
         *_heads(atlas),
     ]  # fmt: skip
@@ -40,7 +41,7 @@ def draw(atlas: Atlas) -> str:
     versions = ", ".join(f"{name} {each}" for name, each in atlas.versions.items())
     lines.append(
         _text(12, height - 10, f"thalweg conform --atlas docs/atlas.svg   ({versions})", 10,
-              "#555555", family="monospace")
+              "#555555")
     )  # fmt: skip
     return "\n".join([*lines, "</svg>", ""])
 
@@ -48,8 +49,8 @@ def draw(atlas: Atlas) -> str:
 def _legend() -> Iterator[str]:
     x = 12
     for verdict, words in LEGEND:
-        yield f'<rect x="{x}" y="37" width="12" height="12" fill="{COLORS[verdict]}"/>'
-        yield _text(x + 17, 47, words, 11)
+        yield f'<rect x="{x}" y="69" width="12" height="12" fill="{COLORS[verdict]}"/>'
+        yield _text(x + 17, 79, words, 11)
         x += 34 + 6 * len(words)
 
 
@@ -87,7 +88,7 @@ def _cell(cell: Cell, x: float, y: float) -> Iterator[str]:
 def _words(cell: Cell) -> tuple[str, str]:
     name = cell.name.rpartition(":")[2]
     if cell.verdict == REFERENCE:
-        return name, "the others are compared with it"
+        return name, "reference"
     if cell.verdict == NOT_DRIVEN:
         return NOT_DRIVEN, cell.note
     if cell.verdict != "parts":
@@ -96,6 +97,8 @@ def _words(cell: Cell) -> tuple[str, str]:
         )
     number = "not finite" if cell.difference is None else f"{cell.difference:.2g}"
     closing = cell.closed_by[0] if cell.closed_by else f"none of {cell.tried} tried closes it"
+    if not cell.tried:
+        closing = "no argument to try"
     return f"{number}, from step {cell.step}", closing
 
 
@@ -112,7 +115,7 @@ def _notes(atlas: Atlas) -> Iterator[str]:
     for _, _, cell in atlas.cells():
         if own := _listed({**cell.arguments, **cell.group}):
             told.setdefault(f"given {own}", []).append(cell.name)
-        if cell.note:
+        if len(cell.note) > LONGEST:
             told.setdefault(cell.note, []).append(cell.name)
     for note, names in told.items():
         packages = sorted({name.partition(":")[0] for name in names})
@@ -129,10 +132,9 @@ def _short(text: str) -> str:
 
 def _text(
     x: float, y: float, text: str, size: int, fill: str = "#111111", *, weight: str = "normal",
-    anchor: str = "start", family: str = "",
+    anchor: str = "start",
 ) -> str:  # fmt: skip
-    extra = f' font-family="{family}"' if family else ""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" font-weight="{weight}"'
-        f' text-anchor="{anchor}"{extra}>{escape(text)}</text>'
+        f' text-anchor="{anchor}">{escape(text)}</text>'
     )

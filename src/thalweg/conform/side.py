@@ -120,7 +120,7 @@ def _is_like(value: Any, other: Any) -> bool:
     if isinstance(value, bool) or isinstance(other, bool):
         return type(value) is type(other)
     if isinstance(value, int | float):
-        return other is None or isinstance(other, int | float) or other is inspect.Parameter.empty
+        return not isinstance(other, str | tuple | list)  # None, or a mark that it is required, too
     if isinstance(value, tuple | list):
         return isinstance(other, tuple | list) and len(value) == len(other)
     return False
