@@ -113,6 +113,18 @@ class OfMatrices(Plain):
             raise ValueError("only matrices")
 
 
+class WantsToBeTold(Plain):
+    """Takes steps only in train mode, as schedule-free optimizers do."""
+
+    def train(self) -> None:
+        self.told = True
+
+    def update(self, place: int, param: Tensor, group: Any) -> None:
+        if not self.told:
+            raise ArithmeticError("not in train mode")
+        super().update(place, param, group)
+
+
 class NoOptimizer:
     pass
 

@@ -149,3 +149,4 @@ def test_atlas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--group lr=0.01" in grouped["command"]
     assert missing["note"] == "no_such_package is not installed"
     assert "no_such_package is not installed" in drawn.read_text()
+    assert f"--list {listed} --steps 3" in drawn.read_text()

@@ -18,10 +18,10 @@ from thalweg import optim
 from thalweg.conform import ConformError, Outcome, Side, compare
 from thalweg.conform import atlas as atlases
 from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, Cell, Column, Row
-from thalweg.conform.closing import trials
-from thalweg.conform.ours import find, like
+from thalweg.conform.closing import list_trials
+from thalweg.conform.ours import find_like, find_rule
 from thalweg.conform.picture import COLORS, draw
-from thalweg.conform.theirs import load
+from thalweg.conform.theirs import load_class
 from thalweg.rules.modern import MODERN_RULES
 
 SIGN = Side(partial(optim.RuleOptimizer, rule=others.SIGN), "SignSGD")
@@ -67,14 +67,14 @@ def test_an_argument_closes_it() -> None:
     assert (found.verdict, found.closed_by) == ("parts", ["theirs double=False"])
     assert set(found.closed_by) <= set(found.tried)
     assert beside_sign(others.Doubled, search=False).tried == []
-    plain = Side(others.Doubled, "Doubled").given(double=False)
+    plain = Side(others.Doubled, "Doubled").with_arguments(double=False)
     assert beside_sign(plain).verdict == "bits"
 
 
 def test_arguments_are_given_to_both() -> None:
-    sgd = Side(torch.optim.SGD, "SGD").given(momentum=0.5, nesterov=True)
+    sgd = Side(torch.optim.SGD, "SGD").with_arguments(momentum=0.5, nesterov=True)
     assert compare(sgd, optim.SGD).agrees
-    other = Side(optim.SGD, "SGD").given(nesterov=False)
+    other = Side(optim.SGD, "SGD").with_arguments(nesterov=False)
     found = compare(sgd, other)
     assert found.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
 
@@ -86,7 +86,7 @@ def test_a_mark_in_place_of_a_default_takes_the_value_of_the_other() -> None:
 
 
 def test_how_a_step_is_computed_is_not_shared() -> None:
-    adam = Side(torch.optim.Adam, "Adam").given(maximize=True, foreach=True)
+    adam = Side(torch.optim.Adam, "Adam").with_arguments(maximize=True, foreach=True)
     found = compare(adam, optim.Adam)
     assert found.agrees
     assert (found.theirs["foreach"], found.ours["maximize"]) == (True, True)
@@ -96,14 +96,14 @@ def test_how_a_step_is_computed_is_not_shared() -> None:
 def test_values_of_the_other_and_of_the_table_are_tried() -> None:
     one = Side(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
     other = Side(lambda params, eps=1e-8, weight_decay=0.1: None, "other")
-    names = [name for name, _, _ in trials(one, other)]
+    names = [name for name, _, _ in list_trials(one, other)]
     assert names[:2] == ["theirs eps=1e-08", "theirs eps=1e-16"]
     assert "theirs amsgrad=False" in names
     assert "ours eps=0.001" in names
     assert not [name for name in names if "foreach" in name or "both" in name]
     assert len(names) == len(set(names))
     decayed = Side(lambda params, weight_decay=0.1: None, "decayed")
-    assert [name for name, _, _ in trials(decayed, decayed)] == ["both weight_decay=0.0"]
+    assert [name for name, _, _ in list_trials(decayed, decayed)] == ["both weight_decay=0.0"]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,7 @@ def test_values_of_the_other_and_of_the_table_are_tried() -> None:
         (others.NeedsClosure, "list, closure"),
         (Side(others.OfGroups, "OfGroups", group={"lr": 0.01}), "groups"),
         (others.OfModel, "model"),
+        (others.WantsToBeTold, "list"),
         (others.OfMatrices, "list, matrices only"),
     ],
     ids=str,
@@ -153,9 +154,9 @@ def test_values_that_are_not_finite_part() -> None:
 
 def test_arguments_that_are_not_there() -> None:
     with pytest.raises(ConformError, match=r"no argument 'ep'\. Did you mean 'eps'\?"):
-        Side(torch.optim.Adam, "Adam").given(ep=1)
+        Side(torch.optim.Adam, "Adam").with_arguments(ep=1)
     with pytest.raises(ConformError, match=r"no argument 'x'\. It takes lr, scale\."):
-        Side(others.Plain, "Plain").given(x=1)
+        Side(others.Plain, "Plain").with_arguments(x=1)
 
 
 def test_random_numbers_go_on_as_before() -> None:
@@ -172,33 +173,35 @@ def test_random_numbers_go_on_as_before() -> None:
     "name", ["optim:Adam", "optim:AMSGrad", "OPTIM:lamb", "torch:NAdam", "torch.optim:NAdam"]
 )
 def test_ours_of_torchs_kind_agrees_with_itself(name: str) -> None:
-    assert compare(find(name), find(name)).verdict == "bits"
+    assert compare(find_rule(name), find_rule(name)).verdict == "bits"
 
 
 @pytest.mark.parametrize("name", ["Adam", "v1:MomentumOptimizer", "Nesterov"])
 def test_ours_of_tensorflows_kind_is_driven(name: str) -> None:
-    ours = find(name)
-    plain = Side(torch.optim.SGD, "SGD").given(lr=0.01, momentum=0.9, nesterov=name == "Nesterov")
+    ours = find_rule(name)
+    plain = Side(torch.optim.SGD, "SGD").with_arguments(
+        lr=0.01, momentum=0.9, nesterov=name == "Nesterov"
+    )
     assert compare(plain, ours, search=False).agrees == (name != "Adam")
 
 
 def test_a_rule_of_a_file() -> None:
-    assert compare(others.Plain, find(f"{FILE}:SIGN")).verdict == "bits"
+    assert compare(others.Plain, find_rule(f"{FILE}:SIGN")).verdict == "bits"
     for name, words in (("function", "is a function, not a"), ("none", "has no 'none'")):
         with pytest.raises(ConformError, match=words):
-            find(f"{FILE}:{name}")
+            find_rule(f"{FILE}:{name}")
 
 
 def test_ours_of_the_same_name() -> None:
-    assert like("lamb").name == "optim:LAMB"
-    assert like("ftrl").name == "Ftrl"
+    assert find_like("lamb").name == "optim:LAMB"
+    assert find_like("ftrl").name == "Ftrl"
     with pytest.raises(ConformError, match=r"near it: .*ScheduleFreeAdamW.*Name ours with --rule"):
-        like("AdamWScheduleFree")
+        find_like("AdamWScheduleFree")
 
 
 def test_a_class_by_package_and_name() -> None:
-    assert load("torch.optim:Adam") == (Side(torch.optim.Adam, "Adam"), "")
-    assert load(f"{FILE}:Plain")[0].name == "Plain"
+    assert load_class("torch.optim:Adam") == (Side(torch.optim.Adam, "Adam"), "")
+    assert load_class(f"{FILE}:Plain")[0].name == "Plain"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_a_class_by_package_and_name() -> None:
 )
 def test_no_class_of_that_name(name: str, words: str) -> None:
     with pytest.raises(ConformError, match=words):
-        load(name)
+        load_class(name)
 
 
 @pytest.fixture
@@ -233,7 +236,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_package_is_imported_without_its_parent(package: Path) -> None:
     package.write_text("from other_optimizers import Plain\n")
-    side, note = load("large.inner:Plain")
+    side, note = load_class("large.inner:Plain")
     assert compare(side, SIGN).verdict == "bits"
     assert "without large itself, for 'large.inner' needs 'not_installed_here'" in note
 
@@ -252,10 +255,10 @@ def test_nothing_is_left_of_a_package_that_fails(
     if text is not None:
         package.write_text(text)
     with pytest.raises(ConformError, match=words):
-        load("large.inner:Plain")
+        load_class("large.inner:Plain")
     assert "large" not in sys.modules
     with pytest.raises(ConformError, match="'large' needs 'not_installed_here'"):
-        load("large:Plain")
+        load_class("large:Plain")
 
 
 def table(*cells: Cell) -> Atlas:
@@ -274,7 +277,8 @@ def test_the_picture_is_xml_and_tells_all() -> None:
             Cell("e:<&>", NOT_DRIVEN, note="e is <not> installed, nor is what it needs"),
             Cell("f:Lamb", REFERENCE),
             Cell(""),
-        )
+        ),
+        "thalweg conform --atlas a.svg",
     )
     root = ElementTree.fromstring(drawn)
     texts = [each.text for each in root.iter() if each.text and each.tag.endswith("text")]
@@ -282,6 +286,7 @@ def test_the_picture_is_xml_and_tells_all() -> None:
         "bits", "Lamb: list", "2.5e-07", "Lamb: model", "1.4, from step 3",
         "theirs max_grad_norm=None", "not finite, from step 1", "none of 12 tried closes it",
         "e:<&>: e is <not> installed, nor is what it needs", "package 6", "LAMB",
+        "thalweg conform --atlas a.svg   (thalweg 0)",
     ):  # fmt: skip
         assert wanted in texts
     assert all(color in drawn for color in COLORS.values())
@@ -294,12 +299,12 @@ def test_a_process_ends_in_time() -> None:
     began = time.monotonic()
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     sleeping = [sys.executable, "-c", program.replace("input()", "import time; time.sleep(60)")]
-    assert atlases._run(sleeping, 0.3) == ("", "it took more than 0.3 s")
+    assert atlases._run_in_time(sleeping, 0.3) == ("", "it took more than 0.3 s")
     assert time.monotonic() - began < 30
 
 
 def test_a_process_that_dies_is_told() -> None:
-    out, reason = atlases._run(
+    out, reason = atlases._run_in_time(
         [sys.executable, "-c", "import os; print(1, flush=True); os.abort()"], 60
     )
     assert out == "1\n"
@@ -307,8 +312,8 @@ def test_a_process_that_dies_is_told() -> None:
 
 
 def test_every_rule_of_now_is_in_the_list() -> None:
-    found = atlases.read()
+    found = atlases.read_list()
     assert {row.rule for row in found.rows} >= MODERN
     for row in found.rows:
         if not row.rule.startswith("timm.optim:"):
-            find(row.rule).given(**row.arguments)
+            find_rule(row.rule).with_arguments(**row.arguments)

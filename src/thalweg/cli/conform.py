@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -77,7 +78,7 @@ def _split_values(
 @click.option(
     "--atlas",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Compare all classes of a list, and draw a table of them: FILE.svg.",
+    help="Import and compare all classes of a list, and draw a table of them: FILE.svg.",
 )
 @click.option(
     "--list", "listed",
@@ -133,20 +134,20 @@ def _compare(
     group: dict[str, Any], steps: int, as_json: bool,
 ) -> NoReturn:  # fmt: skip
     from thalweg.conform import ConformError, compare
-    from thalweg.conform.ours import find, like
-    from thalweg.conform.theirs import load
+    from thalweg.conform.ours import find_like, find_rule
+    from thalweg.conform.theirs import load_class
 
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what packages print is none of our output
-            theirs, note = load(name)
-            ours = find(rule) if rule else like(theirs.name)
-            one = replace(theirs.given(**given), group=group)
-            found = compare(one, ours.given(**own), steps=steps)
+            theirs, note = load_class(name)
+            ours = find_rule(rule) if rule else find_like(theirs.name)
+            one = replace(theirs.with_arguments(**given), group=group)
+            found = compare(one, ours.with_arguments(**own), steps=steps)
     except ConformError as error:
         _fail(str(error))
     if as_json:
         told = {"theirs": name, "ours": ours.name, "note": note, "outcome": asdict(found)}
-        click.echo(json.dumps(_plain(told), indent=2))
+        click.echo(json.dumps(_as_json(told), indent=2))
     else:
         _print(name, ours.name, found, note)
     sys.exit(0 if found.agrees else PARTS)
@@ -156,13 +157,13 @@ def _fail(message: str) -> NoReturn:
     raise NothingToCompare(message)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """What JSON has: no infinity, and the text of what it does not know."""
     match value:
         case dict():
-            return {str(key): _plain(each) for key, each in value.items()}
+            return {str(key): _as_json(each) for key, each in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [_as_json(each) for each in value]
         case float() if value - value != 0:
             return None
         case None | bool() | int() | float() | str():
@@ -180,25 +181,25 @@ def _print(name: str, ours: str, found: Outcome, note: str) -> None:
         console.print(Text(escape_text(text), style=style))
 
     line(f"{name} beside {ours}, {found.steps} steps ({found.way})", "bold")
-    line(_verdict(found), _COLORS[found.verdict])
+    line(_describe_verdict(found), _COLORS[found.verdict])
     if found.verdict == "parts":
-        line(_closing(found))
-    line(f"theirs: {_arguments(found.theirs)}", "dim")
-    line(f"ours:   {_arguments(found.ours)}", "dim")
+        line(_describe_closing(found))
+    line(f"theirs: {_list_arguments(found.theirs)}", "dim")
+    line(f"ours:   {_list_arguments(found.ours)}", "dim")
     if note:
         line(f"{name.partition(':')[0]} was {note}.", "dim")
 
 
-def _verdict(found: Outcome) -> str:
+def _describe_verdict(found: Outcome) -> str:
     after = f"{found.difference:.1e} of the movement after {found.steps} steps"
     if found.parting is None:
         return "The same bits after each step."
     if found.agrees:
-        return f"Rounding: {after}; bits first differ in {_place(found.parting)}."
-    return f"They part in {_place(found.parting)}; {after}."
+        return f"Rounding: {after}; bits first differ in {_describe_place(found.parting)}."
+    return f"They part in {_describe_place(found.parting)}; {after}."
 
 
-def _place(at: Parting) -> str:
+def _describe_place(at: Parting) -> str:
     element = f", element {list(at.element)}" if at.element else ""
     return (
         f"step {at.step}, parameter {at.parameter} of shape {list(at.shape)}{element}:"
@@ -206,7 +207,7 @@ def _place(at: Parting) -> str:
     )
 
 
-def _closing(found: Outcome) -> str:
+def _describe_closing(found: Outcome) -> str:
     if found.closed_by:
         return f"Closed by: {'; or '.join(found.closed_by)}."
     if not found.tried:
@@ -214,8 +215,8 @@ def _closing(found: Outcome) -> str:
     return f"None of the {len(found.tried)} changes tried closes it: {', '.join(found.tried)}."
 
 
-def _arguments(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
+def _list_arguments(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def _draw(path: Path, listed: Path | None, steps: int, as_json: bool) -> None:
@@ -231,12 +232,14 @@ def _draw(path: Path, listed: Path | None, steps: int, as_json: bool) -> None:
         lines.tell(share, text)
 
     try:
-        table = atlas.read(listed)
+        table = atlas.read_list(listed)
         found = atlas.survey(table, steps, progress)
     except ConformError as error:
         _fail(str(error))
-    path.write_text(picture.draw(found), encoding="utf-8")
+    own = [*(["--list", str(listed)] if listed else []), *(["--steps", str(steps)] * (steps != 20))]
+    command = shlex.join(["thalweg", "conform", "--atlas", str(path), *own])
+    path.write_text(picture.draw(found, command), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
     else:
-        click.echo(f"{found.summary()} Saved {path}")
+        click.echo(f"{found.summarize()} Saved {path}")

@@ -93,31 +93,32 @@ class Atlas:
     steps: int = 0
     versions: dict[str, str] = field(default_factory=dict)
 
-    def cells(self) -> Iterator[tuple[Row, Column, Cell]]:
+    def list_cells(self) -> Iterator[tuple[Row, Column, Cell]]:
         """Those where a package has a class."""
         for row in self.rows:
             for column, cell in zip(self.columns, row.cells, strict=True):
                 if cell.name:
                     yield row, column, cell
 
-    def summary(self) -> str:
+    def summarize(self) -> str:
         """What was found, in a sentence or two."""
-        verdicts = [cell.verdict for _, _, cell in self.cells() if cell.verdict != REFERENCE]
+        verdicts = [cell.verdict for _, _, cell in self.list_cells() if cell.verdict != REFERENCE]
         words = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
         counts = ", ".join(f"{verdicts.count(each)} {word}" for each, word in words.items())
+        driven = {row.optimizer for row, _, _ in self.list_cells()}
         parted = [
             all(cell.closed_by for cell in row.cells if cell.verdict == "parts")
             for row in self.rows
             if any(cell.verdict == "parts" for cell in row.cells)
         ]
         return (
-            f"{len(verdicts)} classes: {counts}. {len(parted)} of {len(self.rows)} names stand for"
+            f"{len(verdicts)} classes: {counts}. {len(parted)} of {len(driven)} names stand for"
             f" different optimizers, {sum(parted)} of them up to one argument."
         )
 
 
-def read(path: Path | None = None) -> Atlas:
+def read_list(path: Path | None = None) -> Atlas:
     """The list of packages and classes; the library's own by default.
 
     Raises:
@@ -127,7 +128,7 @@ def read(path: Path | None = None) -> Atlas:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         columns = [Column(each["name"], each.get("module", "")) for each in told["packages"]]
-        rows = [_row(each, columns) for each in told["optimizers"]]
+        rows = [_read_row(each, columns) for each in told["optimizers"]]
         return Atlas(columns, rows, float(told["seconds"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConformError(
@@ -146,10 +147,10 @@ def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: No
     from thalweg.version import __version__
 
     atlas.steps = steps
-    atlas.versions = {"thalweg": __version__, "torch": _version("torch") or ""}
+    atlas.versions = {"thalweg": __version__, "torch": _version_of("torch") or ""}
     for column in atlas.columns:
-        column.version = _version(column.module.partition(".")[0]) if column.module else None
-    all_cells = list(atlas.cells())
+        column.version = _version_of(column.module.partition(".")[0]) if column.module else None
+    all_cells = list(atlas.list_cells())
     for done, (row, _, cell) in enumerate(all_cells):
         progress(done / len(all_cells), lambda cell=cell: cell.name)
         if cell.name == row.rule:
@@ -160,31 +161,33 @@ def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: No
             for name, value in values.items():
                 arguments += [option, f"{name}={value!r}"]
         cell.command = shlex.join(["thalweg", "conform", *arguments])
-        _fill(cell, [*arguments, "--steps", str(steps)], atlas.seconds)
+        _fill_cell(cell, [*arguments, "--steps", str(steps)], atlas.seconds)
     return atlas
 
 
-def _row(told: dict[str, Any], columns: list[Column]) -> Row:
+def _read_row(told: dict[str, Any], columns: list[Column]) -> Row:
     classes = dict(told["classes"])
-    cells = [_cell(classes.pop(each.name, ""), each) for each in columns]
+    cells = [_read_cell(classes.pop(each.name, ""), each) for each in columns]
     if classes:
         raise ValueError(f"{told['name']} has classes of {', '.join(classes)}, no package")
     return Row(told["name"], told["rule"], dict(told.get("set", {})), cells)
 
 
-def _cell(told: str | dict[str, Any], column: Column) -> Cell:
+def _read_cell(told: str | dict[str, Any], column: Column) -> Cell:
     own: dict[str, Any] = {"class": told} if isinstance(told, str) else told
     name = own["class"]
     name = name if not name or ":" in name else f"{column.module}:{name}"
     return Cell(name, arguments=own.get("set", {}), group=own.get("group", {}))
 
 
-def _fill(cell: Cell, arguments: list[str], seconds: float) -> None:
+def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
     package = cell.name.partition(":")[0].partition(".")[0]
     if importlib.util.find_spec(package) is None:
         cell.verdict, cell.note = NOT_DRIVEN, f"{package} is not installed"
         return
-    out, error = _run([sys.executable, "-m", "thalweg", "conform", *arguments, "--json"], seconds)
+    out, error = _run_in_time(
+        [sys.executable, "-m", "thalweg", "conform", *arguments, "--json"], seconds
+    )
     try:
         told = json.loads(out)
         found = told["outcome"]
@@ -196,7 +199,7 @@ def _fill(cell: Cell, arguments: list[str], seconds: float) -> None:
     cell.step = found["parting"] and found["parting"]["step"]
 
 
-def _run(command: list[str], seconds: float) -> tuple[str, str]:
+def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
     """What it prints, and the reason where it fails; it and all that it began ends in time."""
     # Files, not pipes: a process that it has left behind would hold a pipe open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
@@ -208,13 +211,13 @@ def _run(command: list[str], seconds: float) -> tuple[str, str]:
         except subprocess.TimeoutExpired:
             return "", f"it took more than {seconds:g} s"
         finally:
-            _end(started)
+            _kill_group(started)
         out.seek(0)
         error.seek(0)
-        return out.read(), _reason(error.read(), started.returncode)
+        return out.read(), _find_reason(error.read(), started.returncode)
 
 
-def _end(started: subprocess.Popen[bytes]) -> None:
+def _kill_group(started: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of it
             os.killpg(started.pid, signal.SIGKILL)
@@ -222,11 +225,11 @@ def _end(started: subprocess.Popen[bytes]) -> None:
     started.wait()
 
 
-def _reason(text: str, status: int) -> str:
+def _find_reason(text: str, status: int) -> str:
     told = [line for line in text.splitlines() if line.startswith("Error: ")]
     return told[-1].removeprefix("Error: ") if told else f"its process ended with status {status}"
 
 
-def _version(package: str) -> str | None:
+def _version_of(package: str) -> str | None:
     found = packages_distributions().get(package)
     return version(found[0]) if found else None

@@ -32,22 +32,22 @@ VALUES: dict[str, tuple[Any, ...]] = {
 BOTH: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
-def trials(theirs: Side, ours: Side) -> Iterator[tuple[str, Side, Side]]:
+def list_trials(theirs: Side, ours: Side) -> Iterator[tuple[str, Side, Side]]:
     """The name of each change, and both sides with it."""
-    mine, own = theirs.values(), ours.values()
-    for name, value in _changes(mine, own):
-        yield f"theirs {name}={value!r}", theirs.given(**{name: value}), ours
-    for name, value in _changes(own, mine):
-        yield f"ours {name}={value!r}", theirs, ours.given(**{name: value})
+    mine, own = theirs.known_values(), ours.known_values()
+    for name, value in _list_changes(mine, own):
+        yield f"theirs {name}={value!r}", theirs.with_arguments(**{name: value}), ours
+    for name, value in _list_changes(own, mine):
+        yield f"ours {name}={value!r}", theirs, ours.with_arguments(**{name: value})
 
     for name, values in BOTH.items():
         for value in values:
             if mine.get(name, value) != value and own.get(name, value) != value:
-                yield (f"both {name}={value!r}", theirs.given(**{name: value}),
-                       ours.given(**{name: value}))  # fmt: skip
+                yield (f"both {name}={value!r}", theirs.with_arguments(**{name: value}),
+                       ours.with_arguments(**{name: value}))  # fmt: skip
 
 
-def _changes(own: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _list_changes(own: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What is tried of one side: name and value, each once."""
     for name, value in own.items():
         if name in MACHINERY or name == "maximize":

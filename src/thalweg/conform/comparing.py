@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.conform.closing import trials
-from thalweg.conform.driven import Way, drive, ways_of
+from thalweg.conform.closing import list_trials
+from thalweg.conform.driven import Way, drive, find_ways
 from thalweg.conform.errors import ConformError
 from thalweg.conform.inputs import STEPS
-from thalweg.conform.side import Side, shared, side
+from thalweg.conform.side import Side, as_side, shared_arguments
 from thalweg.optim.step_options import KEYWORDS
 
 BITS, ROUNDING, PARTS = "bits", "rounding", "parts"
@@ -100,15 +100,15 @@ def compare(theirs: Any, ours: Any, *, steps: int = STEPS, search: bool = True) 
         >>> found.verdict, found.closed_by
         ('parts', ['ours decoupled_weight_decay=True', 'both weight_decay=0.0'])
     """
-    first, second = side(theirs), side(ours)
-    second = second.given(**shared(first, second))
-    way, ours_way = ways_of(first, second)
-    theirs_steps = _steady(first, way, steps)
+    first, second = as_side(theirs), as_side(ours)
+    second = second.with_arguments(**shared_arguments(first, second))
+    way, ours_way = find_ways(first, second)
+    theirs_steps = _drive_twice(first, way, steps)
     ours_steps = drive(second, ours_way, steps)
     verdict, difference, parting = judge(theirs_steps, ours_steps)
     closing: list[str] = []
     tried: list[str] = []
-    for name, one, other in trials(first, second) if search and verdict == PARTS else ():
+    for name, one, other in list_trials(first, second) if search and verdict == PARTS else ():
         try:
             wanted = theirs_steps if one is first else drive(one, way, steps)
             found, _, _ = judge(
@@ -119,74 +119,81 @@ def compare(theirs: Any, ours: Any, *, steps: int = STEPS, search: bool = True) 
         tried.append(name)
         if found != PARTS:
             closing.append(name)
-    own = {name: value for name, value in second.values().items()
+    own = {name: value for name, value in second.known_values().items()
            if name not in KEYWORDS or name in second.arguments}  # fmt: skip
     return Outcome(
-        verdict, difference, steps, str(way), first.values(), own, parting, closing, tried
+        verdict, difference, steps, str(way), first.known_values(), own, parting, closing, tried
     )
 
 
 def judge(theirs: Steps, ours: Steps) -> tuple[str, float, Parting | None]:
     """The verdict, the difference after the last step, and where they part."""
-    reach = [_reach(theirs, place) for place in range(len(theirs[0]))]
+    reach = [_reach_of(theirs, place) for place in range(len(theirs[0]))]
     worst = 0.0
     first: Parting | None = None
     for step, (these, those) in enumerate(zip(theirs, ours, strict=True)):
         worst = 0.0
         for place, (one, other) in enumerate(zip(these, those, strict=True)):
-            if _same_bits(one, other):
+            if _has_same_bits(one, other):
                 continue
-            first = first or _parting(step, place, one, other)
-            gap = _gap(one, other)
-            if not float(gap.norm()) <= _allowed(one, reach[place]):
-                return PARTS, _last(theirs, ours, reach), _parting(step, place, one, other)
+            first = first or _find_parting(step, place, one, other)
+            gap = _difference_of(one, other)
+            if not float(gap.norm()) <= _allowed_gap(one, reach[place]):
+                return (
+                    PARTS,
+                    _last_difference(theirs, ours, reach),
+                    _find_parting(step, place, one, other),
+                )
             worst = max(worst, float(gap.norm()) / (reach[place] or 1.0))
     return (BITS if first is None else ROUNDING), worst, first
 
 
-def _steady(one: Side, way: Way, steps: int) -> Steps:
+def _drive_twice(one: Side, way: Way, steps: int) -> Steps:
     """Its steps, if they are the same twice."""
     found, again = drive(one, way, steps, seed=0), drive(one, way, steps, seed=1)
     for step, (these, those) in enumerate(zip(found, again, strict=True)):
-        if not all(map(_same_bits, these, those)):
+        if not all(map(_has_same_bits, these, those)):
             raise ConformError(
                 f"{one.name} is not deterministic: two equal runs differ in step {step}."
             )
-    if not any(_reach(found, place) for place in range(len(found[0]))):
+    if not any(_reach_of(found, place) for place in range(len(found[0]))):
         raise ConformError(f"{one.name} has not moved any parameter in {steps} steps.")
     return found
 
 
-def _last(theirs: Steps, ours: Steps, reach: list[float]) -> float:
-    gaps = [float(_gap(one, other).norm()) for one, other in zip(theirs[-1], ours[-1], strict=True)]
+def _last_difference(theirs: Steps, ours: Steps, reach: list[float]) -> float:
+    gaps = [
+        float(_difference_of(one, other).norm())
+        for one, other in zip(theirs[-1], ours[-1], strict=True)
+    ]
     return max(gap / (length or 1.0) for gap, length in zip(gaps, reach, strict=True))
 
 
-def _reach(steps: Steps, place: int) -> float:
+def _reach_of(steps: Steps, place: int) -> float:
     """How far from its start a parameter has been."""
     start = steps[0][place]
     finite = [each[place] for each in steps if bool(each[place].isfinite().all())]
     return max(float((each.double() - start.double()).norm()) for each in finite)
 
 
-def _gap(one: Tensor, other: Tensor) -> Tensor:
+def _difference_of(one: Tensor, other: Tensor) -> Tensor:
     """Their difference; infinite where one alone is not finite."""
     gap = one.double() - other.double()
     alike = (one == other) | (one.isnan() & other.isnan())
     return torch.where(alike, 0.0, torch.where(gap.isfinite(), gap, torch.inf)).abs()
 
 
-def _allowed(value: Tensor, reach: float) -> float:
+def _allowed_gap(value: Tensor, reach: float) -> float:
     unit = float(value.abs().nan_to_num().max()) * 2.0**-23
     return max(BOUND * reach, UNITS * unit)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def _has_same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-def _parting(step: int, place: int, one: Tensor, other: Tensor) -> Parting:
-    at = int(_gap(one, other).argmax())
+def _find_parting(step: int, place: int, one: Tensor, other: Tensor) -> Parting:
+    at = int(_difference_of(one, other).argmax())
     index = tuple(int(each) for each in torch.unravel_index(torch.tensor(at), one.shape))
     values = float(one.flatten()[at]), float(other.flatten()[at])
     return Parting(step, place, tuple(one.shape), index, *values)

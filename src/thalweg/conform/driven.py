@@ -46,7 +46,7 @@ class Way:
         return f"{self.kind}{', closure' if self.closure else ''}{matrices}"
 
 
-def ways_of(*sides: Side) -> list[Way]:
+def find_ways(*sides: Side) -> list[Way]:
     """How each can be driven over the same parameters: all of them, or else matrices alone.
 
     Raises:
@@ -55,14 +55,14 @@ def ways_of(*sides: Side) -> list[Way]:
     first: ConformError | None = None
     for shapes in (SHAPES, MATRICES):
         try:
-            return [_way_of(side, shapes) for side in sides]
+            return [_find_way(side, shapes) for side in sides]
         except ConformError as error:
             first = first or error
     raise first or AssertionError
 
 
-def _way_of(side: Side, shapes: Shapes) -> Way:
-    side.check()
+def _find_way(side: Side, shapes: Shapes) -> Way:
+    side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
     causes: dict[str, str] = {}  # of each, what was said first
     for kind in kinds:
@@ -106,37 +106,39 @@ def _drive(side: Side, way: Way, steps: int) -> list[list[Tensor]]:
         params = list(handed.parameters())
     try:
         made = side.make(handed, **side.arguments)
+        begin = getattr(made, "train", None)
+        if callable(begin):  # as schedule-free optimizers want to be told
+            begin()
     except (Exception, SystemExit) as error:
         what = f"{side.name} cannot be made of {KINDS[way.kind]}"
-        raise ConformError(f"{what}: {_told(error)}.") from error
+        raise ConformError(f"{what}: {_describe(error)}.") from error
     if not callable(getattr(made, "step", None)):
         raise ConformError(f"{side.name} makes a {type(made).__name__}, which has no step.")
-    begin = getattr(made, "train", None)
-    if callable(begin):  # as schedule-free optimizers want to be told
-        begin()
     found = [[param.detach().clone() for param in params]]
     for step in range(steps):
         grads = gradients_of(step, way.shapes)
 
         def loss(grads: list[Tensor] = grads) -> Tensor:
-            _set(params, grads)
+            _set_gradients(params, grads)
             pairs = zip(params, grads, strict=True)
             return torch.stack([(param.detach() * grad).sum() for param, grad in pairs]).sum()
 
-        _set(params, grads)
+        _set_gradients(params, grads)
         try:
             made.step(loss) if way.closure else made.step()
         except (Exception, SystemExit) as error:
-            raise ConformError(f"{side.name} fails in step {step + 1}: {_told(error)}.") from error
+            raise ConformError(
+                f"{side.name} fails in step {step + 1}: {_describe(error)}."
+            ) from error
         found.append([param.detach().clone() for param in params])
     return found
 
 
-def _set(params: list[Tensor], grads: list[Tensor]) -> None:
+def _set_gradients(params: list[Tensor], grads: list[Tensor]) -> None:
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()  # some write into what they are given
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

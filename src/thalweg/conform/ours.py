@@ -21,7 +21,7 @@ _NAMES = {"learning_rate": "lr"}
 _LEFT_OUT = ("self", "name", "use_locking", "gradient_aggregator", "gradient_transformers")
 
 
-def find(name: str) -> Side:
+def find_rule(name: str) -> Side:
     """The optimizer that a name stands for: one of `thalweg rules`, or `file.py:NAME` of a rule.
 
     `PACKAGE:CLASS` stands for one of another package, which is imported.
@@ -30,11 +30,11 @@ def find(name: str) -> Side:
         ConformError: There is none; says which are near it.
     """
     if ".py" in name:
-        return _of_file(name)
+        return _load_rule(name)
     from thalweg import catalogue
 
     if ":" in name and name.lower().partition(":")[0] not in _FACES:
-        return replace(theirs.load(name)[0], name=name)
+        return replace(theirs.load_class(name)[0], name=name)
     try:
         known = catalogue.spelled(name)
     except NotFoundError as error:
@@ -45,25 +45,25 @@ def find(name: str) -> Side:
     own = inspect.signature(named.cls.__init__).parameters
     defaults = {key: named.options.get(key, each.default) for key, each in own.items()
                 if key not in _LEFT_OUT and each.kind is not each.VAR_KEYWORD}  # fmt: skip
-    return Side(_by_pairs(named.make, defaults), known)
+    return Side(_adapt(named.make, defaults), known)
 
 
-def like(title: str) -> Side:
+def find_like(title: str) -> Side:
     """Ours of the name of a class: that of `thalweg.optim`, or else another of the catalogue.
 
     Raises:
         ConformError: There is none.
     """
     try:
-        return find(f"optim:{title}")
+        return find_rule(f"optim:{title}")
     except ConformError as error:
         try:
-            return find(title)
+            return find_rule(title)
         except ConformError:
             raise ConformError(f"{error} Name ours with --rule.") from error
 
 
-def _of_file(name: str) -> Side:
+def _load_rule(name: str) -> Side:
     from thalweg.core.columns import defaults_of
     from thalweg.optim.groups import as_options
     from thalweg.optim.rule_optimizer import RuleOptimizer
@@ -83,7 +83,7 @@ def _of_file(name: str) -> Side:
     return Side(_with_signature(make, as_options(defaults_of(rule))), rule.name)
 
 
-def _by_pairs(make: Callable[..., Any], defaults: Mapping[str, Any]) -> Callable[..., Any]:
+def _adapt(make: Callable[..., Any], defaults: Mapping[str, Any]) -> Callable[..., Any]:
     """An optimizer that is given gradients in pairs, in the form of torch's."""
 
     def made(params: Iterable[Tensor], *, lr: float, **options: Any) -> Any:

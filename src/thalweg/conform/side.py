@@ -33,7 +33,7 @@ class Side:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     group: Mapping[str, Any] = field(default_factory=dict)
 
-    def given(self, **arguments: Any) -> Side:
+    def with_arguments(self, **arguments: Any) -> Side:
         """The same with these arguments, too.
 
         Raises:
@@ -45,11 +45,11 @@ class Side:
             if not takes_any and name not in self.defaults():
                 named = did_you_mean(name, self.defaults())
                 raise ConformError(
-                    f"{self.name} has no argument '{name}'. {named or self._listed()}"
+                    f"{self.name} has no argument '{name}'. {named or self._list_arguments()}"
                 )
         return replace(self, arguments={**self.arguments, **arguments})
 
-    def check(self) -> None:
+    def check_arguments(self) -> None:
         """See whether it has all arguments that it cannot be made without.
 
         Raises:
@@ -71,7 +71,7 @@ class Side:
             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
         }
 
-    def values(self) -> dict[str, Any]:
+    def known_values(self) -> dict[str, Any]:
         """What it runs with, but for defaults of what chooses how a step is computed."""
         defaults = {
             name: value
@@ -91,24 +91,24 @@ class Side:
         except (TypeError, ValueError):  # written in C
             return {}
 
-    def _listed(self) -> str:
+    def _list_arguments(self) -> str:
         names = [name for name in self.defaults() if name not in MACHINERY]
         return f"It takes {', '.join(names)}."
 
 
-def side(thing: Any, name: str = "") -> Side:
+def as_side(thing: Any, name: str = "") -> Side:
     """A class or function as a `Side`; one that is a `Side` already as it is."""
     if isinstance(thing, Side):
         return thing
     return Side(thing, name or getattr(thing, "__name__", repr(thing)))
 
 
-def shared(theirs: Side, ours: Side) -> dict[str, Any]:
+def shared_arguments(theirs: Side, ours: Side) -> dict[str, Any]:
     """Their values of the arguments that ours has, too, of the same kind."""
     own = ours.defaults()
     return {
         name: value
-        for name, value in theirs.values().items()
+        for name, value in theirs.known_values().items()
         if name in own
         and name not in MACHINERY
         and name not in ours.arguments
