@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from thalweg.cli.bench import bench
+from thalweg.cli.conform import conform
 from thalweg.cli.doctor import doctor
 from thalweg.cli.escaped import escape_text
 from thalweg.cli.files import convert, diff, inspect_, verify
@@ -100,5 +101,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (race, rules, show, bench, inspect_, verify, diff, convert, scan, doctor):
+for command in (race, rules, show, bench, conform, inspect_, verify, diff, convert, scan, doctor):
     main.add_command(command)

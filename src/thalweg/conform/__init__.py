@@ -1,0 +1,12 @@
+"""Conform: any optimizer of torch's kind beside one of ours, over the same gradients.
+
+`compare` says whether both take the same steps; `thalweg conform` is the command.
+"""
+
+from __future__ import annotations
+
+from thalweg.conform.comparing import Outcome, Parting, compare
+from thalweg.conform.errors import ConformError
+from thalweg.conform.side import Side
+
+__all__ = ["ConformError", "Outcome", "Parting", "Side", "compare"]

@@ -1,0 +1,9 @@
+"""What keeps two optimizers from being compared."""
+
+from __future__ import annotations
+
+from thalweg.errors import ThalwegError
+
+
+class ConformError(ThalwegError, ValueError):
+    """An optimizer cannot be found, made or driven, or has no steps that could be compared."""

@@ -1,0 +1,319 @@
+"""What is said of an optimizer of others beside one of ours."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import other_optimizers as others
+from thalweg import optim
+from thalweg.conform import ConformError, Outcome, Side, compare
+from thalweg.conform import atlas as atlases
+from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, Cell, Column, Row
+from thalweg.conform.closing import list_trials
+from thalweg.conform.ours import find_like, find_rule
+from thalweg.conform.picture import COLORS, draw
+from thalweg.conform.theirs import load_class
+from thalweg.rules.modern import MODERN_RULES
+
+SIGN = Side(partial(optim.RuleOptimizer, rule=others.SIGN), "SignSGD")
+MODERN = {f"optim:{rule.name}" for rule in MODERN_RULES}
+FILE = str(Path(others.__file__))
+
+
+def beside_sign(theirs: Any, **options: Any) -> Outcome:
+    return compare(theirs, SIGN, **options)
+
+
+def test_bits() -> None:
+    found = beside_sign(others.Plain)
+    assert (found.verdict, found.difference, found.parting) == ("bits", 0.0, None)
+    assert (found.way, found.steps, found.agrees) == ("list", 20, True)
+    assert found.theirs == {"lr": 0.01, "scale": 1.0}
+    assert found.ours["lr"] == 0.01  # theirs', where ours has it, too
+
+
+def test_rounding_says_where_bits_part() -> None:
+    found = beside_sign(others.LastPlace)
+    assert found.verdict == "rounding"
+    assert 0 < found.difference <= 1e-5
+    assert found.agrees
+    assert found.parting is not None
+    assert found.parting.theirs != found.parting.ours
+    assert found.tried == []
+
+
+def test_the_step_the_parameter_and_the_element_where_they_part() -> None:
+    found = beside_sign(others.Later)
+    assert (found.verdict, found.agrees) == ("parts", False)
+    at = found.parting
+    assert at is not None
+    assert (at.step, at.parameter, at.shape, at.element) == (3, 1, (7,), (5,))
+    assert at.theirs - at.ours == pytest.approx(0.25)
+    assert found.difference > 0.1
+    assert found.closed_by == []
+
+
+def test_an_argument_closes_it() -> None:
+    found = beside_sign(others.Doubled)
+    assert (found.verdict, found.closed_by) == ("parts", ["theirs double=False"])
+    assert set(found.closed_by) <= set(found.tried)
+    assert beside_sign(others.Doubled, search=False).tried == []
+    plain = Side(others.Doubled, "Doubled").with_arguments(double=False)
+    assert beside_sign(plain).verdict == "bits"
+
+
+def test_arguments_are_given_to_both() -> None:
+    sgd = Side(torch.optim.SGD, "SGD").with_arguments(momentum=0.5, nesterov=True)
+    assert compare(sgd, optim.SGD).agrees
+    other = Side(optim.SGD, "SGD").with_arguments(nesterov=False)
+    found = compare(sgd, other)
+    assert found.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
+
+
+def test_a_mark_in_place_of_a_default_takes_the_value_of_the_other() -> None:
+    required: Any = object()
+    ours = Side(lambda params, lr=required: others.Plain(params, lr), "ours")
+    assert compare(others.Plain, ours).verdict == "bits"
+
+
+def test_how_a_step_is_computed_is_not_shared() -> None:
+    adam = Side(torch.optim.Adam, "Adam").with_arguments(maximize=True, foreach=True)
+    found = compare(adam, optim.Adam)
+    assert found.agrees
+    assert (found.theirs["foreach"], found.ours["maximize"]) == (True, True)
+    assert "foreach" not in found.ours
+
+
+def test_values_of_the_other_and_of_the_table_are_tried() -> None:
+    one = Side(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
+    other = Side(lambda params, eps=1e-8, weight_decay=0.1: None, "other")
+    names = [name for name, _, _ in list_trials(one, other)]
+    assert names[:2] == ["theirs eps=1e-08", "theirs eps=1e-16"]
+    assert "theirs amsgrad=False" in names
+    assert "ours eps=0.001" in names
+    assert not [name for name in names if "foreach" in name or "both" in name]
+    assert len(names) == len(set(names))
+    decayed = Side(lambda params, weight_decay=0.1: None, "decayed")
+    assert [name for name, _, _ in list_trials(decayed, decayed)] == ["both weight_decay=0.0"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "way"),
+    [
+        (others.NeedsClosure, "list, closure"),
+        (Side(others.OfGroups, "OfGroups", group={"lr": 0.01}), "groups"),
+        (others.OfModel, "model"),
+        (others.WantsToBeTold, "list"),
+        (others.OfMatrices, "list, matrices only"),
+    ],
+    ids=str,
+)
+def test_ways_to_be_driven(theirs: Any, way: str) -> None:
+    found = beside_sign(theirs)
+    assert (found.verdict, found.way) == ("bits", way)
+    assert compare(others.Plain, theirs).verdict == "bits"  # ours may want such, too
+
+
+def test_what_a_class_does_to_gradients_is_its_own() -> None:
+    assert beside_sign(others.Scribbling).verdict == "bits"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (others.Random, "Random is not deterministic: two equal runs differ in step 1"),
+        (others.Still, "Still has not moved any parameter in 20 steps"),
+        (others.Failing, "Failing fails in step 4: ArithmeticError: no more"),
+        (others.NeedsBase, "NeedsBase cannot be made without the argument 'base'"),
+        (others.OfGroups, "OfGroups cannot be made of groups: KeyError: 'lr'"),
+        (others.NoOptimizer, "NoOptimizer cannot be made of a list of parameters: TypeError"),
+        (lambda params: object(), "makes a object, which has no step"),
+    ],
+)
+def test_nothing_to_compare(theirs: Any, words: str) -> None:
+    with pytest.raises(ConformError, match=words):
+        beside_sign(theirs)
+
+
+def test_values_that_are_not_finite_part() -> None:
+    found = beside_sign(others.NotFinite)
+    assert found.verdict == "parts"
+    assert found.parting is not None
+    assert found.parting.step == 2
+    assert compare(others.NotFinite, others.NotFinite).verdict == "bits"
+
+
+def test_arguments_that_are_not_there() -> None:
+    with pytest.raises(ConformError, match=r"no argument 'ep'\. Did you mean 'eps'\?"):
+        Side(torch.optim.Adam, "Adam").with_arguments(ep=1)
+    with pytest.raises(ConformError, match=r"no argument 'x'\. It takes lr, scale\."):
+        Side(others.Plain, "Plain").with_arguments(x=1)
+
+
+def test_random_numbers_go_on_as_before() -> None:
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    state = random.getstate()
+    beside_sign(others.Plain)
+    assert torch.equal(torch.rand(2), wanted)
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize(
+    "name", ["optim:Adam", "optim:AMSGrad", "OPTIM:lamb", "torch:NAdam", "torch.optim:NAdam"]
+)
+def test_ours_of_torchs_kind_agrees_with_itself(name: str) -> None:
+    assert compare(find_rule(name), find_rule(name)).verdict == "bits"
+
+
+@pytest.mark.parametrize("name", ["Adam", "v1:MomentumOptimizer", "Nesterov"])
+def test_ours_of_tensorflows_kind_is_driven(name: str) -> None:
+    ours = find_rule(name)
+    plain = Side(torch.optim.SGD, "SGD").with_arguments(
+        lr=0.01, momentum=0.9, nesterov=name == "Nesterov"
+    )
+    assert compare(plain, ours, search=False).agrees == (name != "Adam")
+
+
+def test_a_rule_of_a_file() -> None:
+    assert compare(others.Plain, find_rule(f"{FILE}:SIGN")).verdict == "bits"
+    for name, words in (("function", "is a function, not a"), ("none", "has no 'none'")):
+        with pytest.raises(ConformError, match=words):
+            find_rule(f"{FILE}:{name}")
+
+
+def test_ours_of_the_same_name() -> None:
+    assert find_like("lamb").name == "optim:LAMB"
+    assert find_like("ftrl").name == "Ftrl"
+    with pytest.raises(ConformError, match=r"near it: .*ScheduleFreeAdamW.*Name ours with --rule"):
+        find_like("AdamWScheduleFree")
+
+
+def test_a_class_by_package_and_name() -> None:
+    assert load_class("torch.optim:Adam") == (Side(torch.optim.Adam, "Adam"), "")
+    assert load_class(f"{FILE}:Plain")[0].name == "Plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Adam", "not PACKAGE:CLASS"),
+        (":Adam", "not PACKAGE:CLASS"),
+        ("no_such_package.optim:Adam", "there is no module 'no_such_package' here"),
+        ("torch.optim.nothing:Adam", "there is no module 'torch.optim.nothing' here"),
+        ("torch.optim:Adan", "has no 'Adan'. Did you mean 'Adam'?"),
+        ("torch.optim:lr_scheduler", "is a module, not a class"),
+        ("other_optimizers:NoOptimizer", "is no optimizer class: it has no step"),
+        ("nowhere.py:Plain", "there is no file"),
+    ],
+)
+def test_no_class_of_that_name(name: str, words: str) -> None:
+    with pytest.raises(ConformError, match=words):
+        load_class(name)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A package of optimizers, whose own module needs what is not installed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "__init__.py").write_text("import not_installed_here\n")
+    inner = tmp_path / "large" / "inner.py"
+    yield inner
+    for name in [name for name in sys.modules if name.partition(".")[0] == "large"]:
+        del sys.modules[name]
+
+
+def test_a_package_is_imported_without_its_parent(package: Path) -> None:
+    package.write_text("from other_optimizers import Plain\n")
+    side, note = load_class("large.inner:Plain")
+    assert compare(side, SIGN).verdict == "bits"
+    assert "without large itself, for 'large.inner' needs 'not_installed_here'" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import not_installed_here", "needs 'not_installed_here', which is not installed"),
+        ("1 / 0", "failed while it was imported: ZeroDivisionError"),
+        (None, "there is no module 'large.inner' here"),
+    ],
+)
+def test_nothing_is_left_of_a_package_that_fails(
+    package: Path, text: str | None, words: str
+) -> None:
+    if text is not None:
+        package.write_text(text)
+    with pytest.raises(ConformError, match=words):
+        load_class("large.inner:Plain")
+    assert "large" not in sys.modules
+    with pytest.raises(ConformError, match="'large' needs 'not_installed_here'"):
+        load_class("large:Plain")
+
+
+def table(*cells: Cell) -> Atlas:
+    columns = [Column(f"package {place}", "module", "1.0") for place in range(len(cells))]
+    row = Row("LAMB", "optim:LAMB", {"lr": 0.01}, list(cells))
+    return Atlas(columns, [row], 1.0, 20, {"thalweg": "0"})
+
+
+def test_the_picture_is_xml_and_tells_all() -> None:
+    drawn = draw(
+        table(
+            Cell("a:Lamb", "bits", 0.0, "list"),
+            Cell("b:Lamb", "rounding", 2.5e-7, "model"),
+            Cell("c:Lamb", "parts", 1.41, "groups", 3, ["theirs max_grad_norm=None"], 9),
+            Cell("d:Lamb", "parts", None, "list", 1, [], 12, command="thalweg conform d:Lamb"),
+            Cell("e:<&>", NOT_DRIVEN, note="e is <not> installed, nor is what it needs"),
+            Cell("f:Lamb", REFERENCE),
+            Cell(""),
+        ),
+        "thalweg conform --atlas a.svg",
+    )
+    root = ElementTree.fromstring(drawn)
+    texts = [each.text for each in root.iter() if each.text and each.tag.endswith("text")]
+    for wanted in (
+        "bits", "Lamb: list", "2.5e-07", "Lamb: model", "1.4, from step 3",
+        "theirs max_grad_norm=None", "not finite, from step 1", "none of 12 tried closes it",
+        "e:<&>: e is <not> installed, nor is what it needs", "package 6", "LAMB",
+        "thalweg conform --atlas a.svg   (thalweg 0)",
+    ):  # fmt: skip
+        assert wanted in texts
+    assert all(color in drawn for color in COLORS.values())
+    (told,) = [each.text for each in root.iter() if (each.text or "").startswith("d:Lamb")]
+    assert "thalweg conform d:Lamb" in (told or "")
+    assert "1 bits, 1 rounding, 2 another formula, 1 not driven. 1 of 1 names" in drawn
+
+
+def test_a_process_ends_in_time() -> None:
+    began = time.monotonic()
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    sleeping = [sys.executable, "-c", program.replace("input()", "import time; time.sleep(60)")]
+    assert atlases._run_in_time(sleeping, 0.3) == ("", "it took more than 0.3 s")
+    assert time.monotonic() - began < 30
+
+
+def test_a_process_that_dies_is_told() -> None:
+    out, reason = atlases._run_in_time(
+        [sys.executable, "-c", "import os; print(1, flush=True); os.abort()"], 60
+    )
+    assert out == "1\n"
+    assert reason.startswith("its process ended with status -")
+
+
+def test_every_rule_of_now_is_in_the_list() -> None:
+    found = atlases.read_list()
+    assert {row.rule for row in found.rows} >= MODERN
+    for row in found.rows:
+        if not row.rule.startswith("timm.optim:"):
+            find_rule(row.rule).with_arguments(**row.arguments)
