@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
 )
 STEPS = 7
-SMALL = [(3,), (4, 5), (), (1030,)]
+SMALL = [(0,), (3,), (4, 5), (), (2, 0), (1030,)]
 KINDS: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "float32": [(shape, torch.float32) for shape in SMALL],
     "float64": [(shape, torch.float64) for shape in SMALL],
@@ -145,11 +145,11 @@ def _nan(own: list[Parameter]) -> None:
 
 
 def _infinite(own: list[Parameter]) -> None:
-    own[0].grad = torch.full_like(own[0], -math.inf)
+    own[1].grad = torch.full_like(own[1], -math.inf)
 
 
 def _huge(own: list[Parameter]) -> None:
-    own[0].grad = torch.full_like(own[0], torch.finfo(own[0].dtype).max)
+    own[1].grad = torch.full_like(own[1], torch.finfo(own[1].dtype).max)
 
 
 def _zero(own: list[Parameter]) -> None:

@@ -258,6 +258,19 @@ def test_steps_over_parameters_without_elements_are_counted() -> None:
     assert [float(each["step"]) for each in opt.state.values()] == [6.0, 6.0]
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_parameter_without_elements_is_no_reason_for_careful_steps(count: int) -> None:
+    own = [*params(count), Parameter(torch.zeros(2, 0))]
+    opt = optim.AdamW(own, clip_grad_norm=0.5)
+    for step in range(6):
+        give(own, step)
+        opt.step()
+    assert taken(opt) == 4
+    assert opt.last_step is not None
+    assert opt.last_step.count == 6
+    assert opt.last_step.grad_norm == pytest.approx(norm_of(own), rel=1e-6)
+
+
 def test_a_group_beside_with_strange_options_is_left_to_the_careful_step() -> None:
     own = params()
     opt = optim.AdamW([{"params": own[:2]}, {"params": own[2:]}])

@@ -130,7 +130,7 @@ class SteadyGradients:
             if how.stages != self._of[0].stages:
                 return look.OTHER_STEP
             self._set(how)
-        if not self._sweeps:
+        if not how.measured:
             return 0
         for place, sweep in self._large:
             count = sweep.threads()

@@ -288,7 +288,7 @@ def gradient_differs(block, gradient, number):
         return OTHER_GRADIENT
     begin = word(found + block[IN_IMPL_OFFSET]) * gradient[ITEM]
     data = word(storage + block[IN_STORAGE_DATA])
-    if data == 0:
+    if data == 0 and gradient[NEEDED] != 0:  # one without elements has no memory
         return OTHER_GRADIENT
     if begin + gradient[NEEDED] > word(storage + block[IN_STORAGE_BYTES]):
         return OTHER_GRADIENT

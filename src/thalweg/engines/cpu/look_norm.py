@@ -68,6 +68,8 @@ def factor_of(norm, limit, epsilon, one, is_torchs):
 def squares_of(own):
     """The sum of the squares of all gradients, once they were measured."""
     numbers, squares = float64_pointer(address_of(own)), float64_pointer(own[SQUARES])
+    for i in range(own[COUNT]):
+        squares[i] = 0.0  # that of one without elements, which no kernel has
     for k in range(own[SWEEPS]):
         sweep = int64_pointer(own[SWEEPS + 1] + SWEEP * k)
         leaves, counts, places = sweep[0], int64_pointer(sweep[2]), int64_pointer(sweep[3])
