@@ -20,6 +20,7 @@ import drop_ins
 import graph
 import host
 import loop
+import modern
 import ranks
 import record
 import saving
@@ -59,6 +60,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "optim": drop_ins.all_of_them,
     "optim-masters": drop_ins.masters,
     "optim-compiled": drop_ins.compiled,
+    "modern": modern.modern,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,
     "import": startup.importing,

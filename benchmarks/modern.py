@@ -1,0 +1,65 @@
+"""The rules of now beside `torch.optim.AdamW(fused=True)`: what each costs where AdamW costs 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from drop_ins import WARM_UP
+from figure import Figure, compared
+from torch import Tensor
+
+from thalweg import optim
+from thalweg.bench import problem, shapes
+from thalweg.bench.timing import Contender, measure
+
+RATE, DECAY = 1e-4, 0.01
+SMALL = shapes.ShapeSet("small", ((1000,),) * 2000, (torch.float32,) * 2000)
+
+
+class Kind(NamedTuple):
+    """A class with what it should reach.
+
+    Attributes:
+        target: Most of the time of torch's fused AdamW that a step over ResNet-50 may take.
+        options: Arguments of the constructor.
+    """
+
+    target: float
+    options: Mapping[str, Any] = {"weight_decay": DECAY}
+
+
+KINDS = {
+    "Lion": Kind(0.75),
+    "ScheduleFreeAdamW": Kind(1.05),
+    "AdEMAMix": Kind(1.25),
+    "Adan": Kind(1.50),
+    "LAMB": Kind(1.50),  # moves 40 bytes an element where AdamW moves 28
+    "CautiousAdamW": Kind(1.50),
+    "AdamH": Kind(1.90, {}),
+}
+SMALL_TARGET = 0.25
+
+
+def modern() -> list[Figure]:
+    """Each on ResNet-50, and on 2,000 tensors of 1,000."""
+    figures: list[Figure] = []
+    for chosen, prefix in ((shapes.resnet50(), "modern"), (SMALL, "modern_small")):
+        for name, kind in KINDS.items():
+            made = problem.make_tensors(chosen).variables
+            contenders = [
+                Contender("thalweg", _step(getattr(optim, name), made, kind.options)),
+                Contender("torch", _step(torch.optim.AdamW, made, {"fused": True})),
+            ]
+            timings = measure(contenders, rounds=9, block=0.1)
+            target = kind.target if prefix == "modern" else SMALL_TARGET
+            figures.append(compared(f"{prefix}_{name}", timings, "thalweg", "torch", target))
+    return figures
+
+
+def _step(cls: Any, parameters: list[Tensor], options: Mapping[str, Any]) -> Any:
+    step = cls(parameters, lr=RATE, **options).step
+    for _ in range(WARM_UP):
+        step()
+    return step
