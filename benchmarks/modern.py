@@ -1,4 +1,4 @@
-"""The rules of now beside `torch.optim.AdamW(fused=True)`: what each costs where AdamW costs 1."""
+"""Modern rules beside `torch.optim.AdamW(fused=True)`: what each costs where AdamW costs 1."""
 
 from __future__ import annotations
 

@@ -267,11 +267,15 @@ def test_who_comes_first() -> None:
         ({"0.*": "SGD", "*.weight": "Adam", ...: "Adam"}, InvalidArgumentError,
          r"Two rules are for '0.weight' of shape \(9, 4\), that of '0.\*' and that of '\*.weight'"),
         ({"wieght": "SGD", ...: "Adam"}, InvalidArgumentError, "Did you mean 'weight'"),
-        ({("w",): "SGD", ...: "Adam"}, InvalidArgumentError, "selects no parameter"),
+        ({("w",): "SGD", ...: "Adam"}, InvalidArgumentError, "is the name of no parameter"),
         ({}, InvalidTypeError, "a dict of a selector and a rule"),
         ("Adam", InvalidTypeError, "a dict of a selector and a rule"),
         ({...: {"lr": 1.0}}, InvalidArgumentError, "have no 'rule' among them"),
         ({...: "Adm"}, InvalidArgumentError, "Did you mean 'Adam'"),
+        ({("1.weigth", "0.weight"): "Adam", ...: "SGD"}, InvalidArgumentError,
+         "'1.weigth' of the tuple.* is the name of no parameter. Did you mean '1.weight'"),
+        ({...: {"rule": "Adan", "weight_dacay": 0.1}}, InvalidArgumentError,
+         "'weight_dacay' of `...` is no option of Adan. Did you mean 'weight_decay'"),
         ({1.5: "Adam", ...: "SGD"}, InvalidTypeError, "not 1.5"),
     ],
     ids=str,
@@ -292,6 +296,55 @@ def test_decay_and_rates_of_rules() -> None:
     }  # fmt: skip
     optim.Mixed(groups)
     assert "0.weight" not in chosen({...: "SGD"}, frozen="0")
+
+
+def test_rates_that_are_tensors_are_scaled_once() -> None:
+    rules = {...: {"rule": "SGD", "lr": torch.tensor(0.5)}}
+    groups = optim.groups(model(), rules=rules, lr_scale={"1": 0.5, "3": 0.5})
+    assert [(group["lr"].item(), len(group["params"])) for group in groups] == [(0.5, 3), (0.25, 4)]
+
+
+def test_groups_with_rules_are_for_mixed() -> None:
+    groups = optim.groups(model(), rules={...: "Lion"})
+    with pytest.raises(InvalidArgumentError, match="rules of their own are for Mixed"):
+        optim.AdamW(groups)
+    assert optim.Lion(groups).param_groups[0]["rule"] == "Lion"
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "RMSprop", "NAdam", "Lion"])
+def test_a_state_of_an_older_torch(kind: str) -> None:
+    """What is filled in for the class is for a group of it."""
+    added = {"maximize", "foreach", "capturable", "differentiable", "fused", "amsgrad", "nesterov"}
+    net, other = model(), model()
+    together = optim.Mixed(optim.groups(net, rules={...: kind}))
+    alone = getattr(optim, kind)(other.parameters())
+    left: list[Any] = []
+    for each, made in ((net, together), (other, alone)):
+        backward(each)
+        made.step()
+        state = copy.deepcopy(made.state_dict())
+        for name in added:
+            state["param_groups"][0].pop(name, None)
+        made.load_state_dict(state)
+        left.append({name: made.param_groups[0].get(name) for name in added})
+        backward(each)
+        made.step()
+    assert left[0] == left[1]
+    assert_same(values(net), values(other))
+
+
+def test_betas_in_a_list() -> None:
+    made = optim.Mixed(optim.groups(model(), rules={...: {"rule": "Adan", "betas": [0.9] * 3}}))
+    assert made.param_groups[0]["betas"] == [0.9] * 3
+
+
+def test_a_mean_that_is_lost_is_not_evaluated() -> None:
+    net = model()
+    made = optim.ScheduleFreeSGD(net.parameters(), momentum=0.0)
+    backward(net)
+    made.step()
+    with pytest.raises(InvalidArgumentError, match="lost the mean"), made.swapped():
+        pass
 
 
 def test_the_table() -> None:
@@ -318,7 +371,7 @@ class Tied(nn.Module):
 
 
 class Transposed(nn.Module):
-    """A layer that no one knows."""
+    """A layer that nobody knows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,7 +393,8 @@ def test_hidden_matrices() -> None:
         optim.hidden_matrices(model(), output="heads")
 
 
-@pytest.mark.parametrize("layer", [nn.MultiheadAttention(4, 2), Transposed(), nn.LSTM(3, 4)],
+@pytest.mark.parametrize("layer", [nn.MultiheadAttention(4, 2), Transposed(), nn.LSTM(3, 4),
+                                   nn.Conv2d(4, 4, 3, groups=2)],
                          ids=lambda each: type(each).__name__)  # fmt: skip
 def test_layers_that_nobody_knows_are_refused(layer: nn.Module) -> None:
     name = next(name for name, param in layer.named_parameters() if param.dim() > 1)

@@ -1,4 +1,4 @@
-"""The rules of now through Keras' `RuleOptimizer`: engines agree on every kind of gradient."""
+"""Modern rules through Keras' `RuleOptimizer`: engines agree on every kind of gradient."""
 
 from __future__ import annotations
 

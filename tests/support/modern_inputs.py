@@ -1,4 +1,4 @@
-"""What the rules of now are compared with their authors' packages on: cases, values, rates.
+"""What modern rules are compared with their authors' packages on: cases, values, rates.
 
 `tools/record_modern.py` gives it to those packages, and tests to the library.
 """

@@ -98,6 +98,11 @@ class _Symbol(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise TypeError("What is done depends on a number.")
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which NumPy asks for
+            raise AttributeError(name)
+        raise TypeError(f"A symbol has no {name}.")
+
 
 class Program:
     """How the scalars of a rule come of others, and of the number of a step.

@@ -1,8 +1,9 @@
 """`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
 
-What `torch.optim` has is here under its names. The classes below take their steps in one pass, with
-torch's numbers; all others (`LBFGS`, `Muon`, `lr_scheduler`, ...) are torch's own objects.
-`Lion`, which torch lacks, is in the form of the others.
+What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
+with torch's numbers; all others (`LBFGS`, `Muon`, `lr_scheduler`, ...) are torch's own objects.
+`Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the form of the twelve. `Mixed` runs
+several of them in one step, each on groups of its own, which `groups` and `hidden_matrices` choose.
 `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
 """
 

@@ -31,6 +31,7 @@ from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
@@ -339,15 +340,21 @@ class FusedTorchOptimizer(FusedOptimizer):
             own = without_dynamo(theirs.load_state_dict)
             load(self, state_dict, partial(as_torch, load=own))
 
+    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+        found, rule = super()._strange_options(group), group.get("rule")
+        own = {each.__name__ for each in type(self).__mro__}
+        if isinstance(rule, str) and rule in KINDS and rule not in own:
+            found["rule"] = "and groups with rules of their own are for Mixed"
+        return found
+
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return self._kind_of(group)._wanted
 
-    def _unfit_state(self, group: Group | None, own: Any, param: Tensor, title: Any) -> list[str]:
+    def _unfit_state(self, group: Group, own: Any, param: Tensor, title: Any) -> list[str]:
         """Why a step could not be taken with the state of a parameter of a group."""
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
-        group = group or self.param_groups[0]
         kind, slots = self._kind_of(group), self._choose_rule(group).slots
         scalars = [STEP] * kind._counts + [slot.name for slot in slots if slot.scalar]
         beside = [*kind._optional, *self._around.keys(param)]

@@ -27,7 +27,7 @@ def hidden_matrices(
     It is a selector of `groups(model, rules=...)`. This is a heuristic: embeddings, the output
     layer, and what is tied to either are none of them, nor are weights of norms. A parameter of two
     or more dimensions whose owner is of another class is refused until it is named: it may hold
-    several matrices at once, or hold them transposed.
+    several matrices at once, or hold them transposed. So may the weight of a convolution in groups.
 
     Args:
         module: The model.
@@ -60,7 +60,7 @@ def hidden_matrices(
             found.append(name)
         elif param.dim() < 2 or id(param) in ends or _has(kinds, _LOOKED_UP + _NORMS):
             continue
-        elif all(isinstance(each, _MATRICES) for each in kinds):
+        elif all(isinstance(each, _MATRICES) and getattr(each, "groups", 1) == 1 for each in kinds):
             found.append(name)
         else:
             title = " and ".join(sorted({type(each).__name__ for each in kinds}))

@@ -185,9 +185,9 @@ def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
 
 def _members(
     optimizer: Any, saved: list[Any], found: list[str]
-) -> Iterator[tuple[Group | None, Any, Tensor, Any]]:
-    """Each parameter with its group as torch completes it, or None where that cannot take steps,
-    the key of its saved state, and what it is called; differences are added to those found.
+) -> Iterator[tuple[Group, Any, Tensor, Any]]:
+    """Each parameter with its group as torch completes it, or as it is here where a step could not
+    be taken, the key of its saved state, and what it is called; differences are added to `found`.
 
     Parameters are found by their order, as torch does.
     """
@@ -201,7 +201,7 @@ def _members(
         faults = optimizer._unfit_options(group, place)
         found += faults
         for param, key, title in differing.members_of(group, other):
-            yield None if faults else group, key, param, title
+            yield optimizer.param_groups[place] if faults else group, key, param, title
 
 
 def _give_back_dtypes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from thalweg.core.groups import Group
 from thalweg.core.state import shown
 from thalweg.errors import InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
+from thalweg.optim.class_of import class_named, kind_of
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.kinds import KINDS, class_named, kind_of
+from thalweg.optim.kinds import KINDS
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
 from thalweg.optim.param_state import Own
@@ -23,6 +25,14 @@ class MixedArguments(Arguments):
 
     def __init__(self, params: Iterable[Mapping[str, Any]]) -> None:
         super().__init__(params)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            if group.get("rule") in KINDS:  # what an older release of torch had not is as it was
+                kind: Any = class_named(group["rule"])
+                own = {"state": {}, "param_groups": [group], "defaults": {}}
+                kind._torch.__setstate__(kind.__new__(kind), own)
 
 
 class Mixed(Means, FusedTorchOptimizer, MixedArguments):
@@ -38,8 +48,8 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
     Raises:
         NotFoundError: A group has no rule.
-        InvalidTypeError, InvalidArgumentError: Its rule is no class of `thalweg.optim`, or does not
-            take an option that the group has.
+        InvalidTypeError, InvalidArgumentError: Its rule is no class of `thalweg.optim`, or it has
+            an option that other classes take, and that one does not.
         TypeError, ValueError: As the class of a rule raises them.
 
     Example:
@@ -98,6 +108,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         found = super()._strange_options(group)
+        found.pop("rule", None)
         if isinstance(rule := group.get("rule"), str) and rule in KINDS:
             strange = _of_others(rule).intersection(group)
             found |= dict.fromkeys(sorted(strange), f"which is no option of {rule}")
@@ -122,6 +133,7 @@ def _completed(group: Group, place: int) -> Group:
     return {**checked, **group, "rule": kind.__name__}
 
 
+@cache
 def _of_others(rule: str) -> set[str]:
     """The options of all classes that one does not have."""
     names, own = {name for each in KINDS for name in class_named(each)._wanted}, class_named(rule)

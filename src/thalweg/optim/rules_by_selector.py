@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from thalweg.core.groups import Group
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.optim.kinds import kind_of
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.optim.class_of import kind_of
 from thalweg.optim.selectors import check_selects, selects
 
 _REST = 10**6  # comes last
@@ -45,6 +45,13 @@ class RulesBySelector:
             if isinstance(rule, Mapping) and "rule" not in own:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
             kind = kind_of(own.pop("rule") if isinstance(rule, Mapping) else rule)
+            known = {*kind.__signature__.parameters, *kind._fixed}
+            for name in own:
+                if name not in known:
+                    near = did_you_mean(name, known)
+                    raise InvalidArgumentError(
+                        f"{name!r} of {title} is no option of {kind.__name__}. {near}".rstrip()
+                    )
             self._kinds.append(kind)
             self.options.append({"rule": kind.__name__, **own})
 
@@ -57,9 +64,17 @@ class RulesBySelector:
         return all(name in own for own in self.options)
 
     def choose(
-        self, named: Sequence[tuple[str, Tensor]], owners: Mapping[int, Sequence[Module]]
+        self,
+        named: Sequence[tuple[str, Tensor]],
+        owners: Mapping[int, Sequence[Module]],
+        names: Sequence[str],
     ) -> list[int]:
         """The place of the selector of each parameter.
+
+        Args:
+            named: The parameters.
+            owners: The modules that own each, by its `id`.
+            names: Those of all parameters of the module.
 
         Raises:
             InvalidArgumentError: None selects it, or two that come equally early; or a selector
@@ -67,6 +82,7 @@ class RulesBySelector:
         """
         found: list[int] = []
         seen: set[int] = set()
+        self._check_tuples(names)
         for name, param in named:
             by_turn: dict[int, list[int]] = {}
             for place, each in enumerate(self._selectors):
@@ -88,9 +104,17 @@ class RulesBySelector:
                 )
             found.append(first[0])
         for place, each in enumerate(self._selectors):
-            names = (name for name, _ in named)
             check_selects((place in seen and [place]) or [], each, names, "rules:")
         return found
+
+    def _check_tuples(self, names: Sequence[str]) -> None:
+        for selector, title in zip(self._selectors, self._titles, strict=True):
+            for name in cast("tuple[str, ...]", selector) if isinstance(selector, tuple) else ():
+                if name not in names:
+                    near = did_you_mean(name, names)
+                    raise InvalidArgumentError(
+                        f"{name!r} of {title} is the name of no parameter. {near}".rstrip()
+                    )
 
     def titled(self, groups: list[Group]) -> ParamGroups:
         """Groups that print as a table."""

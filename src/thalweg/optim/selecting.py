@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import EllipsisType
 from typing import Any, cast
 
+from torch import Tensor
 from torch.nn import Module
 
 from thalweg.core.groups import Group
@@ -63,6 +64,7 @@ def groups(
     """
     named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
     owners, scales = owners_of(module), dict(lr_scale or {})
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     of_rules: Any = None
     if rules is not None:
         with importing:
@@ -86,7 +88,7 @@ def groups(
     plain = {key for each in _listed(no_decay) for key in chosen(each, "no_decay")}
     scaled = [(chosen(each, "lr_scale"), factor) for each, factor in scales.items()]
     named = [(name, param) for name, param in named if id(param) not in left_out]
-    places = [0] * len(named) if of_rules is None else of_rules.choose(named, owners)
+    places = [0] * len(named) if of_rules is None else of_rules.choose(named, owners, names)
     made: dict[tuple[Any, ...], Group] = {}
     for (name, param), place in zip(named, places, strict=True):
         key = id(param)
@@ -98,10 +100,12 @@ def groups(
             own.setdefault("weight_decay", decay)
         if lr is not None:
             own.setdefault("lr", lr)
-        for members, factor in scaled:
-            if key in members:
-                own["lr"] = own["lr"] * factor
-        alike = (place, own.get("weight_decay"), own.get("lr"))
+        rate, factors = own.get("lr"), [factor for members, factor in scaled if key in members]
+        for factor in factors:
+            own["lr"] = own["lr"] * factor
+        # A tensor that was multiplied is another one each time.
+        scale = tuple(factors) if isinstance(rate, Tensor) else own.get("lr")
+        alike = (place, own.get("weight_decay"), scale)
         group = made.setdefault(alike, {"params": [], **own})
         group["params"].append((name, param))
     found = list(made.values())

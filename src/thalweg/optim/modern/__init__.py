@@ -1,1 +1,1 @@
-"""The rules of now in torch's form; `thalweg.optim` has their names."""
+"""Modern rules in torch's form; `thalweg.optim` has their names."""

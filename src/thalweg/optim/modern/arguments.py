@@ -22,7 +22,7 @@ class Arguments(torch.optim.Optimizer):
 
     def __init__(self, params: Any, **defaults: Any) -> None:
         for name, value in defaults.items():
-            numbers = value if isinstance(value, tuple) else (value,)
+            numbers = value if isinstance(value, tuple | list) else (value,)
             is_share = name in ("betas", "momentum")
             if not all(each >= 0 and (each < 1 or not is_share) for each in numbers):
                 raise ValueError(f"Invalid {name} value: {value}")
@@ -35,6 +35,6 @@ class Arguments(torch.optim.Optimizer):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} takes steps on tensors of the CPU, and of GPUs for which there"
-            " is an engine, without differentiable=True."
+            f"{type(self).__name__} takes steps on real tensors of the CPU, and of GPUs for which"
+            " there is an engine; capturable=True on GPUs alone, and no differentiable=True."
         )

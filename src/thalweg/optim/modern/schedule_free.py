@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.core.groups import Group
 from thalweg.core.options.average import EMA
 from thalweg.core.options.update_targets import MASTER
-from thalweg.errors import FailedPreconditionError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
@@ -34,6 +34,7 @@ class Means:
 
         Raises:
             FailedPreconditionError: A step is taken inside, or the block is in another one.
+            InvalidArgumentError: `betas[0]` or `momentum` is 0.
         """
         if not self._has_means:
             return super().swapped()  # pyright: ignore
@@ -50,9 +51,13 @@ class Means:
                 return own.get(EMA)
             share = shares.get(id(param), 0.0)
             if not share:
-                return None
+                raise InvalidArgumentError(
+                    "Where betas[0] or momentum is 0, parameters have lost the mean to evaluate."
+                )
             var = own.get(MASTER, param).detach()
-            return torch.lerp(var, own["z"].to(var.dtype), 1 - 1 / share).to(param.dtype)
+            return torch.lerp(var, own["z"].to(var.device, var.dtype), 1 - 1 / share).to(
+                param.dtype
+            )
 
         return swapped(self, mean_of)
 

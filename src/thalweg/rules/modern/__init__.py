@@ -1,4 +1,4 @@
-"""The rules of now, one file each, in the order of operations of the packages that authors use.
+"""Modern rules, one file each, in the order of operations of the packages that authors use.
 
 `LION` is that of `thalweg.rules.torch`. Their classes of torch's kind are in `thalweg.optim`.
 """

@@ -13,5 +13,6 @@ ADAMW_INDEPENDENT = adamw(
     "share of the variable that it loses in a step",
     shrunk=shrunk,
     source="Loshchilov & Hutter 2019; Wortsman et al. 2023, https://arxiv.org/abs/2309.14322",
-    differs="torch.optim.AdamW multiplies the decay by the rate; here it is what it says.",
+    differs="torch.optim.AdamW multiplies the decay by the rate; here it is what it says. The"
+    " papers multiply it by the schedule: set that of weight_decay, too.",
 )

@@ -1,4 +1,4 @@
-"""What the rules of now have in common: hyperparameters, running means, bias corrections."""
+"""What modern rules have in common: hyperparameters, running means, bias corrections."""
 
 from dataclasses import replace
 
