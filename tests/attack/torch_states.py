@@ -21,7 +21,7 @@ from attack import mutations
 from attack.figures import Figures
 from attack.server import figures_of
 from attack.states import same
-from attack.torch_trainings import OPTIONS, OURS, TENSORFLOWS
+from attack.torch_trainings import LACKED, OPTIONS, OURS, TENSORFLOWS
 from thalweg import optim
 from thalweg.optim import tensorflow
 
@@ -42,11 +42,13 @@ def attempt(seed: int, number: int) -> str:
     """What became of a state: "taken", "refused", or what went wrong, with the damage."""
     dice = random.Random(f"{seed}/{number}")
     is_torchs = number % 3 > 0
-    home, kinds = (optim, OURS) if is_torchs else (tensorflow, TENSORFLOWS)
+    ours = [*OURS, *LACKED, ("Mixed", {})]
+    home, kinds = (optim, ours) if is_torchs else (tensorflow, TENSORFLOWS)
     name, own = dice.choice(kinds)
     added = {key: dice.choice(OPTIONS[key]) for key in dice.sample(list(OPTIONS), 1)}
     added = {} if dice.random() < 0.5 else added
-    opt, params = trained(getattr(home, name), {**own, **added}, name == "SparseAdam")
+    cls = mixed if name == "Mixed" else getattr(home, name)
+    opt, params = trained(cls, {**own, **added}, name == "SparseAdam")
     title = f"{seed}/{number}/damage"
     given, damage, keys = damaged(opt, title)
     damage = f"{home.__name__}.{name} {own} {added}, {damage}"
@@ -58,9 +60,10 @@ def attempt(seed: int, number: int) -> str:
     judge: tuple[Any, list[Tensor]] | None = None
     again: Any = None
     if is_torchs:
-        judge = trained(getattr(torch.optim, name), own, name == "SparseAdam")
+        # What torch lacks is judged by itself, without options.
+        judge = trained(getattr(torch.optim, name, cls), own, name == "SparseAdam")
         # Steps count in the tensor that was given, as torch's do: the judge has one of its own.
-        fresh, _ = trained(getattr(home, name), {**own, **added}, name == "SparseAdam")
+        fresh, _ = trained(cls, {**own, **added}, name == "SparseAdam")
         again = damaged(fresh, title)[0]
     if refused is not None:
         theirs = loaded(judge[0], again) if judge else None
@@ -109,6 +112,14 @@ def trained(cls: Any, options: dict[str, Any], is_sparse: bool = False) -> tuple
         give(params, number, is_sparse)
         opt.step()
     return opt, params
+
+
+def mixed(groups: list[dict[str, Any]], **options: Any) -> Any:
+    """An optimizer of several rules."""
+    rate = options.pop("lr")
+    for group, rule in zip(groups, ("AdamW", "Lion"), strict=True):
+        group |= {"rule": rule, "lr": rate}
+    return optim.Mixed(groups, **options)
 
 
 def give(params: list[Tensor], number: float, is_sparse: bool) -> None:

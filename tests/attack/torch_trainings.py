@@ -33,6 +33,8 @@ OURS: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
     ("SparseAdam", {}),
+]
+LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("Lion", {"weight_decay": 0.1}),
     ("Adan", {"weight_decay": 0.1}),
     ("ADOPT", {}),
@@ -88,7 +90,10 @@ class OptimTraining(Training):
 
     def _made(self, dice: random.Random) -> Any:
         home, (name, own) = dice.choice(
-            [*((optim, each) for each in OURS), *((tensorflow, each) for each in TENSORFLOWS)]
+            [
+                *((optim, each) for each in (*OURS, *LACKED)),
+                *((tensorflow, each) for each in TENSORFLOWS),
+            ]
         )
         split = dice.choice([len(self.variables), 1])
         parts = [self.variables[:split], self.variables[split:]]
@@ -96,7 +101,7 @@ class OptimTraining(Training):
         if len(groups) > 1 and "momentum" in own and home is optim and dice.random() < 0.5:
             groups[1]["momentum"] = 0.0  # several rules in a step
         elif home is optim and dice.random() < 0.2:
-            others = [dice.choice(OURS) for _ in groups[1:]]
+            others = [dice.choice([*OURS, *LACKED]) for _ in groups[1:]]
             for group, (rule, its) in zip(groups, [(name, own), *others], strict=True):
                 group |= {"rule": rule, "lr": 0.1, **its}
             return optim.Mixed(groups, **options(dice))
