@@ -213,10 +213,14 @@ def test_a_rule_that_is_changed_is_refused() -> None:
     net = model()
     made = optim.Mixed(optim.groups(net, rules={...: "Lion"}))
     before = values(net)
-    for rule, message in (("AdamW", "has no 'amsgrad'"), ("Leon", "Did you mean 'Lion'")):
+    changes = (
+        ("AdamW", "has no 'amsgrad'"), ("Leon", "Did you mean 'Lion'"),
+        (optim.Lion, "must be a name here"),
+    )  # fmt: skip
+    for rule, message in changes:
         made.param_groups[0]["rule"] = rule
         backward(net)
-        with pytest.raises((NotFoundError, InvalidArgumentError), match=message):
+        with pytest.raises((NotFoundError, InvalidArgumentError, InvalidTypeError), match=message):
             made.step()
     assert_same(values(net), before)
 
@@ -230,6 +234,14 @@ def test_a_rule_that_is_changed_is_refused() -> None:
         ({"rule": 3}, InvalidTypeError, "a class of thalweg.optim or its name"),
         ({"rule": "Lion", "eps": 1.0}, InvalidArgumentError, "'eps' of group 0 is no option"),
         ({"rule": "Lion", "lr": -1.0}, ValueError, "Invalid learning rate"),
+        ({"rule": "Adam", "differentiable": True}, InvalidArgumentError, "torch's own classes"),
+        ({"rule": "Adam", "weigth_decay": 7}, InvalidArgumentError, "Did you mean 'weight_decay'"),
+        ({"rule": "Adam", "learning_rate": 7}, InvalidArgumentError, "Did you mean 'lr'"),
+        (
+            {"rule": "AdamW", "decoupled_weight_decay": False},
+            InvalidArgumentError,
+            "AdamW has True",
+        ),
         ({"rule": "Lion", "ema_decay": 0.9}, InvalidArgumentError, "decides it for all groups"),
     ],
     ids=str,
@@ -347,6 +359,51 @@ def test_a_mean_that_is_lost_is_not_evaluated() -> None:
         pass
 
 
+def test_names_are_no_patterns() -> None:
+    net = nn.ParameterDict(
+        {"a[0]": nn.Parameter(torch.zeros(2)), "a0": nn.Parameter(torch.zeros(2))}
+    )
+    assert chosen({"a[0]": "Lion", ...: "SGD"}, net) == {"a[0]": "Lion", "a0": "SGD"}
+    assert chosen({"a[01]": "Lion", ...: "SGD"}, net) == {"a[0]": "SGD", "a0": "Lion"}
+    groups = optim.groups(net, decay=0.1, no_decay="a[0]")
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+
+
+def test_a_tied_parameter_has_two_names() -> None:
+    assert chosen({"head.weight": "Lion", ...: "SGD"}, Tied())["embedding.weight"] == "Lion"
+    assert optim.hidden_matrices(Tied(), leave="conv", allow="head.weight") == (
+        "embedding.weight", "mixing.weight",
+    )  # fmt: skip
+
+
+def test_what_is_frozen_is_selected_still() -> None:
+    rules = {"0.weight": "Lion", ...: "SGD"}
+    assert set(chosen(rules, frozen="0").values()) == {"SGD"}
+    with pytest.raises(InvalidArgumentError, match="selects no parameter"):
+        optim.groups(nn.Flatten(), rules={...: "SGD"})
+
+
+def test_the_table_of_groups_that_were_added() -> None:
+    groups = optim.groups(model(), rules={...: "SGD"})
+    groups.append({"params": [torch.zeros(2)]})
+    assert str(groups).splitlines()[-1].split()[-3:] == ["1", "2", "unnamed"]
+
+
+def test_a_model_that_names_no_output() -> None:
+    net = Tied()
+    net.get_output_embeddings = lambda: None
+    with pytest.raises(InvalidArgumentError, match="that names a layer"):
+        optim.hidden_matrices(net)
+
+    def unknown() -> nn.Module:
+        raise NotImplementedError
+
+    net.get_input_embeddings = unknown
+    assert optim.hidden_matrices(net, output="head") == ("mixing.weight", "conv.weight")
+    net.get_output_embeddings = lambda: net.mixing.weight
+    assert optim.hidden_matrices(net) == ("conv.weight",)
+
+
 def test_the_table() -> None:
     lines = str(optim.groups(model(), rules=RULES)).splitlines()
     assert lines[0].split() == ["rule", "options", "parameters", "elements", "such", "as"]
@@ -387,7 +444,7 @@ def test_hidden_matrices() -> None:
     assert optim.hidden_matrices(Tied(), output="head.*") == ("mixing.weight", "conv.weight")
     assert optim.hidden_matrices(model(), output="3.*") == ("1.weight",)
     assert optim.hidden_matrices(model(), output=()) == ("1.weight", "3.weight")
-    with pytest.raises(InvalidArgumentError, match="name the parameters of its output"):
+    with pytest.raises(InvalidArgumentError, match="that names a layer"):
         optim.hidden_matrices(model())
     with pytest.raises(InvalidArgumentError, match="output 'heads' selects no"):
         optim.hidden_matrices(model(), output="heads")

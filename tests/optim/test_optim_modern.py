@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from modern_inputs import CASES, TABLE, Case, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, InvalidTypeError
+from thalweg.keras.optimizers import RuleOptimizer
+from thalweg.rules.modern import MODERN_RULES
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "modern.npz"
 BOUND = 5e-6  # of the movement
@@ -167,5 +170,36 @@ def test_betas_are_as_many_as_the_rule_has() -> None:
 def test_what_no_engine_takes_is_refused_by_name() -> None:
     (param,) = params = [torch.zeros(3, device="meta", requires_grad=True)]
     param.grad = torch.zeros(3, device="meta")
-    with pytest.raises(NotImplementedError, match="NAdamW takes steps on tensors of the CPU"):
+    with pytest.raises(
+        NotImplementedError, match="NAdamW takes steps on real tensors of the CPU"
+    ) as caught:
         optim.NAdamW(params).step()
+    assert caught.value.__notes__ == [
+        "The step was not taken: no variable and no slot has changed."
+    ]
+
+
+@pytest.mark.parametrize("kind", ["ScheduleFreeAdamW", "ScheduleFreeSGD"])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_number_beyond_its_type_is_infinite(kind: str, native: bool, monkeypatch: Any) -> None:
+    monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(native)))
+    params = params_of(torch.float32)
+    made = getattr(optim, kind)(params, lr=1e20)
+    for step in range(5):
+        for param, grad in zip(params, gradients_of(step, torch.float32), strict=True):
+            param.grad = grad
+        made.step()
+    assert made.last_step.count == 5
+    assert {made.state[param]["weight_sum"].item() for param in params} == {float("inf")}
+
+
+def test_rules_can_be_pickled() -> None:
+    for rule in MODERN_RULES:
+        again = pickle.loads(pickle.dumps(rule))
+        assert (again.name, again.update, again.slots) == (rule.name, rule.update, rule.slots)
+
+
+def test_configs_come_back() -> None:
+    for rule in MODERN_RULES:
+        made = RuleOptimizer(rule)
+        assert RuleOptimizer.from_config(made.get_config()).rule == rule

@@ -840,3 +840,19 @@ def test_the_look_says_what_is_not_as_it_was() -> None:
     own.reverse()
     assert found.take() == snapshot.look.OTHER_LIST
     assert found.taken == 2
+
+
+def test_rates_of_groups_without_elements_are_read() -> None:
+    rate = torch.tensor(0.5)
+    params = [torch.nn.Parameter(torch.ones(size)) for size in (3, 0)]
+    groups = [{"params": params[:1]}, {"params": params[1:], "lr": rate}]
+    opt = optim.tensorflow.Adam(groups, lr=0.1)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    for _ in range(4):
+        opt.step()
+    before = params[0].detach().clone()
+    rate.fill_(float("nan"))
+    with pytest.raises(ValueError, match="lr of group 1 is nan"):
+        opt.step()
+    assert torch.equal(params[0], before)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -435,3 +436,16 @@ def test_a_float_that_counts_counts_as_far_as_it_can() -> None:
         assert float(own.global_step) == float(twin.global_step)
     assert float(own.global_step) == 16777216.0
     assert own.taken == 6
+
+
+def test_a_rate_in_an_array_that_is_nan_is_refused() -> None:
+    rate = np.array(0.5, np.float32)
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = thalweg.v1.train.AdamOptimizer(rate)
+    for _ in range(4):
+        opt.apply_gradients([(torch.ones(3), w)])
+    rate[...] = np.nan
+    before = w.detach().clone()
+    with pytest.raises(ValueError, match="learning_rate is nan"):
+        opt.apply_gradients([(torch.ones(3), w)])
+    assert torch.equal(w, before)

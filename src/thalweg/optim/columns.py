@@ -26,6 +26,18 @@ _SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
+_HIGHEST = 3.4028234663852886e38  # of float32
+
+
+def _stored(value: Any, dtype: torch.dtype) -> Any:
+    """A number that a tensor can be filled with: one beyond its type is infinite, as casts have it.
+
+    Torch refuses it, and would do so in the midst of a step.
+    """
+    if dtype == torch.float32 and isinstance(value, float) and abs(value) > _HIGHEST:
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    return value
 
 
 def _plainly(value: Any) -> Any:
@@ -90,8 +102,10 @@ class Column:
     def writing(self, values: Sequence[Any]) -> list[Call]:
         """What writes a number for each parameter, or one for all, as functions in C."""
         if len(values) == 1 and self._places is None:
-            return [partial(self._block.fill_, values[0])]
-        made = torch.tensor(values, dtype=self._block.dtype, device=self._block.device)
+            return [partial(self._block.fill_, _stored(values[0], self._block.dtype))]
+        dtype = self._block.dtype
+        own = [_stored(value, dtype) for value in values]
+        made = torch.tensor(own, dtype=dtype, device=self._block.device)
         made = made.expand(len(self._views))
         if self._places is None:
             return [partial(self._block.copy_, made)]
@@ -101,7 +115,7 @@ class Column:
         """Those were written; what the type of the state rounds is known rounded."""
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
-            values = [kind(value).item() for value in values]
+            values = [kind(_stored(value, self.dtype)).item() for value in values]
         if self.name == STEP or kind is not None:
             self._know(list(map(self._scalar, values)))
             self._version += 1  # last: what is interrupted before is read again
@@ -157,7 +171,8 @@ class ForeignColumn:
             # One that several parameters have is counted once.
             calls = {at: partial(view.add_, kind(by)) for at, view, kind, by in each}
             return [*calls.values()]
-        return [partial(view.fill_, value) for view, value in zip(self._views, made, strict=True)]
+        pairs = zip(self._views, made, strict=True)
+        return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
 
     def wrote(self, values: Sequence[Any]) -> None:
         """Those were written."""

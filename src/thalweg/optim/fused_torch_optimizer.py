@@ -383,6 +383,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             )
         if self._skip_overflowed_step():
             return
+        if not getattr(self._torch, "_has_step", True):
+            self._torch.step(self)  # refuses, before anything is written
         self._check_memories()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.

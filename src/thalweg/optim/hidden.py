@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.selectors import called, check_selects, owners_of
+from thalweg.optim.selectors import ModuleParams
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
@@ -48,15 +48,14 @@ def hidden_matrices(
         >>> hidden_matrices(model, output="2.*")
         ('1.weight',)
     """
-    named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
-    allowed, left = _called(allow, named, "allow"), _called(leave, named, "leave")
-    ends = _of_output(module, output) | _of_input(module)
-    owners, found, strange = owners_of(module), list[str](), list[str]()
-    for name, param in named:
-        kinds = owners[id(param)]
-        if name in left:
+    params, found, strange = ModuleParams(module), list[str](), list[str]()
+    allowed, left = _called(allow, params, "allow"), _called(leave, params, "leave")
+    ends = _of_output(module, params, output) | _of_input(module)
+    for name, param in params.named:
+        kinds = params.owners[id(param)]
+        if id(param) in left:
             continue
-        if name in allowed:
+        if id(param) in allowed:
             found.append(name)
         elif param.dim() < 2 or id(param) in ends or _has(kinds, _LOOKED_UP + _NORMS):
             continue
@@ -78,36 +77,44 @@ def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> boo
     return any(isinstance(each, kinds) for each in owners)
 
 
-def _called(
-    patterns: Iterable[str] | str, named: Sequence[tuple[str, Tensor]], what: str
-) -> set[str]:
-    """The names that are given, by name or pattern."""
-    found: set[str] = set()
+def _called(patterns: Iterable[str] | str, params: ModuleParams, what: str) -> set[int]:
+    """The `id` of the parameters that are called so."""
+    found: set[int] = set()
     for each in [patterns] if isinstance(patterns, str) else patterns:
-        names = {name for name, _ in named if called(each, name)}
-        check_selects(names, each, [name for name, _ in named], what)
-        found |= names
+        own = {id(param) for _, param in params.named if params.called(each, param)}
+        params.check_selects(own, each, what)
+        found |= own
     return found
+
+
+def _asked(module: nn.Module, name: str) -> set[int] | None:
+    """The `id` of the parameters of a layer that a model names; None if it names none."""
+    asked: Any = getattr(module, name, None)
+    try:
+        layer = asked() if callable(asked) else None
+    except NotImplementedError:  # as of a base class
+        return None
+    if isinstance(layer, nn.Parameter):
+        return {id(layer)}
+    return {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else None
 
 
 def _of_input(module: nn.Module) -> set[int]:
     """The `id` of what the model looks up its input in."""
-    asked: Any = getattr(module, "get_input_embeddings", None)
-    layer = asked() if callable(asked) else None
-    return {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else set()
+    return _asked(module, "get_input_embeddings") or set()
 
 
-def _of_output(module: nn.Module, output: Iterable[str] | str | None) -> set[int]:
+def _of_output(
+    module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
+) -> set[int]:
     """The `id` of the output layer's parameters."""
     if output is not None:
-        named = list(module.named_parameters(remove_duplicate=False))
-        names = _called(output, named, "output")
-        return {id(param) for name, param in named if name in names}
-    asked: Any = getattr(module, "get_output_embeddings", None)
-    if not callable(asked):
+        return _called(output, params, "output")
+    found = _asked(module, "get_output_embeddings")
+    if found is None:
         raise InvalidArgumentError(
-            f"{type(module).__name__} has no get_output_embeddings(): name the parameters of its"
-            " output layer, such as output='head.*', or say output=() if it has none."
+            f"{type(module).__name__} has no get_output_embeddings() that names a layer: name the"
+            " parameters of its output layer, such as output='head.*', or say output=() if it has"
+            " none."
         )
-    layer = asked()
-    return {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else set()
+    return found

@@ -10,10 +10,11 @@ import torch
 
 from thalweg.core.groups import Group
 from thalweg.core.state import shown
-from thalweg.errors import InvalidArgumentError, NotFoundError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.class_of import class_named, kind_of
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.groups import title_of
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
@@ -76,11 +77,11 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         super().add_param_group(param_group)
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
-        return kind_of(group.get("rule"))
+        return _kind_named(group)
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        kind = kind_of(group.get("rule"))
+        kind = _kind_named(group)
         try:
             return kind._choose_rule(group)
         except KeyError as error:
@@ -109,10 +110,20 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         found = super()._strange_options(group)
         found.pop("rule", None)
+        if group.get("differentiable"):
+            found["differentiable"] = "which torch's own classes alone take"
         if isinstance(rule := group.get("rule"), str) and rule in KINDS:
             strange = _of_others(rule).intersection(group)
             found |= dict.fromkeys(sorted(strange), f"which is no option of {rule}")
         return found
+
+
+def _kind_named(group: Group) -> Any:
+    """The class of a group that was added, whose rule is a name."""
+    rule = group.get("rule")
+    if not isinstance(rule, str):
+        raise InvalidTypeError(f"The rule of a group must be a name here, not {shown(rule)}.")
+    return kind_of(rule)
 
 
 def _completed(group: Group, place: int) -> Group:
@@ -122,15 +133,28 @@ def _completed(group: Group, place: int) -> Group:
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
         )
     kind = kind_of(group["rule"])
-    strange = sorted(_of_others(kind.__name__).intersection(group))
+    title = kind.__name__
+    strange = sorted(_of_others(title).intersection(group))
     if strange:
-        raise InvalidArgumentError(
-            f"{strange[0]!r} of group {place} is no option of {kind.__name__}."
-        )
+        raise InvalidArgumentError(f"{strange[0]!r} of group {place} is no option of {title}.")
+    known = {*kind.__signature__.parameters, *kind._fixed}
+    for name in group:
+        is_meant = name not in known and (title_of(name) in known or did_you_mean(name, known))
+        if is_meant and name not in _BESIDE:
+            near = did_you_mean(name, known) or f"Did you mean {title_of(name)!r}?"
+            raise InvalidArgumentError(f"{name!r} of group {place} is no option of {title}. {near}")
+    for name, value in kind._fixed.items():
+        if group.get(name, value) != value:
+            raise InvalidArgumentError(
+                f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
+            )
     own = [name for name in kind.__signature__.parameters if name in group and name != "params"]
     checked = kind([torch.zeros(1)], **{name: group[name] for name in own}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}
+
+
+_BESIDE = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of schedules, too
 
 
 @cache

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
-from torch.nn import Module
 
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.optim.class_of import kind_of
-from thalweg.optim.selectors import check_selects, selects
+from thalweg.optim.selectors import ModuleParams
 
 _REST = 10**6  # comes last
 
@@ -63,49 +62,47 @@ class RulesBySelector:
         """Whether each selector gives an option itself."""
         return all(name in own for own in self.options)
 
-    def choose(
-        self,
-        named: Sequence[tuple[str, Tensor]],
-        owners: Mapping[int, Sequence[Module]],
-        names: Sequence[str],
-    ) -> list[int]:
-        """The place of the selector of each parameter.
+    def choose(self, params: ModuleParams, left_out: Container[int]) -> list[int]:
+        """The place of the selector of each parameter that is not left out.
 
         Args:
-            named: The parameters.
-            owners: The modules that own each, by its `id`.
-            names: Those of all parameters of the module.
+            params: The parameters.
+            left_out: Those that no rule is for, by their `id`.
 
         Raises:
             InvalidArgumentError: None selects it, or two that come equally early; or a selector
                 selects nothing.
         """
+        self._check_tuples(params.all_names)
         found: list[int] = []
         seen: set[int] = set()
-        self._check_tuples(names)
-        for name, param in named:
+        for name, param in params.named:
             by_turn: dict[int, list[int]] = {}
             for place, each in enumerate(self._selectors):
-                if _selects(each, name, param, owners[id(param)]):
-                    by_turn.setdefault(_turn(each, name), []).append(place)
+                if _selects(each, param, params):
+                    by_turn.setdefault(_turn(each, params.names[id(param)]), []).append(place)
                     seen.add(place)
-            what = f"{name!r} of shape {tuple(param.shape)}"
-            if not by_turn:
-                raise InvalidArgumentError(
-                    f"No rule is for {what}: add a selector, such as {name!r}, or `...` for all"
-                    " that is left."
-                )
-            first = by_turn[min(by_turn)]
-            if len(first) > 1:
-                one, other = (self._titles[place] for place in first[:2])
-                raise InvalidArgumentError(
-                    f"Two rules are for {what}, that of {one} and that of {other}: add {name!r} as"
-                    " a selector, or have one of them not select it."
-                )
-            found.append(first[0])
+            if id(param) not in left_out:
+                found.append(self._first(by_turn, name, param))
         for place, each in enumerate(self._selectors):
-            check_selects((place in seen and [place]) or [], each, names, "rules:")
+            params.check_selects([place] if place in seen else [], each, "rules:")
         return found
+
+    def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
+        """The place of the one selector that comes first."""
+        if not by_turn:
+            raise InvalidArgumentError(
+                f"No rule is for {name!r} of shape {tuple(param.shape)}: add a selector, such as"
+                f" {name!r}, or `...` for all that is left."
+            )
+        first = by_turn[min(by_turn)]
+        if len(first) > 1:
+            one, other = (self._titles[place] for place in first[:2])
+            raise InvalidArgumentError(
+                f"Two rules are for {name!r} of shape {tuple(param.shape)}, that of {one} and that"
+                f" of {other}: add {name!r} as a selector, or have one of them not select it."
+            )
+        return first[0]
 
     def _check_tuples(self, names: Sequence[str]) -> None:
         for selector, title in zip(self._selectors, self._titles, strict=True):
@@ -136,12 +133,12 @@ class ParamGroups(list[Group]):
 
 
 def _row(group: Group) -> tuple[str, ...]:
-    named = group["params"]
+    given = [each if isinstance(each, tuple) else ("unnamed", each) for each in group["params"]]
     own = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
-    elements = sum(param.numel() for _, param in named)
-    more = ", ..." if len(named) > 2 else ""
-    such = ", ".join(name for name, _ in named[:2]) + more
-    return group["rule"], " ".join(own) or "defaults", str(len(named)), f"{elements:,}", such
+    elements = sum(param.numel() for _, param in given)
+    such = ", ".join(name for name, _ in given[:2]) + ", ..." * (len(given) > 2)
+    rule = str(group.get("rule", ""))
+    return rule, " ".join(own) or "defaults", str(len(given)), f"{elements:,}", such
 
 
 def _title(selector: Any) -> str:
@@ -154,18 +151,18 @@ def _title(selector: Any) -> str:
     return "`...`" if selector is ... else repr(selector)
 
 
-def _selects(selector: Any, name: str, param: Tensor, owners: Sequence[Module]) -> bool:
+def _selects(selector: Any, param: Tensor, params: ModuleParams) -> bool:
     if selector is ...:
         return True
     if isinstance(selector, tuple):
-        return name in selector
-    return selects(selector, name, param, owners, "rules")
+        return not set(params.names[id(param)]).isdisjoint(cast("tuple[str, ...]", selector))
+    return params.selects(selector, param, "rules")
 
 
-def _turn(selector: Any, name: str) -> int:
-    """When a selector that selects a parameter is asked: the lowest first."""
+def _turn(selector: Any, names: Sequence[str]) -> int:
+    """When a selector that selects a parameter of these names is asked: the lowest first."""
     if isinstance(selector, str):
-        return -4 if selector == name else -3
+        return -4 if selector in names else -3
     if isinstance(selector, tuple):
         return -2
     if isinstance(selector, type):

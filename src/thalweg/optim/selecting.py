@@ -12,7 +12,7 @@ from torch.nn import Module
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
-from thalweg.optim.selectors import check_selects, owners_of, selects
+from thalweg.optim.selectors import ModuleParams
 
 Selector = str | type[Module] | int
 RuleSelector = Selector | tuple[str, ...] | EllipsisType
@@ -62,9 +62,7 @@ def groups(
         0.1 ['0.weight']
         0.0 ['0.bias', '1.weight', '1.bias']
     """
-    named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
-    owners, scales = owners_of(module), dict(lr_scale or {})
-    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    params, scales = ModuleParams(module), dict(lr_scale or {})
     of_rules: Any = None
     if rules is not None:
         with importing:
@@ -76,19 +74,15 @@ def groups(
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
 
     def chosen(selector: Any, what: str) -> set[int]:
-        found = {
-            id(param): name
-            for name, param in named
-            if selects(selector, name, param, owners[id(param)], what)
-        }
-        check_selects(found, selector, [name for name, _ in named], what)
-        return set(found)
+        found = {id(p) for _, p in params.named if params.selects(selector, p, what)}
+        params.check_selects(found, selector, what)
+        return found
 
     left_out = {key for each in _listed(frozen) for key in chosen(each, "frozen")}
     plain = {key for each in _listed(no_decay) for key in chosen(each, "no_decay")}
     scaled = [(chosen(each, "lr_scale"), factor) for each, factor in scales.items()]
-    named = [(name, param) for name, param in named if id(param) not in left_out]
-    places = [0] * len(named) if of_rules is None else of_rules.choose(named, owners, names)
+    named = [(name, param) for name, param in params.named if id(param) not in left_out]
+    places = [0] * len(named) if of_rules is None else of_rules.choose(params, left_out)
     made: dict[tuple[Any, ...], Group] = {}
     for (name, param), place in zip(named, places, strict=True):
         key = id(param)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,44 +12,66 @@ from torch.nn import Module
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 
 
-def owners_of(module: Module) -> dict[int, list[Module]]:
-    """The modules that own each parameter, by its `id`: several where it is tied."""
-    found: dict[int, list[Module]] = {}
-    for owner in module.modules():
-        for param in owner.parameters(recurse=False):
-            found.setdefault(id(param), []).append(owner)
-    return found
+class ModuleParams:
+    """The parameters of a module that need a gradient, and what they are selected by.
 
+    Args:
+        module: The module.
 
-def check_selects(found: Collection[Any], selector: Any, names: Iterable[str], what: str) -> None:
-    """Refuse a selector that selects nothing.
-
-    Raises:
-        InvalidArgumentError: It does not; says what it may have meant.
+    Attributes:
+        named: Those parameters with their names; one that is tied has its first.
+        names: All names of each parameter, by its `id`.
+        owners: The modules that own it, likewise.
     """
-    if not found:
-        parts = {part for name in names for part in name.split(".")}
+
+    def __init__(self, module: Module) -> None:
+        self.named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.names: dict[int, list[str]] = {}
+        for name, param in module.named_parameters(remove_duplicate=False):
+            self.names.setdefault(id(param), []).append(name)
+        self.owners: dict[int, list[Module]] = {}
+        for owner in module.modules():
+            for param in owner.parameters(recurse=False):
+                self.owners.setdefault(id(param), []).append(owner)
+        self.all_names = [name for names in self.names.values() for name in names]
+        self._known = set(self.all_names)
+
+    def called(self, selector: str, param: Tensor) -> bool:
+        """Whether one of a parameter's names is this, has it as a part, or matches it.
+
+        What is the name of a parameter is no pattern: "a[0]" is not "a0".
+        """
+        names = self.names[id(param)]
+        if selector in names or any(selector in name.split(".") for name in names):
+            return True
+        return selector not in self._known and any(fnmatchcase(each, selector) for each in names)
+
+    def selects(self, selector: Any, param: Tensor, what: str) -> bool:
+        """Whether a parameter is selected.
+
+        Raises:
+            InvalidTypeError: The selector is of another type.
+        """
+        if isinstance(selector, str):
+            return self.called(selector, param)
+        if isinstance(selector, type) and issubclass(selector, Module):
+            return any(isinstance(owner, selector) for owner in self.owners[id(param)])
+        if isinstance(selector, int) and not isinstance(selector, bool):
+            return param.dim() <= selector
+        raise InvalidTypeError(
+            f"{what} must hold names, classes of modules or numbers of dimensions, not"
+            f" {selector!r}."
+        )
+
+    def check_selects(self, found: Collection[Any], selector: Any, what: str) -> None:
+        """Refuse a selector that selects nothing.
+
+        Raises:
+            InvalidArgumentError: It does not; says what it may have meant.
+        """
+        if found:
+            return
+        parts = {part for name in self.all_names for part in name.split(".")}
         near = did_you_mean(selector, parts) if isinstance(selector, str) else ""
-        raise InvalidArgumentError(f"{what} {selector!r} selects no parameter. {near}".rstrip())
-
-
-def called(selector: str, name: str) -> bool:
-    """Whether a name is called so: by a part of it between dots, or a pattern over all of it."""
-    return selector in name.split(".") or fnmatchcase(name, selector)
-
-
-def selects(selector: Any, name: str, param: Tensor, owners: Iterable[Module], what: str) -> bool:
-    """Whether a parameter is selected.
-
-    Raises:
-        InvalidTypeError: The selector is of another type.
-    """
-    if isinstance(selector, str):
-        return called(selector, name)
-    if isinstance(selector, type) and issubclass(selector, Module):
-        return any(isinstance(owner, selector) for owner in owners)
-    if isinstance(selector, int) and not isinstance(selector, bool):
-        return param.dim() <= selector
-    raise InvalidTypeError(
-        f"{what} must hold names, classes of modules or numbers of dimensions, not {selector!r}."
-    )
+        title = "`...`" if selector is ... else repr(selector)
+        raise InvalidArgumentError(f"{what} {title} selects no parameter. {near}".rstrip())

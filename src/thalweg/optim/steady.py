@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,7 @@ class SteadyStep:
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
         # The scalars that the call makes, of each launch and place, if the hooks need none of them.
         self._in_call: list[list[tuple[TensorFlowScalars, RuleScalars]]] = []
+        self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
@@ -104,6 +106,8 @@ class SteadyStep:
         self._ids = set(map(id, owners))
         self.launches = launches = Launches(planned, places)
         if not self._is_torchs:
+            launched = {place for each in launches.all for place in each.places}
+            self._unlaunched = [each for each in self._scalars if each.place not in launched]
             self._plan_in_call({STEP, *optimizer._products})
         if how.stages:
             with importing:
@@ -319,6 +323,8 @@ class SteadyStep:
                     before = [each for each in self._reports if each[0] == begun]
                     self._reports = [*before, (begun + 1, seen)]
                 of_gradients, _ = self._gradients.scalars(seen)
+        for each in self._unlaunched:  # they are read, and may be refused
+            each.numbers(self.columns, np.float32)
         own_scalars = self._scalars if self._is_torchs else ()  # else each dtype has its own
         hooks._made = {each.place: each.made(self.columns) for each in own_scalars}
         for k, launch in enumerate(self.launches.all):

@@ -21,6 +21,7 @@ from thalweg.core.step import take
 from thalweg.engines import compute_dtype
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 from thalweg.ground.running import current_session, is_ours, is_symbolic
 from thalweg.keras.optimizers.hooks import (
     UPDATES,
@@ -236,9 +237,10 @@ class RuleOptimizer(Optimizer):
             ValueError: There is no rule of that name.
         """
         name = config.get("rule")
-        rule = {**{rule.name: rule for rule in rules.RULES}, **(custom_objects or {})}.get(
-            str(name)
-        )
+        with importing:
+            from thalweg.rules.modern import MODERN_RULES
+        known = {rule.name: rule for rule in (*rules.RULES, *MODERN_RULES)}
+        rule = {**known, **(custom_objects or {})}.get(str(name))
         if not isinstance(rule, Rule):
             raise ValueError(f"Unknown rule: {name}. Give it as custom_objects={{{name!r}: rule}}.")
         return super().from_config({**config, "rule": rule}, custom_objects)

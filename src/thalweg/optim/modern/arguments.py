@@ -20,6 +20,8 @@ class Arguments(torch.optim.Optimizer):
         ValueError: A number is negative, or a beta or momentum not below 1.
     """
 
+    _has_step = False
+
     def __init__(self, params: Any, **defaults: Any) -> None:
         for name, value in defaults.items():
             numbers = value if isinstance(value, tuple | list) else (value,)
@@ -36,5 +38,6 @@ class Arguments(torch.optim.Optimizer):
         """
         raise NotImplementedError(
             f"{type(self).__name__} takes steps on real tensors of the CPU, and of GPUs for which"
-            " there is an engine; capturable=True on GPUs alone, and no differentiable=True."
+            " there is an engine, each in its groups once; capturable=True on GPUs alone, and no"
+            " differentiable=True."
         )

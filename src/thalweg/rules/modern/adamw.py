@@ -9,10 +9,11 @@ def as_it_is(value, other, learning_rate, weight_decay):
     return value
 
 
-def adamw(name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
+def adamw(module, name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
     """A rule from where the decay goes.
 
     Args:
+        module: That of the rule, which has its `update` under that name: pickles find it there.
         name: The rule's name.
         decay: What its `weight_decay` says of itself.
         grad_of: The gradient with the decay: of (grad, var, learning_rate, weight_decay).
@@ -31,6 +32,7 @@ def adamw(name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
         var = shrunk(var, step, learning_rate, weight_decay)
         return var - learning_rate / mean_correction * step, exp_avg, exp_avg_sq
 
+    update.__module__, update.__qualname__ = module, "update"
     return Rule(
         name=name,
         update=update,

@@ -10,9 +10,11 @@ def shrunk(var, step, learning_rate, weight_decay):
 
 
 ADAMW_CAUTIOUS_DECAY = adamw(
+    __name__,
     "AdamWCautiousDecay",
     "share of the variable that it loses, times the rate, where the step makes it smaller",
     shrunk=shrunk,
     source="Chen et al. 2025; https://arxiv.org/abs/2510.12402",
     differs="torch.optim.AdamW decays all elements.",
 )
+update = ADAMW_CAUTIOUS_DECAY.update

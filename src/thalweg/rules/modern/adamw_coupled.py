@@ -10,9 +10,11 @@ def grad_of(grad, var, learning_rate, weight_decay):
 
 
 ADAMW_COUPLED = adamw(
+    __name__,
     "AdamWCoupled",
     "share of the variable that is added to its gradient",
     grad_of=grad_of,
     source="Kingma & Ba 2015; https://arxiv.org/abs/1412.6980",
     differs="The formula of torch.optim.Adam, for comparison with the other decays.",
 )
+update = ADAMW_COUPLED.update

@@ -9,9 +9,11 @@ def shrunk(var, step, learning_rate, weight_decay):
 
 
 ADAMW_DECOUPLED = adamw(
+    __name__,
     "AdamWDecoupled",
     "share of the variable that it loses, times the rate",
     shrunk=shrunk,
     source="Loshchilov & Hutter 2019; https://arxiv.org/abs/1711.05101",
     differs="The formula of torch.optim.AdamW, for comparison with the other decays.",
 )
+update = ADAMW_DECOUPLED.update

@@ -9,6 +9,7 @@ def shrunk(var, step, learning_rate, weight_decay):
 
 
 ADAMW_INDEPENDENT = adamw(
+    __name__,
     "AdamWIndependent",
     "share of the variable that it loses in a step",
     shrunk=shrunk,
@@ -16,3 +17,4 @@ ADAMW_INDEPENDENT = adamw(
     differs="torch.optim.AdamW multiplies the decay by the rate; here it is what it says. The"
     " papers multiply it by the schedule: set that of weight_decay, too.",
 )
+update = ADAMW_INDEPENDENT.update

@@ -146,6 +146,8 @@ class SteadyV1Apply(SteadyApply):
             each = values.get(name)
             if not isinstance(each, _MOVING) or each.ndim:
                 return False
+            if isinstance(each, np.ndarray) and np.isnan(each):  # which the careful way refuses
+                return False
         if values is self._values:
             return True
         own, fixed = self._values, self._fixed
