@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
@@ -32,6 +33,7 @@ def kind_of(rule: Any) -> Any:
     return class_named(rule)
 
 
+@cache
 def class_named(name: str) -> Any:
     """A class of this package."""
     module = importlib.import_module(f"thalweg.optim.{HOMES.get(name, 'classes')}")
