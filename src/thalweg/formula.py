@@ -18,6 +18,9 @@ import torch
 from thalweg.errors import RuleError
 from thalweg.ground import scalars
 from thalweg.ground.lazily import lazy
+from thalweg.ground.passes import Among
+from thalweg.ground.passes import Pass as Pass
+from thalweg.ground.passes import Stage as Stage
 from thalweg.ground.running import is_ours
 
 Formula = Callable[..., Any]
@@ -63,15 +66,23 @@ class Slot:
         scalar: Whether it is one number per variable, of shape (), and not one per element. It is
             read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
             numbers of their own for each parameter, by `prepare`, too.
+        shape: Its shape beside a matrix of so many rows and columns, if it is neither; it is read
+            and written by stages of the rule.
     """
 
     name: str
     initial: float = 0.0
     dtype: torch.dtype | None = None
     scalar: bool = False
+    shape: Callable[[int, int], tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
+        if self.shape is not None and (self.scalar or not callable(self.shape)):
+            raise RuleError(
+                f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
+                f" that is no scalar, not {self.shape!r}."
+            )
         if self.dtype not in (None, *STORED):
             expected = ", ".join(str(each).removeprefix("torch.") for each in STORED)
             raise RuleError(
@@ -147,6 +158,10 @@ class Rule:
         whole: Whether a sparse gradient is made dense first, rows that repeat added up.
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
+        passes: What comes before `update`: each `Pass` makes values of each element, which `update`
+            is given after the gradient, and a `Stage` changes them with torch's functions over
+            whole matrices. Measures are then taken after them, and see these values, too. Sparse
+            gradients are for such a rule if it is `whole`.
         linear: Whether `update` is linear in variable, gradient and slots. Optimizers of Keras then
             update complex variables, as pairs of real numbers.
         source: The paper, or the API and kernel that the formula transcribes.
@@ -169,6 +184,7 @@ class Rule:
     before: Formula | None = None
     measures: Mapping[str, Formula] = field(default_factory=dict)
     per_variable: Formula | None = None
+    passes: tuple[Pass | Stage, ...] = ()
     whole: bool = False
     duplicates: Literal["sum", "successive"] = "sum"
     linear: bool = False
@@ -211,11 +227,54 @@ class Rule:
                 f"Rule {self.name!r} has measures or scalar slots, but no per_variable that reads"
                 " them."
             )
+        self._check_passes()
         if self.duplicates not in ("sum", "successive"):
             raise RuleError(
                 f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
                 f" {self.duplicates!r}."
             )
+
+    def _check_passes(self) -> None:
+        passes: Any = self.passes
+        if not isinstance(passes, tuple) or not all(
+            isinstance(each, Pass | Stage) for each in passes
+        ):
+            raise RuleError(
+                f"passes of rule {self.name!r} must be a tuple of thalweg.Pass and thalweg.Stage,"
+                f" not {passes!r}."
+            )
+        names = [*self.made, *(slot.name for slot in self.slots)]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise RuleError(f"Rule {self.name!r} has two slots or values named {twice[0]!r}.")
+        if passes and any((self.update_sparse, self.update_single, self.update_untouched)):
+            raise RuleError(
+                f"Rule {self.name!r} has passes, beside which there are no formulas for rows."
+            )
+        if self.shaped_slots and not any(isinstance(each, Stage) for each in passes):
+            raise RuleError(
+                f"Rule {self.name!r} has the slot {self.shaped_slots[0].name!r} with a shape of its"
+                " own, but no Stage that reads it."
+            )
+
+    @lazy
+    def made(self) -> tuple[str, ...]:
+        """The names of what the passes make."""
+        return tuple(name for each in self.passes if isinstance(each, Pass) for name in each.makes)
+
+    @lazy
+    def as_updates(self) -> tuple[Rule, ...]:
+        """The passes and the update, each as an update of its own, with slots for what is made."""
+        names, found = self.made, list[Rule]()
+        slots = (*map(Slot, names), *self.element_slots)
+        known = 0
+        for each in self.passes:
+            if isinstance(each, Pass):
+                formula = Among(each.function, known, len(each.makes), len(names))
+                found.append(Rule(name=self.name, update=formula, slots=slots))
+                known += len(each.makes)
+        last = Among(self.update, known, 0, known)
+        return (*found, Rule(name=self.name, update=last, slots=slots, before=self.before))
 
     @lazy
     def is_whole(self) -> bool:
@@ -226,17 +285,23 @@ class Rule:
     @lazy
     def calls_users(self) -> bool:
         """Whether a step calls functions of the rule that are not the library's."""
-        return not (is_ours(self.prepare) and is_ours(self.per_variable))
+        given = (self.prepare, self.per_variable, *(each.function for each in self.passes))
+        return not all(map(is_ours, given))
 
     @lazy
     def element_slots(self) -> tuple[Slot, ...]:
         """The slots of the variable's shape, which formulas take and return."""
-        return tuple(slot for slot in self.slots if not slot.scalar)
+        return tuple(slot for slot in self.slots if not (slot.scalar or slot.shape))
 
     @lazy
     def scalar_slots(self) -> tuple[Slot, ...]:
         """The slots of shape ()."""
         return tuple(slot for slot in self.slots if slot.scalar)
+
+    @lazy
+    def shaped_slots(self) -> tuple[Slot, ...]:
+        """The slots with a shape of their own."""
+        return tuple(slot for slot in self.slots if slot.shape)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
         return self  # as a function is its own copy; plans know a rule by its identity

@@ -20,11 +20,11 @@ class Memory:
         others: What else it writes to.
     """
 
-    def __init__(self, asked: Request, others: Sequence[Sequence[Tensor]] = ()) -> None:
+    def __init__(self, asked: Request, *others: Sequence[Sequence[Tensor]]) -> None:
         self._named = [
             *zip(asked.variables, asked.titles, strict=True),
             *_name_each(asked.slots, asked.titles, "a slot of "),
-            *_name_each(others, asked.titles, "a slot of "),
+            *(named for own in others for named in _name_each(own, asked.titles, "a slot of ")),
             *_name_each(map(_tensors_of, asked.gradients), asked.titles, "the gradient of "),
             *_name_each(map(_pair_copy, asked.copies or ()), asked.titles, "the copy of "),
         ]

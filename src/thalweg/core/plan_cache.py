@@ -23,12 +23,14 @@ class Planned(NamedTuple):
         ready: Their answer.
         scalar_slots: For each variable its slots of shape ().
         narrow: Whether 16-bit gradients of float32 variables were allowed.
+        shaped_slots: For each variable its slots with a shape of their own.
     """
 
     request: Request
     ready: Ready
     scalar_slots: Sequence[Sequence[Tensor]]
     narrow: bool
+    shaped_slots: Sequence[Sequence[Tensor]] = ()
 
 
 class PlanCache:

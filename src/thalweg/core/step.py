@@ -1,7 +1,7 @@
 """One step, told once.
 
     repeat, or check > state > prepare > transform > plan; then
-    measure > decide > write > constrain > finish > count
+    measure > decide > passes of the rule > write > constrain > finish > count
 
 A face says what it has to by `Hooks`, and `take` does the rest. Whatever may fail does so before
 the first write. The writes are one section that no interruption can split; what follows them is
@@ -11,7 +11,7 @@ done to its end, too, but for the one function of the user's that failed or was 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -50,6 +50,9 @@ from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
 from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices, values_of
+
+if TYPE_CHECKING:
+    from thalweg.engines.staged import StagedStep
 
 
 def take(
@@ -136,7 +139,7 @@ def _again(
     rule = hooks.step_rule()
     if kept.last is None or rule is None or not hooks.repeats:
         return None
-    last, ready, scalar_slots, narrow = kept.last
+    last, ready, scalar_slots, narrow, shaped_slots = kept.last
     try:
         gradients, variables = [grad for grad, _ in given], [var for _, var in given]
     except (TypeError, ValueError):
@@ -153,7 +156,7 @@ def _again(
     if hooks.calls and not ready.try_rebind(_own(hooks, asked)):
         ready.release_gradients()
         return None
-    return Planned(asked, ready, scalar_slots, narrow)
+    return Planned(asked, ready, scalar_slots, narrow, shaped_slots)
 
 
 def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None:
@@ -207,17 +210,17 @@ def _plan_step(
         pairs = all_dense(pairs)
     variables = [var for _, var in pairs]
     slots = [hooks.slots_of(var) for var in variables]
-    own, scalar_slots = _divided(rule, slots)
+    own, scalar_slots, shaped_slots = _divided(rule, slots)
     beside = own, hooks.names_of(variables), hooks.selection, copies, hooks.from_copies
     gradients = [grad for grad, _ in pairs]
     asked = Request(rule, how.stages, variables, gradients, *beside)
     if hooks.calls:
         _check(hooks, pairs, how)
     ready = kept.gate.plan_step(_own(hooks, asked))
-    planned = Planned(asked, ready, scalar_slots, how.narrow)
+    planned = Planned(asked, ready, scalar_slots, how.narrow, shaped_slots)
     outcome = _execute_step(hooks, planned, how, is_last, is_checked, is_new=True)
     if ready.is_single:
-        kept.last = Planned(asked._replace(gradients=()), ready, scalar_slots, how.narrow)
+        kept.last = planned._replace(request=asked._replace(gradients=()))
     return outcome
 
 
@@ -229,15 +232,17 @@ def _execute_step(
     is_checked: bool,
     is_new: bool = False,
 ) -> Outcome:
-    """Measure, decide, write, constrain, finish, count.
+    """Measure, decide, run passes, write, constrain, finish, count.
 
     Args:
         is_checked: Whether gradients that are not finite are refused.
         is_new: Whether the scalars are looked at, as in a step that is not repeated.
     """
-    asked, ready, scalar_slots, _ = planned
+    asked, ready, scalar_slots, _, shaped_slots = planned
     rule = asked.rule
-    memory = Memory(_own(hooks, asked), scalar_slots) if rule.calls_users else None
+    memory = None
+    if rule.calls_users:
+        memory = Memory(_own(hooks, asked), scalar_slots, shaped_slots)
     measures = ready if hooks.sharing is None else hooks.sharing.measure_whole(ready, asked)
     try:
         if is_checked:
@@ -248,14 +253,15 @@ def _execute_step(
             columns = columns_of(*each)
         else:
             columns = columns_there(*each, hooks.there)._replace(taken=hooks.taken)
-        decision, moved = Decision(True, []), []
-        if how or rule.measures:
+        decision, moved, known = Decision(True, []), list[Call](), None
+        formulas = tuple(rule.measures.values())
+        if how or formulas:
             # A user's own function is promised arrays.
             numbers = rule.calls_users
             if how.decide is not None:
                 numbers = numbers or not (is_last and _may_leave(hooks, asked, ready))
-            formulas = tuple(rule.measures.values())
-            known = how.known(measures, asked.variables, columns, formulas, numbers)
+            now = () if rule.passes else formulas
+            known = how.known(measures, asked.variables, columns, now, numbers)
             columns = processed(columns, known, ready.dtypes)
             decision = known.decision()
             if isinstance(decision.taken, Tensor):
@@ -265,8 +271,13 @@ def _execute_step(
                 return Outcome(
                     False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
                 )
-            if rule.per_variable is not None:
-                columns, moved = per_variable(asked, scalar_slots, columns, known)
+        if rule.passes:
+            moved += cast("StagedStep", ready).run_passes(columns, shaped_slots)
+        if known is not None and rule.per_variable is not None:
+            if rule.passes:
+                known.want(formulas)  # of what they made, too
+            columns, written = per_variable(asked, scalar_slots, columns, known)
+            moved += written
         if is_new:
             for values in columns.shared.values():
                 check_scalars(rule, {**values, **columns.separate})
@@ -423,15 +434,12 @@ def _has_rows(pairs: Sequence[Pair]) -> bool:
     return any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
 
 
-def _divided(
-    rule: Rule, slots: Sequence[Sequence[Tensor]]
-) -> tuple[Sequence[Sequence[Tensor]], Sequence[Sequence[Tensor]]]:
-    """Slots of elements and slots of shape ()."""
-    if not rule.scalar_slots:
-        return slots, ()
-    kinds = [slot.scalar for slot in rule.slots]
-    parts = [
-        [[slot for slot, kind in zip(own, kinds, strict=True) if kind is scalar] for own in slots]
-        for scalar in (False, True)
+def _divided(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:
+    """Slots of elements, slots of shape (), and slots with a shape of their own."""
+    if not (rule.scalar_slots or rule.shaped_slots):
+        return [slots, (), ()]
+    kinds = [(slot.scalar, slot.shape is not None) for slot in rule.slots]
+    return [
+        [[slot for slot, own in zip(each, kinds, strict=True) if own == kind] for each in slots]
+        for kind in ((False, False), (True, False), (False, True))
     ]
-    return parts[0], parts[1]

@@ -11,9 +11,16 @@ from typing import Any, cast
 import numpy as np
 
 from thalweg.engines.given import check_given
-from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, check_counts, place_of, transcribe
+from thalweg.engines.transcribe import (
+    LOCAL_PREFIX,
+    Transcript,
+    check_counts,
+    count_of,
+    place_of,
+    transcribe,
+)
 from thalweg.errors import RuleError
-from thalweg.formula import FORMULAS, Rule
+from thalweg.formula import FORMULAS, Pass, Rule
 from thalweg.ground import scalars
 
 _FIRST_STEP = np.float32(1)
@@ -37,9 +44,10 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     try:
         known = _first_scalars(rule, hypers or {})
         for measure in rule.measures.values():
-            slots = [slot.name for slot in rule.element_slots]
+            slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
             _check_order(slots, measure, transcribe(measure), True)
             check_given(place_of(measure), transcribe(measure).scalars, known, rule)
+        _check_passes(rule, known)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
@@ -104,10 +112,54 @@ def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]
     transcript = transcribe(formula)
     grad = part not in ("before", "update_untouched")
     slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
-    _check_sides(slots, formula, transcript, 1 + grad, known)
-    check_counts(formula, transcript, grad, len(slots))
-    _check_order(slots, formula, transcript, grad)
+    taken = [*rule.made, *slots] if grad else slots
+    _check_sides(taken, formula, transcript, 1 + grad, known)
+    if rule.made and grad:
+        _check_taken(formula, transcript, taken, 1 + len(slots), "var, *slots")
+    else:
+        check_counts(formula, transcript, grad, len(slots))
+    _check_order(taken, formula, transcript, grad)
     _check_results(slots, formula, transcript)
+    _check_numbers(rule, formula, transcript, known)
+
+
+def _check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
+    """Refuse passes that take or make other values than they say, and stages that ask for more."""
+    made: list[str] = []
+    for each in rule.passes:
+        if isinstance(each, Pass):
+            transcript = transcribe(each.function)
+            taken = [*made, *(slot.name for slot in rule.element_slots)]
+            _check_sides(taken, each.function, transcript, 2, known)
+            count, names = len(each.makes), ", ".join(each.makes)
+            _check_taken(each.function, transcript, taken, count, names)
+            _check_order(taken, each.function, transcript, True)
+            _check_numbers(rule, each.function, transcript, known)
+            made += each.makes
+        else:
+            names = [*inspect.signature(each.function).parameters]
+            there = {**known, **dict.fromkeys([*made, *(x.name for x in rule.shaped_slots)])}
+            check_given(place_of(each.function), names, there, rule)
+
+
+def _check_taken(
+    formula: Any, transcript: Transcript, taken: list[str], results: int, returned: str
+) -> None:
+    """Refuse a formula beside passes that takes or returns another number of values."""
+    wanted = 2 + len(taken)
+    if (len(transcript.positional), len(transcript.results)) == (wanted, results):
+        return
+    raise RuleError(
+        f"{place_of(formula)} takes {count_of(len(transcript.positional), 'value')} and returns"
+        f" {len(transcript.results)}; it must take {wanted} ({', '.join(['var', 'grad', *taken])})"
+        f" and return {results} ({returned})."
+    )
+
+
+def _check_numbers(
+    rule: Rule, formula: Any, transcript: Transcript, known: Mapping[str, Any]
+) -> None:
+    """Refuse a formula that asks for a scalar that nobody gives, or that is no number."""
     check_given(place_of(formula), transcript.scalars, known, rule)
     for name in transcript.scalars:
         try:

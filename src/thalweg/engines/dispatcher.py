@@ -23,6 +23,8 @@ from thalweg.indexed_slices import IndexedSlices
 if TYPE_CHECKING:
     from thalweg.engines.cpu.rows_plan import RowsPlan
     from thalweg.engines.offload import Far, OffloadTransfers
+    from thalweg.engines.staged import StagedStep
+    from thalweg.formula import Rule
 
 Home = Literal["cpu", "cuda", "reference"]
 _BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
@@ -83,6 +85,7 @@ class Dispatcher:
         self._sparse: dict[tuple[Home, int, int], RowsPlan] = {}  # by engine, variable and round
         self._far: dict[int, Far] = {}  # by `id` of variables
         self._warned: set[int] = set()
+        self._passes: dict[Rule, list[Dispatcher]] = {}  # those of their passes
 
     def plan_step(self, asked: Request) -> Ready:
         """A step that `check_gradients` accepted, ready to be measured and taken.
@@ -90,6 +93,8 @@ class Dispatcher:
         Raises:
             InvalidTypeError, InvalidArgumentError, LayoutError: Slots do not fit their variable.
         """
+        if asked.rule.passes:
+            return self._plan_passes(asked)
         variables = asked.variables
         rounds = in_rounds(variables)
         if len(self._sparse) > 2 * len(variables) + _SPARE:  # of variables long gone
@@ -110,6 +115,14 @@ class Dispatcher:
         if len(made) == len(made[0]) == 1 and isinstance(made[0][0][1], DensePlan):
             return made[0][0][1]
         return CompositeStep(asked, made)
+
+    def _plan_passes(self, asked: Request) -> StagedStep:
+        """A step of a rule with passes, each of which has plans of its own."""
+        with importing:
+            from thalweg.engines.staged import StagedStep
+        updates = asked.rule.as_updates
+        own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in updates])
+        return StagedStep(asked, [each.plan_step for each in own])
 
     def _plan_transfers(self, asked: Request) -> OffloadTransfers | Staying:
         """What crosses between devices, if anything does."""

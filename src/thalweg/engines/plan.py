@@ -17,6 +17,7 @@ from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Round, Stages
 from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.storage_guard import StorageGuard
+from thalweg.ground.passes import Among
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -147,7 +148,9 @@ class DensePlan:
         self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
-        self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
+        is_pass = isinstance(asked.rule.update, Among) and asked.rule.update.makes
+        marked = [] if is_pass else self.written  # a pass writes nothing that others see
+        self._mark = partial(torch._C._increment_version, marked)  # pyright: ignore[reportPrivateUsage]
         self._held: Sequence[Any] = ()  # the gradients that the tables point at
         self._ids: list[int] = []  # those that were last found to be whole, where they lay,
         self._aimed = np.empty(0, np.int64)

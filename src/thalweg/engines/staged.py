@@ -1,0 +1,349 @@
+"""A step of a rule with passes: what is made of each element, stages over matrices, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from inspect import signature
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.engines.arrays import Float64
+from thalweg.engines.engine import (
+    Call,
+    Columns,
+    Dtype,
+    Formulas,
+    Ready,
+    Request,
+    Round,
+    Stages,
+    in_rounds,
+)
+from thalweg.engines.given import check_given
+from thalweg.engines.layout import compute_dtype, is_dense
+from thalweg.engines.transcribe import place_of, transcribe
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
+from thalweg.formula import Pass, Rule, Stage
+from thalweg.ground.switches import no_grad
+from thalweg.indexed_slices import IndexedSlices
+
+_COMPUTED = {torch.float32: torch.float32, torch.bfloat16: torch.float32,
+             torch.float64: torch.float64}  # fmt: skip
+COUNT = "t"  # the scalar that is the number of a step
+Plan = Callable[[Request], Ready]
+
+
+class Batch(NamedTuple):
+    """Variables whose matrices have one shape, dtype and device.
+
+    Attributes:
+        members: Their positions in the step.
+        shape: Rows and columns.
+        made: By name what passes make of them: a tensor of shape (batch, rows, columns), or one of
+            each variable's shape where variables do not lie row by row.
+    """
+
+    members: list[int]
+    shape: tuple[int, int]
+    made: dict[str, Tensor | list[Tensor]]
+
+
+def matrix_shape(var: Tensor) -> tuple[int, int]:
+    """Rows and columns of a variable: its first dimension, and all others."""
+    return var.shape[0], var.shape[1:].numel()
+
+
+def check_matrices(rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]) -> None:
+    """Refuse variables that stages cannot take.
+
+    Raises:
+        InvalidArgumentError: One has fewer than two dimensions, or comes twice.
+        InvalidTypeError: One has another dtype than float32, float64 and bfloat16.
+    """
+    for var, title in zip(variables, titles, strict=True):
+        if var.dim() < 2:
+            raise InvalidArgumentError(
+                f"'{title}' has shape {tuple(var.shape)}, and rule {rule.name!r} is for matrices,"
+                " of two dimensions or more: select another rule for it, such as AdamW."
+            )
+        if var.dtype not in _COMPUTED:
+            raise InvalidTypeError(
+                f"'{title}' is {var.dtype}, and rule {rule.name!r} is for float32, float64 and"
+                " bfloat16."
+            )
+    if len(in_rounds(variables)) > 1:
+        raise InvalidArgumentError(
+            f"A variable comes twice in a step of rule {rule.name!r}, which updates each once."
+        )
+
+
+class StagedStep:
+    """A `Ready` of a rule with passes.
+
+    What passes make lies in memory of its own, which is the plan's and no state: of each value a
+    number for each element. Until the update is written nothing else has changed.
+
+    Args:
+        asked: The step.
+        plans: For each pass, and for the update, what plans it.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: As `check_matrices`; a gradient is sparse.
+    """
+
+    is_single = True
+
+    def __init__(self, asked: Request, plans: Sequence[Plan]) -> None:
+        rule = asked.rule
+        check_matrices(rule, asked.variables, asked.titles)
+        for grad, title in zip(asked.gradients, asked.titles, strict=True):
+            if isinstance(grad, IndexedSlices):
+                raise InvalidTypeError(
+                    f"The gradient of '{title}' is sparse, and rule {rule.name!r} is for matrices:"
+                    " give it a dense one, or the rule whole=True."
+                )
+        self._rule = rule
+        self._variables = list(asked.variables)
+        self._batches = [_batch(rule, self._variables, own) for own in _alike(self._variables)]
+        made = [dict[str, Tensor]() for _ in self._variables]
+        for batch in self._batches:
+            for name, each in batch.made.items():
+                for index, tensor in zip(batch.members, each, strict=True):
+                    made[index][name] = tensor.view(self._variables[index].shape)
+        self._slots = [
+            [*(own[name] for name in rule.made), *beside]
+            for own, beside in zip(made, asked.slots or [()] * len(made), strict=True)
+        ]
+        *passes, last = zip(plans, rule.as_updates, strict=True)
+        self._passes = [plan(self._asked_of(asked, each)) for plan, each in passes]
+        self._last = last[0](self._asked_of(asked, last[1]))
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        """See `Ready`."""
+        return self._last.dtypes
+
+    def _asked_of(self, asked: Request, update: Rule) -> Request:
+        """What is asked of the engines for a pass, or for the update."""
+        asked = asked._replace(rule=update, slots=self._slots)
+        # A pass writes no copies, and reads them where they count.
+        is_last = update is self._rule.as_updates[-1]
+        return asked if is_last or asked.from_copies else asked._replace(copies=None)
+
+    def try_rebind(self, asked: Request) -> bool:
+        """See `Ready`."""
+        if asked.rule is not self._rule:
+            return False
+        parts = zip((*self._passes, self._last), self._rule.as_updates, strict=True)
+        return all(part.try_rebind(self._asked_of(asked, each)) for part, each in parts)
+
+    def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
+        """Make what the update is given; nothing that is kept is written.
+
+        Args:
+            columns: The scalars of the step.
+            slots: For each variable its slots with a shape of their own, in the rule's order.
+
+        Returns:
+            What writes these slots, as functions in C.
+
+        Raises:
+            RuleError: A stage returns what it may not.
+        """
+        passes, moved = iter(self._passes), dict[int, tuple[Tensor, Tensor]]()
+        with no_grad():
+            for each in self._rule.passes:
+                if isinstance(each, Pass):
+                    self._run_pass(each, next(passes), columns)
+                else:
+                    for batch in self._batches:
+                        self._run_stage(each, batch, columns, slots, moved)
+        if not moved:
+            return []
+        olds, news = zip(*moved.values(), strict=True)
+        if columns.taken is not None:
+            pairs = zip(news, olds, strict=True)
+            news = [torch.where(columns.taken, new, old) for new, old in pairs]
+        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        return [partial(copy, list(olds), list(news))]
+
+    def _run_pass(self, each: Pass, ready: Ready, columns: Columns) -> None:
+        try:
+            rounds = list(ready.make_rounds(columns._replace(taken=None)))
+        except KeyError:
+            known = {**columns.shared[ready.dtypes[0]], **columns.separate}
+            check_given(place_of(each.function), transcribe(each.function).scalars, known, self._rule)
+            raise
+        for own in rounds:
+            for call in own.calls:
+                call()
+
+    def _run_stage(
+        self,
+        stage: Stage,
+        batch: Batch,
+        columns: Columns,
+        slots: Sequence[Sequence[Tensor]],
+        moved: dict[int, tuple[Tensor, Tensor]],
+    ) -> None:
+        """Run a stage over some variables.
+
+        Args:
+            moved: By `id` of a slot the slot, and what it is to become.
+        """
+        rule, names = self._rule, _names_of(stage)
+        dtype = compute_dtype(self._variables[batch.members[0]].dtype)
+        given: dict[str, Any] = {}
+        for name in names:
+            if name in batch.made:
+                made = batch.made[name]
+                whole = made if isinstance(made, Tensor) else torch.stack([*made])
+                given[name] = whole.view(-1, *batch.shape)
+                continue
+            place = _place_of(rule, name)
+            if place is None:
+                given[name] = _scalar(rule, stage, name, batch, columns, dtype, self._variables)
+                continue
+            own = [slots[index][place].detach() for index in batch.members]
+            given[name] = torch.stack([moved[id(x)][1] if id(x) in moved else x for x in own])
+        found = stage.function(**given)
+        if not isinstance(cast("object", found), Mapping):
+            raise RuleError(f"{_title(rule, stage)} must return a dict, not {found!r}.")
+        for name, value in found.items():
+            place = _place_of(rule, name)
+            if name not in batch.made and place is None:
+                raise RuleError(
+                    f"{_title(rule, stage)} returns {name!r}, which is neither made by a pass nor a"
+                    " slot with a shape of its own."
+                )
+            if name in batch.made:
+                wanted: Any = (len(batch.members), *batch.shape)
+            else:
+                own = [slots[index][cast("int", place)] for index in batch.members]
+                wanted = (len(own), *own[0].shape)
+            if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
+                shown = tuple(value.shape) if isinstance(value, Tensor) else value
+                raise RuleError(
+                    f"{_title(rule, stage)} returns {name!r} of shape {shown}; expected {wanted}."
+                )
+            if name in batch.made:
+                _store(batch, name, value)
+            else:
+                for slot, each in zip(own, value.to(own[0].dtype), strict=True):
+                    moved[id(slot)] = (slot.detach(), each)
+
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
+    ) -> Sequence[Float64]:
+        """See `Ready`."""
+        return self._last.compute_sums(formulas, stages, columns)
+
+    def sums_on_device(
+        self, formulas: Formulas, stages: Stages, columns: Columns
+    ) -> Sequence[Tensor] | None:
+        """See `Ready`."""
+        return self._last.sums_on_device(formulas, stages, columns)
+
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
+        """See `Ready`."""
+        return self._last.compute_leaves(formulas, stages, columns)
+
+    def max_abs(self) -> Float64:
+        """See `Ready`."""
+        return self._last.max_abs()
+
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+        """See `Ready`."""
+        return self._last.max_abs_on_device(wanted)
+
+    def make_rounds(self, columns: Columns) -> Iterator[Round]:
+        """See `Ready`."""
+        return self._last.make_rounds(columns)
+
+    def release_gradients(self) -> None:
+        """See `Ready`."""
+        for each in (*self._passes, self._last):
+            each.release_gradients()
+
+
+@cache
+def _names_of(stage: Stage) -> tuple[str, ...]:
+    return tuple(signature(stage.function).parameters)
+
+
+def _title(rule: Rule, stage: Stage) -> str:
+    return f"Stage {stage.function.__qualname__} of rule {rule.name!r}"
+
+
+def _place_of(rule: Rule, name: str) -> int | None:
+    """The place of a slot with a shape of its own among those of the rule; None for no such one."""
+    names = [slot.name for slot in rule.shaped_slots]
+    return names.index(name) if name in names else None
+
+
+def _scalar(
+    rule: Rule,
+    stage: Stage,
+    name: str,
+    batch: Batch,
+    columns: Columns,
+    dtype: Dtype,
+    variables: Sequence[Tensor],
+) -> Any:
+    """A scalar of the step: a number, or a tensor of shape (batch, 1, 1) where variables differ."""
+    if name not in columns.separate:
+        try:
+            value = columns.shared[dtype][name]
+        except KeyError:
+            raise RuleError(
+                f"{_title(rule, stage)} asks for {name}, which is neither made by a pass, nor a"
+                " slot with a shape of its own, nor a scalar of the rule."
+            ) from None
+        return value if isinstance(value, Tensor) else float(value)
+    vector, first = columns.separate[name], variables[batch.members[0]]
+    own = vector[batch.members]
+    kind = _COMPUTED[first.dtype]
+    return torch.as_tensor(own, device=first.device).to(kind).view(-1, 1, 1)
+
+
+def _alike(variables: Sequence[Tensor]) -> list[list[int]]:
+    """Positions of variables whose matrices have one shape, dtype and device."""
+    found: dict[Any, list[int]] = {}
+    for index, var in enumerate(variables):
+        if var.numel():
+            key = (*matrix_shape(var), var.dtype, var.device, var.is_contiguous())
+            found.setdefault(key, []).append(index)
+        else:
+            found.setdefault(index, []).append(index)
+    return list(found.values())
+
+
+def _batch(rule: Rule, variables: Sequence[Tensor], members: list[int]) -> Batch:
+    first = variables[members[0]]
+    shape, kind = matrix_shape(first), _COMPUTED[first.dtype]
+    made: dict[str, Tensor | list[Tensor]] = {}
+    for name in rule.made:
+        if first.is_contiguous():
+            made[name] = torch.empty(len(members), *shape, dtype=kind, device=first.device)
+        else:
+            made[name] = [_beside(variables[index], kind) for index in members]
+    return Batch(members, shape, made)
+
+
+def _beside(var: Tensor, kind: torch.dtype) -> Tensor:
+    """Memory for a number of each element, in the order of the variable's."""
+    if is_dense(var):
+        return torch.empty_strided(var.shape, var.stride(), dtype=kind, device=var.device)
+    return torch.empty(var.shape, dtype=kind, device=var.device)
+
+
+def _store(batch: Batch, name: str, value: Tensor) -> None:
+    made = batch.made[name]
+    if isinstance(made, Tensor):
+        made.copy_(value)
+        return
+    for each, own in zip(made, value, strict=True):
+        each.copy_(own.view(each.shape) if own.is_contiguous() else own.reshape(each.shape))
