@@ -23,16 +23,13 @@ from thalweg.engines.engine import (
     in_rounds,
 )
 from thalweg.engines.given import check_given
-from thalweg.engines.layout import compute_dtype, is_dense
+from thalweg.engines.layout import check_matrices, compute_dtype, is_dense, matrix_shape
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Pass, Rule, Stage
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 
-_COMPUTED = {torch.float32: torch.float32, torch.bfloat16: torch.float32,
-             torch.float64: torch.float64}  # fmt: skip
-COUNT = "t"  # the scalar that is the number of a step
 Plan = Callable[[Request], Ready]
 
 
@@ -49,35 +46,6 @@ class Batch(NamedTuple):
     members: list[int]
     shape: tuple[int, int]
     made: dict[str, Tensor | list[Tensor]]
-
-
-def matrix_shape(var: Tensor) -> tuple[int, int]:
-    """Rows and columns of a variable: its first dimension, and all others."""
-    return var.shape[0], var.shape[1:].numel()
-
-
-def check_matrices(rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]) -> None:
-    """Refuse variables that stages cannot take.
-
-    Raises:
-        InvalidArgumentError: One has fewer than two dimensions, or comes twice.
-        InvalidTypeError: One has another dtype than float32, float64 and bfloat16.
-    """
-    for var, title in zip(variables, titles, strict=True):
-        if var.dim() < 2:
-            raise InvalidArgumentError(
-                f"'{title}' has shape {tuple(var.shape)}, and rule {rule.name!r} is for matrices,"
-                " of two dimensions or more: select another rule for it, such as AdamW."
-            )
-        if var.dtype not in _COMPUTED:
-            raise InvalidTypeError(
-                f"'{title}' is {var.dtype}, and rule {rule.name!r} is for float32, float64 and"
-                " bfloat16."
-            )
-    if len(in_rounds(variables)) > 1:
-        raise InvalidArgumentError(
-            f"A variable comes twice in a step of rule {rule.name!r}, which updates each once."
-        )
 
 
 class StagedStep:
@@ -98,12 +66,17 @@ class StagedStep:
 
     def __init__(self, asked: Request, plans: Sequence[Plan]) -> None:
         rule = asked.rule
-        check_matrices(rule, asked.variables, asked.titles)
-        for grad, title in zip(asked.gradients, asked.titles, strict=True):
+        title = f"rule {rule.name!r}"
+        check_matrices(title, asked.variables, asked.titles)
+        if len(in_rounds(asked.variables)) > 1:
+            raise InvalidArgumentError(
+                f"A variable comes twice in a step of {title}, which updates each once."
+            )
+        for grad, name in zip(asked.gradients, asked.titles, strict=True):
             if isinstance(grad, IndexedSlices):
                 raise InvalidTypeError(
-                    f"The gradient of '{title}' is sparse, and rule {rule.name!r} is for matrices:"
-                    " give it a dense one, or the rule whole=True."
+                    f"The gradient of '{name}' is sparse, and {title} is for matrices: give it a"
+                    " dense one, or the rule whole=True."
                 )
         self._rule = rule
         self._variables = list(asked.variables)
@@ -175,7 +148,9 @@ class StagedStep:
             rounds = list(ready.make_rounds(columns._replace(taken=None)))
         except KeyError:
             known = {**columns.shared[ready.dtypes[0]], **columns.separate}
-            check_given(place_of(each.function), transcribe(each.function).scalars, known, self._rule)
+            check_given(
+                place_of(each.function), transcribe(each.function).scalars, known, self._rule
+            )
             raise
         for own in rounds:
             for call in own.calls:
@@ -305,7 +280,7 @@ def _scalar(
         return value if isinstance(value, Tensor) else float(value)
     vector, first = columns.separate[name], variables[batch.members[0]]
     own = vector[batch.members]
-    kind = _COMPUTED[first.dtype]
+    kind = _computed(first)
     return torch.as_tensor(own, device=first.device).to(kind).view(-1, 1, 1)
 
 
@@ -321,9 +296,14 @@ def _alike(variables: Sequence[Tensor]) -> list[list[int]]:
     return list(found.values())
 
 
+def _computed(var: Tensor) -> torch.dtype:
+    """The dtype that a variable is computed in."""
+    return torch.float64 if var.dtype == torch.float64 else torch.float32
+
+
 def _batch(rule: Rule, variables: Sequence[Tensor], members: list[int]) -> Batch:
     first = variables[members[0]]
-    shape, kind = matrix_shape(first), _COMPUTED[first.dtype]
+    shape, kind = matrix_shape(first), _computed(first)
     made: dict[str, Tensor | list[Tensor]] = {}
     for name in rule.made:
         if first.is_contiguous():

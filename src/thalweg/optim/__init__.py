@@ -1,7 +1,7 @@
 """`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
 
 What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
-with torch's numbers; all others (`LBFGS`, `Muon`, `lr_scheduler`, ...) are torch's own objects.
+with torch's numbers; all others (`LBFGS`, `Adafactor`, `lr_scheduler`, ...) are torch's own objects.
 `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the form of the twelve. `Mixed` runs
 several of them in one step, each on groups of its own, which `groups` and `hidden_matrices` choose.
 `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
@@ -53,6 +53,11 @@ if TYPE_CHECKING:
         AdEMAMix,
         LaProp,
     )
+    from thalweg.optim.modern.matrices import (
+        Muon,
+        MuonH,
+        NorMuon,
+    )
     from thalweg.optim.modern.schedule_free import (
         ScheduleFreeAdamW,
         ScheduleFreeSGD,
@@ -80,8 +85,11 @@ __all__ = [
     "LaProp",
     "Lion",
     "Mixed",
+    "Muon",
+    "MuonH",
     "NAdam",
     "NAdamW",
+    "NorMuon",
     "RAdam",
     "RMSprop",
     "Rprop",

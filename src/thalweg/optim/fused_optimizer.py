@@ -247,7 +247,13 @@ class FusedOptimizer(Scaled):
         return [
             *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
             *of_strange(group, self._strange_options(group), place),
+            *(f"{why.rstrip('.')} in group {place}" for why in kind._unfit_choices(group)),
         ]
+
+    @classmethod
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        """Why options of a group choose no rule."""
+        return []
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Options of a group that a step would not follow, and why."""

@@ -19,8 +19,8 @@ from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import check_inside, is_misplaced, is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import all_have_memory, check_parts
-from thalweg.errors import LayoutError
+from thalweg.engines.layout import all_have_memory, check_matrices, check_parts, matrix_shape
+from thalweg.errors import InvalidArgumentError, LayoutError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
@@ -62,6 +62,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
+    _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
@@ -93,6 +94,15 @@ class FusedTorchOptimizer(FusedOptimizer):
                         continue
                     start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
                     own[slot.name] = torch.full_like(made, start, dtype=kinds.of(slot, param))
+
+    def _complete(self) -> None:
+        group, place = self.param_groups[-1], len(self.param_groups) - 1
+        kind = self._kind_of(group)
+        if found := kind._unfit_choices(group):
+            raise InvalidArgumentError(f"{found[0].rstrip('.')} in group {place}.")
+        if kind._of_matrices:
+            params = group["params"]
+            check_matrices(kind.__name__, params, titles_in(self.param_groups, params))
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
@@ -358,11 +368,15 @@ class FusedTorchOptimizer(FusedOptimizer):
         kind, slots = self._kind_of(group), self._choose_rule(group).slots
         scalars = [STEP] * kind._counts + [slot.name for slot in slots if slot.scalar]
         beside = [*kind._optional, *self._around.keys(param)]
-        others = [*(slot.name for slot in slots if not slot.scalar), *beside]
+        others = [*(s.name for s in slots if not (s.scalar or s.shape)), *beside]
         wanted |= {name: Want() for name in scalars}
         if self._keeps_step(kind) and not kind._counts:
             wanted[STEP] = Want(is_optional=True)
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
+        for slot in slots:
+            if slot.shape is not None:
+                shape = slot.shape(*matrix_shape(param))
+                wanted[slot.name] = Want(torch.empty(shape, dtype=param.dtype, device="meta"))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

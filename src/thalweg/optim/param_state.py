@@ -20,7 +20,7 @@ from thalweg.core.options.update_targets import MASTER, PLAIN, StateStorage, Upd
 from thalweg.core.plan_cache import PlanCache
 from thalweg.core.section import Call
 from thalweg.engines import resumed
-from thalweg.engines.layout import check_memory
+from thalweg.engines.layout import check_memory, matrix_shape
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
 from thalweg.optim.columns import (
@@ -194,6 +194,12 @@ class ParamState:
         if any(lacks):
             self.lacked[name] = lacks
         lacking = list(compress(self._params, lacks))
+        if slot.shape is not None:
+            for param in lacking:
+                shape, dtype = slot.shape(*matrix_shape(param)), self._kinds.of(slot, param)
+                made = torch.full(shape, start, dtype=dtype, device=param.device)
+                self._fresh[id(param)][name] = made
+            return
         plain = [param for param in lacking if not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in plain]
         device = self._kinds.device

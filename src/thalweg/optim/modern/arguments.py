@@ -11,6 +11,7 @@ from torch import Tensor
 Rate = float | Tensor
 Betas = tuple[Rate, Rate]
 ThreeBetas = tuple[Rate, Rate, Rate]
+UNORDERED = ("ns_coefficients", "ns_steps", "adjust_lr_fn")
 
 
 class Arguments(torch.optim.Optimizer):
@@ -24,6 +25,8 @@ class Arguments(torch.optim.Optimizer):
 
     def __init__(self, params: Any, **defaults: Any) -> None:
         for name, value in defaults.items():
+            if name in UNORDERED:  # which are looked at where the rule is chosen
+                continue
             numbers = value if isinstance(value, tuple | list) else (value,)
             is_share = name in ("betas", "momentum")
             if not all(each >= 0 and (each < 1 or not is_share) for each in numbers):

@@ -29,6 +29,9 @@ _HOMES = {
     "ADAMH": "adamh",
     "SCHEDULE_FREE_ADAMW": "schedule_free_adamw",
     "SCHEDULE_FREE_SGD": "schedule_free_sgd",
+    "MUON": "muon",
+    "NORMUON": "normuon",
+    "MUONH": "muonh",
 }
 __all__ = ["MODERN_RULES", "Rule", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,7 +1,8 @@
 """AdamH: Adam on a sphere, whose variables keep their norms (Hyperball, 2026)."""
 
-from thalweg.formula import Rule, narrow, sqrt, variable_squares, where
+from thalweg.formula import Rule, variable_squares
 from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
+from thalweg.rules.modern.sphere import per_variable
 
 
 def _step(grad, mean, square, beta2, epsilon, mean_weight, square_weight, mean_correction, root):
@@ -25,16 +26,6 @@ def step_products(
 ):  # fmt: skip
     return var * _step(grad, exp_avg, exp_avg_sq, beta2, epsilon, mean_weight, square_weight,
                        mean_correction, root_correction)  # fmt: skip
-
-
-def per_variable(*, variable, step, product, learning_rate):
-    """The norm that the step leads to follows from three sums; a zero takes Adam's step."""
-    along = learning_rate * sqrt(variable) / sqrt(where(step > 0, step, 1.0))
-    after = variable - 2 * along * product + along * along * step
-    moves = (variable > 0) & (step > 0) & (after > 0)
-    back = sqrt(variable) / sqrt(where(moves, after, 1.0))
-    along, back = where(moves, along * back, learning_rate), where(moves, back, 1.0)
-    return {"along": narrow(along, learning_rate), "back": narrow(back, learning_rate)}
 
 
 def update(

@@ -1,0 +1,68 @@
+"""Muon: a mean of gradients, all of whose singular values are made 1 (Jordan 2024)."""
+
+from functools import cache
+
+from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
+from thalweg.rules.modern.arithmetic import lerp
+from thalweg.rules.modern.newton_schulz import orthogonal, scale_of, triples
+from thalweg.rules.torch.arithmetic import as_read
+
+HYPERS = (
+    Hyper("learning_rate", 0.001, "step size; torch's lr"),
+    Hyper("momentum", 0.95, "share of the mean that is kept"),
+    Hyper("weight_decay", 0.1, "share of the variable that it loses, times the rate"),
+)
+SLOTS = (Slot("momentum_buffer"),)
+EPSILON = 1e-7  # what norms are at least taken for
+
+
+def prepare(*, learning_rate, momentum, weight_decay):
+    """Once a step."""
+    return {
+        "mean_weight": 1 - as_read(momentum),
+        "shrink": 1 - as_read(learning_rate) * as_read(weight_decay),
+    }
+
+
+def mean(var, grad, momentum_buffer, *, mean_weight):
+    """What becomes a step: the mean."""
+    return lerp(momentum_buffer, grad, mean_weight)
+
+
+def mean_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
+    """What becomes a step: the mean after one gradient more like this one (Nesterov's)."""
+    return lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum)
+
+
+def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weight):
+    """Once per element."""
+    return var * shrink - learning_rate * step, lerp(momentum_buffer, grad, mean_weight)
+
+
+@cache
+def muon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None):
+    """The rule with these options.
+
+    Raises:
+        ValueError: Coefficients, steps or `adjust` are not known.
+    """
+    own = triples(coefficients, steps)
+    scale_of(adjust, 1, 1)
+
+    def orthogonalize(*, step):
+        scale = scale_of(adjust, *step.shape[1:])
+        return {"step": orthogonal(step, own, epsilon) * scale}
+
+    return Rule(
+        name="Muon",
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(orthogonalize)),
+        update=update,
+        prepare=prepare,
+        hypers=HYPERS,
+        slots=SLOTS,
+        source="Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon",
+        differs="torch's iterates in bfloat16 on every device, ours in float32 on the CPU.",
+    )
+
+
+MUON = muon()

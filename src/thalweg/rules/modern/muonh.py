@@ -1,0 +1,59 @@
+"""MuonH: Muon on a sphere, whose variables keep their norms (Hyperball, 2026)."""
+
+from functools import cache
+
+from thalweg.formula import Pass, Rule, Stage, variable_squares
+from thalweg.rules.modern.arithmetic import lerp
+from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead
+from thalweg.rules.modern.newton_schulz import orthogonal, triples
+from thalweg.rules.modern.sphere import per_variable
+from thalweg.rules.torch.arithmetic import as_read
+
+
+def prepare(*, momentum):
+    """Once a step."""
+    return {"mean_weight": 1 - as_read(momentum)}
+
+
+def step_squares(var, grad, step, momentum_buffer):
+    """A measure: its root is the length of the step."""
+    return step * step
+
+
+def step_products(var, grad, step, momentum_buffer):
+    """A measure: how far the step goes along the variable."""
+    return var * step
+
+
+def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
+    """Once per element."""
+    return var * back - along * step, lerp(momentum_buffer, grad, mean_weight)
+
+
+@cache
+def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON):
+    """The rule with these options.
+
+    Raises:
+        ValueError: Coefficients or steps are not known.
+    """
+    own = triples(coefficients, steps)
+
+    def orthogonalize(*, step):
+        return {"step": orthogonal(step, own, epsilon)}
+
+    return Rule(
+        name="MuonH",
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(orthogonalize)),
+        update=update,
+        prepare=prepare,
+        measures={"variable": variable_squares, "step": step_squares, "product": step_products},
+        per_variable=per_variable,
+        hypers=HYPERS[:-1],
+        slots=SLOTS,
+        source="Hyperball, 2026; https://arxiv.org/abs/2606.16899",
+        differs="torch.optim.Muon lets norms grow; here the rate is an angle, and there is no decay.",
+    )
+
+
+MUONH = muonh()

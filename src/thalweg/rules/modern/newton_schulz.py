@@ -1,0 +1,102 @@
+"""Newton-Schulz: a matrix whose singular values are near 1, by products alone.
+
+The coefficients are published with Muon (Jordan 2024), by @YouJiacheng in modded-nanogpt
+("quintic"), and with Polar Express (Amsel et al. 2025, arXiv 2505.16932).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+Triple = tuple[float, float, float]
+COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
+    "original": ((3.4445, -4.7750, 2.0315),),
+    "quintic": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+    "polar_express": (
+        (8.237312490495555, -23.157747414558198, 16.680568411445915),
+        (4.082441999064835, -2.893047735332586, 0.5252849256975648),
+        (3.9263479922546582, -2.8547468034765298, 0.5318022422894988),
+        (3.2982187133085143, -2.424541981026706, 0.48632008358844075),
+        (2.2970369434552573, -1.63662558125903, 0.4002628455953627),
+        (1.8763805351440397, -1.2347896577722228, 0.35891887501668385),
+        (1.8564423485617974, -1.2132449880935525, 0.3568003487825883),
+        (1.8749994008682747, -1.2499988017229169, 0.3749994008546422),
+    ),
+}
+ADJUST = ("original", "match_rms_adamw", "rms_to_rms")  # how steps grow with matrices
+
+
+@cache
+def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
+    """The coefficients of each step, the last ones again where there are fewer.
+
+    Raises:
+        ValueError: There are none of that name, they are no triples, or steps are none.
+    """
+    known: Sequence[Triple]
+    if isinstance(coefficients, str):
+        if coefficients not in COEFFICIENTS:
+            names = ", ".join(map(repr, COEFFICIENTS))
+            raise ValueError(f"ns_coefficients is {coefficients!r}; known are {names}.")
+        known = COEFFICIENTS[coefficients]
+    else:
+        several = coefficients and isinstance(coefficients[0], tuple)
+        known = coefficients if several else (coefficients,)  # pyright: ignore
+        if not all(len(each) == 3 for each in known):
+            raise ValueError(f"ns_coefficients must be three numbers each, not {coefficients!r}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 < steps < 100:
+        raise ValueError(f"ns_steps must be a whole number from 1 to 99, not {steps!r}.")
+    return tuple(known[min(index, len(known) - 1)] for index in range(steps))
+
+
+def norms_of(matrices: Tensor) -> Tensor:
+    """The root of the sum of all squares of each, of shape (batch, 1, 1)."""
+    return torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+
+
+def orthogonal(matrices: Tensor, coefficients: Sequence[Triple], epsilon: float) -> Tensor:
+    """Matrices with the singular vectors of these, and singular values near 1.
+
+    Computed in the type of the arithmetic on the CPU, which has no fast products of 16 bits as a
+    rule, and in bfloat16 on other devices, as authors do. Where all is 0 it stays 0.
+
+    Args:
+        matrices: (batch, rows, columns).
+        coefficients: Of each step.
+        epsilon: What norms are at least taken for.
+    """
+    on_host = matrices.device.type == "cpu"
+    made = matrices if on_host else matrices.bfloat16()
+    is_tall = made.shape[1] > made.shape[2]
+    made = made.mT if is_tall else made
+    made = made / norms_of(made).clamp(min=epsilon)
+    for first, second, third in coefficients:
+        square = made @ made.mT
+        mixed = torch.baddbmm(square, square, square, beta=second, alpha=third)
+        made = torch.baddbmm(made, mixed, made, beta=first)
+    return (made.mT if is_tall else made).to(matrices.dtype)
+
+
+def scale_of(adjust: str | None, rows: int, columns: int) -> float:
+    """How much longer the step of such a matrix is.
+
+    Raises:
+        ValueError: There is no way of that name.
+    """
+    if adjust is None or adjust == "original":
+        return max(1.0, rows / columns) ** 0.5
+    if adjust == "match_rms_adamw":
+        return 0.2 * max(rows, columns) ** 0.5
+    if adjust == "rms_to_rms":
+        return (rows / columns) ** 0.5
+    raise ValueError(f"adjust_lr_fn is {adjust!r}; known are {', '.join(map(repr, ADJUST))}.")

@@ -1,0 +1,49 @@
+"""NorMuon: Muon, whose rows are divided by a running root of their squares (Li et al. 2025)."""
+
+from dataclasses import replace
+from functools import cache
+
+from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
+from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, prepare, update
+from thalweg.rules.modern.newton_schulz import norms_of, orthogonal, scale_of, triples
+
+_TINY = 1e-10  # added to roots and norms
+BETA2 = Hyper("beta2", 0.95, "share of the rows' mean squares that is kept")
+
+
+def one_for_each_row(rows, columns):
+    """The shape of a column."""
+    return rows, 1
+
+
+@cache
+def normuon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None):
+    """The rule with these options.
+
+    Raises:
+        ValueError: Coefficients, steps or `adjust` are not known.
+    """
+    own = triples(coefficients, steps)
+    scale_of(adjust, 1, 1)
+
+    def normalize(*, step, second_momentum_buffer, beta2):
+        made = orthogonal(step, own, epsilon)
+        squares = made.square().mean(dim=2, keepdim=True)
+        second = second_momentum_buffer + (squares - second_momentum_buffer) * (1 - beta2)
+        divided = made / (second.sqrt() + _TINY)
+        length = norms_of(made) / (norms_of(divided) + _TINY) * scale_of(adjust, *step.shape[1:])
+        return {"step": divided * length, "second_momentum_buffer": second}
+
+    return Rule(
+        name="NorMuon",
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(normalize)),
+        update=update,
+        prepare=prepare,
+        hypers=(replace(HYPERS[0], default=0.02), *HYPERS[1:], BETA2),
+        slots=(*SLOTS, Slot("second_momentum_buffer", shape=one_for_each_row)),
+        source="Li et al. 2025; https://arxiv.org/abs/2510.05491",
+        differs="torch.optim has none; steps are as long as its Muon's, as in the authors' code.",
+    )
+
+
+NORMUON = normuon()
