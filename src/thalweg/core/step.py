@@ -190,7 +190,13 @@ def _plan_step(
     hooks.create_state(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
     pairs = hooks.transform_pairs(pairs)
-    rule, is_checked = hooks.step_rule(), _is_checked(hooks, how)
+    if (rule := hooks.step_rule()) is not None and rule.passes and hooks.sharing is not None:
+        (title,) = hooks.names_of([pairs[0][1]])
+        raise NotImplementedError(
+            f"Rule {rule.name!r} has stages over whole matrices, which no process has of a step"
+            f" that is shared among several: '{title}' is one of those."
+        )
+    is_checked = _is_checked(hooks, how)
     if rule is None or hooks.one_by_one(pairs):
         if is_checked:
             _check_numerics(hooks, pairs)

@@ -9,8 +9,10 @@ from numbers import Real
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from thalweg.engines.given import check_given
+from thalweg.engines.staged import Batch, check_found
 from thalweg.engines.transcribe import (
     LOCAL_PREFIX,
     Transcript,
@@ -20,7 +22,7 @@ from thalweg.engines.transcribe import (
     transcribe,
 )
 from thalweg.errors import RuleError
-from thalweg.formula import FORMULAS, Pass, Rule
+from thalweg.formula import FORMULAS, Pass, Rule, Stage
 from thalweg.ground import scalars
 
 _FIRST_STEP = np.float32(1)
@@ -140,6 +142,29 @@ def _check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
             names = [*inspect.signature(each.function).parameters]
             there = {**known, **dict.fromkeys([*made, *(x.name for x in rule.shaped_slots)])}
             check_given(place_of(each.function), names, there, rule)
+            _try_stage(rule, each, made, known)
+
+
+def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, Any]) -> None:
+    """Refuse a stage that fails over two small matrices, or returns what it may not."""
+    dice = torch.Generator().manual_seed(0)
+    for shape in ((3, 2), (2, 3)):
+        matrices = {name: torch.rand(2, *shape, generator=dice) for name in made}
+        given: dict[str, Any] = dict(matrices)
+        for slot in rule.shaped_slots:
+            given[slot.name] = torch.full((2, *slot.shape(*shape)), slot.initial)  # pyright: ignore
+        given = {
+            name: given[name] if name in given else float(known[name])
+            for name in inspect.signature(stage.function).parameters
+        }
+        try:
+            found = stage.function(**given)
+        except Exception as error:
+            raise RuleError(
+                f"{place_of(stage.function)} fails over matrices of shape {shape}:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        check_found(rule, stage, found, Batch([0, 1], shape, dict(matrices)), given, 2)
 
 
 def _check_taken(

@@ -30,6 +30,7 @@ from thalweg.formula import Pass, Rule, Stage
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 
+COUNT = "t"  # the scalar that is the number of a step
 Plan = Callable[[Request], Ready]
 
 
@@ -133,7 +134,8 @@ class StagedStep:
                     self._run_pass(each, next(passes), columns)
                 else:
                     for batch in self._batches:
-                        self._run_stage(each, batch, columns, slots, moved)
+                        if min(batch.shape):
+                            self._run_stage(each, batch, columns, slots, moved)
         if not moved:
             return []
         olds, news = zip(*moved.values(), strict=True)
@@ -164,51 +166,60 @@ class StagedStep:
         slots: Sequence[Sequence[Tensor]],
         moved: dict[int, tuple[Tensor, Tensor]],
     ) -> None:
-        """Run a stage over some variables.
+        """Run a stage over some variables, those whose steps have one number at a time.
 
         Args:
             moved: By `id` of a slot the slot, and what it is to become.
         """
-        rule, names = self._rule, _names_of(stage)
-        dtype = compute_dtype(self._variables[batch.members[0]].dtype)
-        given: dict[str, Any] = {}
-        for name in names:
-            if name in batch.made:
-                made = batch.made[name]
-                whole = made if isinstance(made, Tensor) else torch.stack([*made])
-                given[name] = whole.view(-1, *batch.shape)
+        rule, dtype = self._rule, compute_dtype(self._variables[batch.members[0]].dtype)
+        counts = [None] * len(batch.members)
+        if stage.every > 1 or COUNT in _names_of(stage):
+            counts = [
+                self._scalar(stage, COUNT, [index], columns, dtype) for index in batch.members
+            ]
+        for count in dict.fromkeys(counts):
+            if count is not None and (count - 1) % stage.every:
                 continue
-            place = _place_of(rule, name)
-            if place is None:
-                given[name] = _scalar(rule, stage, name, batch, columns, dtype, self._variables)
-                continue
-            own = [slots[index][place].detach() for index in batch.members]
-            given[name] = torch.stack([moved[id(x)][1] if id(x) in moved else x for x in own])
-        found = stage.function(**given)
-        if not isinstance(cast("object", found), Mapping):
-            raise RuleError(f"{_title(rule, stage)} must return a dict, not {found!r}.")
-        for name, value in found.items():
-            place = _place_of(rule, name)
-            if name not in batch.made and place is None:
-                raise RuleError(
-                    f"{_title(rule, stage)} returns {name!r}, which is neither made by a pass nor a"
-                    " slot with a shape of its own."
-                )
-            if name in batch.made:
-                wanted: Any = (len(batch.members), *batch.shape)
-            else:
-                own = [slots[index][cast("int", place)] for index in batch.members]
-                wanted = (len(own), *own[0].shape)
-            if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
-                shown = tuple(value.shape) if isinstance(value, Tensor) else value
-                raise RuleError(
-                    f"{_title(rule, stage)} returns {name!r} of shape {shown}; expected {wanted}."
-                )
-            if name in batch.made:
-                _store(batch, name, value)
-            else:
-                for slot, each in zip(own, value.to(own[0].dtype), strict=True):
-                    moved[id(slot)] = (slot.detach(), each)
+            rows = [row for row, own in enumerate(counts) if own == count]
+            members = [batch.members[row] for row in rows]
+            is_whole = len(rows) == len(counts)
+            given: dict[str, Any] = {}
+            for name in _names_of(stage):
+                if name in batch.made:
+                    made = batch.made[name]
+                    whole = made if isinstance(made, Tensor) else torch.stack([*made])
+                    whole = whole.view(-1, *batch.shape)
+                    given[name] = whole if is_whole else whole[rows]
+                elif (place := _place_of(rule, name)) is not None:
+                    own = [slots[index][place].detach() for index in members]
+                    own = [moved[id(slot)][1] if id(slot) in moved else slot for slot in own]
+                    given[name] = torch.stack(own).to(_computed(self._variables[members[0]]))
+                else:
+                    given[name] = self._scalar(stage, name, members, columns, dtype)
+            found = stage.function(**given)
+            check_found(rule, stage, found, batch, given, len(rows))
+            for name, value in found.items():
+                if (place := _place_of(rule, name)) is None:
+                    _store(batch, name, value, None if is_whole else rows)
+                    continue
+                for index, each in zip(members, value, strict=True):
+                    slot = slots[index][place]
+                    moved[id(slot)] = (slot.detach(), each.to(slot.dtype))
+
+    def _scalar(
+        self, stage: Stage, name: str, members: Sequence[int], columns: Columns, dtype: Dtype
+    ) -> Any:
+        """A scalar of the step: a number, or a tensor of shape (members, 1, 1) if it differs."""
+        if name not in columns.separate:
+            known = {**columns.shared[dtype], **columns.separate}
+            check_given(_title(self._rule, stage), [name], known, self._rule)
+            value = known[name]
+            return value if isinstance(value, Tensor) else float(value)
+        vector, first = columns.separate[name], self._variables[members[0]]
+        own = torch.as_tensor(vector[list(members)], device=first.device)
+        if bool((own == own[0]).all()):
+            return float(own[0])
+        return own.to(_computed(first)).view(-1, 1, 1)
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
@@ -259,29 +270,31 @@ def _place_of(rule: Rule, name: str) -> int | None:
     return names.index(name) if name in names else None
 
 
-def _scalar(
-    rule: Rule,
-    stage: Stage,
-    name: str,
-    batch: Batch,
-    columns: Columns,
-    dtype: Dtype,
-    variables: Sequence[Tensor],
-) -> Any:
-    """A scalar of the step: a number, or a tensor of shape (batch, 1, 1) where variables differ."""
-    if name not in columns.separate:
-        try:
-            value = columns.shared[dtype][name]
-        except KeyError:
+def check_found(
+    rule: Rule, stage: Stage, found: Any, batch: Batch, given: Mapping[str, Any], count: int
+) -> None:
+    """Refuse what a stage may not return.
+
+    Raises:
+        RuleError: It is no dict of what passes have made and slots with a shape of their own, each
+            of the shape that it was given in.
+    """
+    title = _title(rule, stage)
+    if not isinstance(found, Mapping):
+        raise RuleError(f"{title} must return a dict, not {found!r}.")
+    for name, value in cast("Mapping[str, Any]", found).items():
+        if name in batch.made:
+            wanted = (count, *batch.shape)
+        elif name in given and _place_of(rule, name) is not None:
+            wanted = tuple(given[name].shape)
+        else:
             raise RuleError(
-                f"{_title(rule, stage)} asks for {name}, which is neither made by a pass, nor a"
-                " slot with a shape of its own, nor a scalar of the rule."
-            ) from None
-        return value if isinstance(value, Tensor) else float(value)
-    vector, first = columns.separate[name], variables[batch.members[0]]
-    own = vector[batch.members]
-    kind = _computed(first)
-    return torch.as_tensor(own, device=first.device).to(kind).view(-1, 1, 1)
+                f"{title} returns {name!r}, which is neither made by a pass, nor a slot with a"
+                " shape of its own that it takes."
+            )
+        if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
+            shown = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise RuleError(f"{title} returns {name!r} {shown}; expected {wanted}.")
 
 
 def _alike(variables: Sequence[Tensor]) -> list[list[int]]:
@@ -320,10 +333,13 @@ def _beside(var: Tensor, kind: torch.dtype) -> Tensor:
     return torch.empty(var.shape, dtype=kind, device=var.device)
 
 
-def _store(batch: Batch, name: str, value: Tensor) -> None:
+def _store(batch: Batch, name: str, value: Tensor, rows: list[int] | None) -> None:
     made = batch.made[name]
     if isinstance(made, Tensor):
-        made.copy_(value)
+        if rows is None:
+            made.copy_(value)
+        else:
+            made[rows] = value.to(made.dtype)
         return
-    for each, own in zip(made, value, strict=True):
-        each.copy_(own.view(each.shape) if own.is_contiguous() else own.reshape(each.shape))
+    for row, own in zip(range(len(made)) if rows is None else rows, value, strict=True):
+        made[row].copy_(own.reshape(made[row].shape))

@@ -1,7 +1,7 @@
 """`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
 
 What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
-with torch's numbers; all others (`LBFGS`, `Adafactor`, `lr_scheduler`, ...) are torch's own objects.
+with torch's numbers; all others (`LBFGS`, `Adafactor`, `lr_scheduler`, ...) are torch's own.
 `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the form of the twelve. `Mixed` runs
 several of them in one step, each on groups of its own, which `groups` and `hidden_matrices` choose.
 `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         LaProp,
     )
     from thalweg.optim.modern.matrices import (
+        SOAP,
         Muon,
         MuonH,
         NorMuon,
@@ -69,6 +70,7 @@ __all__ = [
     "ASGD",
     "LAMB",
     "SGD",
+    "SOAP",
     "AdEMAMix",
     "Adadelta",
     "Adagrad",

@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
+from inspect import Signature
+from typing import Any, ClassVar
 
 from thalweg.core.groups import Group
 from thalweg.core.state import shown
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.modern.arguments import Arguments, Rate
+from thalweg.optim.modern.arguments import Arguments, Betas, Rate
 from thalweg.rules.modern.muon import muon
 from thalweg.rules.modern.muonh import muonh
 from thalweg.rules.modern.normuon import normuon
+from thalweg.rules.modern.soap import soap
 
 Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
 ORIGINAL = (3.4445, -4.7750, 2.0315)
 
 # The options of a group that choose a rule, with the names of the rules' functions.
-_CHOICES = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
-            "eps": "epsilon", "adjust_lr_fn": "adjust"}  # fmt: skip
-
-
-def rule_of(group: Mapping[str, Any], made: Callable[..., Rule]) -> Rule:
-    """The rule of a group.
-
-    Raises:
-        ValueError: An option is not what it can be.
-    """
-    given = {own: group[name] for name, own in _CHOICES.items() if name in group}
-    given["nesterov"], given["epsilon"] = bool(given["nesterov"]), float(given["epsilon"])
-    coefficients = given["coefficients"]
-    if isinstance(coefficients, list | tuple):  # of a file, say
-        several = [tuple(each) if isinstance(each, list) else each for each in coefficients]
-        given["coefficients"] = tuple(several)
-    try:
-        return made(**given)
-    except TypeError as error:  # of a list, say, which is no key
-        options = ", ".join(f"{name}={shown(group[name])}" for name in _CHOICES if name in group)
-        raise ValueError(f"No rule has {options}.") from error
+_MUONS = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
+          "eps": "epsilon", "adjust_lr_fn": "adjust"}  # fmt: skip
+_SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest"}
 
 
 class OfMatrices:
@@ -48,20 +30,44 @@ class OfMatrices:
 
     _of_matrices = True
     _counts = False
-    _unread = tuple(_CHOICES)
+    _choices: ClassVar[dict[str, str]] = _MUONS
+    _unread = tuple(_MUONS)
     _made: Callable[..., Rule]
+    __signature__: Signature
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        return rule_of(group, cls._made)
+        """The rule of a group.
+
+        Raises:
+            ValueError: An option is not what it can be.
+        """
+        names = [name for name in cls._choices if name in cls.__signature__.parameters]
+        given = {cls._choices[name]: _read(name, group[name]) for name in names}
+        try:
+            return cls._made(**given)
+        except TypeError as error:  # of a dict, say, which is no key
+            options = ", ".join(f"{name}={shown(group[name])}" for name in names)
+            raise ValueError(f"No rule has {options}.") from error
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         try:
-            rule_of(group, cls._made)
+            cls._choose_rule({**group})
         except (KeyError, TypeError, ValueError) as error:
             return [str(error)]
         return []
+
+
+def _read(name: str, value: Any) -> Any:
+    """An option as a rule's function takes it."""
+    if name == "nesterov":
+        return bool(value)
+    if name == "eps":
+        return float(value)
+    if isinstance(value, list | tuple):  # of a file, say
+        return tuple(_read("", each) for each in value)
+    return value
 
 
 class MuonArguments(Arguments):
@@ -181,3 +187,46 @@ class MuonH(OfMatrices, FusedTorchOptimizer, MuonHArguments):
     _torch = MuonHArguments
     _sparse = "MuonH does not support sparse gradients"
     _made = staticmethod(muonh)
+
+
+class SOAPArguments(Arguments):
+    """What `SOAP` is given."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Rate = 3e-3,
+        betas: Betas = (0.95, 0.95),
+        shampoo_beta: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10000,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            shampoo_beta=shampoo_beta,
+            eps=eps,
+            weight_decay=weight_decay,
+            precondition_frequency=precondition_frequency,
+            max_precondition_dim=max_precondition_dim,
+        )
+
+
+class SOAP(OfMatrices, FusedTorchOptimizer, SOAPArguments):
+    """Adam in the eigenbasis of the gradients' squares, which changes every so many steps.
+
+    The first step makes that basis, and moves nothing. Sides longer than `max_precondition_dim`
+    keep their own.
+
+    Source: Vyas et al. 2024, https://arxiv.org/abs/2409.11321; pytorch_optimizer.SOAP
+    """
+
+    _torch = SOAPArguments
+    _sparse = "SOAP does not support sparse gradients"
+    _counts = True
+    _choices = _SOAPS
+    _unread = tuple(_SOAPS)
+    _made = staticmethod(soap)

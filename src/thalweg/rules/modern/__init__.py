@@ -32,6 +32,7 @@ _HOMES = {
     "MUON": "muon",
     "NORMUON": "normuon",
     "MUONH": "muonh",
+    "SOAP": "soap",
 }
 __all__ = ["MODERN_RULES", "Rule", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

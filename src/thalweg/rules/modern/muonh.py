@@ -52,7 +52,7 @@ def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON):
         hypers=HYPERS[:-1],
         slots=SLOTS,
         source="Hyperball, 2026; https://arxiv.org/abs/2606.16899",
-        differs="torch.optim.Muon lets norms grow; here the rate is an angle, and there is no decay.",
+        differs="torch.optim.Muon lets norms grow; here a rate is an angle, and there is no decay.",
     )
 
 
