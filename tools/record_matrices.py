@@ -4,8 +4,8 @@
 
 in the virtualenv of `record_modern.py`, and once more in one of Python 3.12 with
 emerging-optimizers: a case whose package is not there keeps what the file has. Of each case there
-are the parameters after all steps: of its package in float32, under its name, and in bfloat16, and
-of the float64 of `matrix_formulas.py`.
+are the parameters after all steps: of its package in float32, under its name, and of the float64 of
+`matrix_formulas.py`; and either again with parameters that are rounded to bfloat16 after each step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from typing import Any
 import matrix_formulas  # pyright: ignore[reportMissingImports]
 import numpy as np
 import torch
-from record_modern import without_vision  # pyright: ignore[reportMissingImports]
+from record_modern import (  # pyright: ignore[reportMissingImports]
+    round_parameters,
+    without_vision,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from matrix_inputs import (  # pyright: ignore[reportMissingImports]
@@ -41,19 +44,21 @@ def made_by(case: MatrixCase, params: Any, decay: float) -> Any:
     return getattr(import_module(package), name)(params, **arguments)
 
 
-def recorded(case: MatrixCase, decay: float, dtype: torch.dtype, written_out: bool = False) -> Any:
+def recorded(case: MatrixCase, decay: float, written_out: bool, rounded: bool) -> Any:
     """The parameters that a training of matrices ends with."""
-    params = [each.detach().flatten(1).requires_grad_() for each in case.params_of(dtype)]
+    params = [each.detach().flatten(1).requires_grad_() for each in case.params_of(torch.float32)]
     if written_out:
         made = getattr(matrix_formulas, case.formula)(params, **case.arguments(decay, own=True))
     else:
         made = made_by(case, params, decay)
+    if rounded:
+        round_parameters(made, params)
 
     def gradients(step: int, dtype: torch.dtype) -> Any:
         return [each.flatten(1) for each in case.gradients_of(step, dtype)]
 
     found = train(made, params, case.lr, gradients)
-    return np.concatenate([each.float().numpy().ravel() for each in found])
+    return np.concatenate([each.numpy().ravel() for each in found])
 
 
 def main(path: str) -> None:
@@ -68,11 +73,10 @@ def main(path: str) -> None:
     for name, (case, decay) in MATRIX_TABLE.items():
         if case.package and case.package.split(":")[0].split(".")[0] not in there:
             continue
-        kept[f"{name}-float64"] = recorded(case, decay, torch.float32, written_out=True)
-        if case.package:
-            kept[name] = recorded(case, decay, torch.float32)
-        if case.package and case.bfloat16:
-            kept[f"{name}-bfloat16"] = recorded(case, decay, torch.bfloat16)
+        for end, rounded in (("", False), ("-bfloat16", True)):
+            kept[f"{name}-float64{end}"] = recorded(case, decay, True, rounded)
+            if case.package:
+                kept[f"{name}{end}"] = recorded(case, decay, False, rounded)
     np.savez_compressed(path, **kept)
 
 

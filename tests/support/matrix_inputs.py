@@ -27,12 +27,10 @@ class MatrixCase(Case):
     Attributes:
         formula: The class of `tools/matrix_formulas.py`, which takes the arguments of ours.
         shapes: Of the parameters; packages get those of more dimensions as matrices.
-        bfloat16: Whether its package takes parameters of bfloat16.
     """
 
     formula: str = ""
     shapes: tuple[tuple[int, ...], ...] = SHAPES
-    bfloat16: bool = True
 
     def params_of(self, dtype: torch.dtype) -> list[Tensor]:
         """Whole numbers over 64 in [-2, 2]."""
@@ -77,10 +75,9 @@ MATRIX_CASES = (
         theirs={**_EMERGING, "nesterov": True, "coefficient_type": "simple", "weight_decay": 0.0},
         decays=(0.0,),
         formula="MuonH",
-        bfloat16=False,
     ),
     MatrixCase("SOAP", "pytorch_optimizer:SOAP", 0.01, _SIDES, formula="SOAP"),
-    MatrixCase("KLSOAP", "", 0.01, _SIDES, formula="KLSOAP", bfloat16=False),
+    MatrixCase("KLSOAP", "", 0.01, _SIDES, formula="KLSOAP"),
     *(
         MatrixCase(
             f"Eager{name}",
