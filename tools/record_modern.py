@@ -4,7 +4,8 @@
 
 needs torch, lion-pytorch, timm, pytorch-optimizer and schedulefree, of the versions in VERSIONS,
 and none of this library. What no package has is written out below in float64. The parameters after
-all steps are kept, in float32 each, and their means, where evaluation has these.
+all steps are kept, in float32 each, and their means, where evaluation has these; and once more of a
+training whose parameters are rounded to bfloat16 after each step, and nothing else is.
 """
 
 from __future__ import annotations
@@ -97,6 +98,20 @@ def class_of(case: Case) -> Any:
     return globals()[name] if package == "formula" else getattr(import_module(package), name)
 
 
+def round_parameters(made: Any, params: list[Tensor]) -> None:
+    """Have an optimizer of float32 leave parameters of bfloat16."""
+    step = made.step
+
+    @torch.no_grad()
+    def rounded() -> None:
+        step()
+        for param in params:
+            param.copy_(param.bfloat16())
+            made.state[param].pop("var", None)  # which formulas keep beside it
+
+    made.step = rounded
+
+
 def without_vision() -> None:
     """Have timm's optimizers without its models, which need torchvision."""
     spec = import_module("importlib.util").find_spec("timm")
@@ -122,6 +137,11 @@ def main(path: str) -> None:
             made.eval()
             means = [each.detach().numpy().ravel() for each in params]
             kept[f"{name}-mean"] = np.concatenate(means)
+        params = params_of(torch.float32)
+        made = class_of(case)(params, **case.arguments(decay, own=False))
+        round_parameters(made, params)
+        found = train(made, params, case.lr)
+        kept[f"{name}-bfloat16"] = np.concatenate([each.numpy().ravel() for each in found])
     np.savez_compressed(path, **kept)
 
 

@@ -46,6 +46,20 @@ def test_as_the_authors_package(name: str) -> None:
     assert (got - wanted).norm() <= BOUND * movement
 
 
+@pytest.mark.parametrize("state", [torch.float32, None], ids=str)
+@pytest.mark.parametrize("name", TABLE)
+def test_parameters_of_bfloat16_are_rounded_once_a_step(name: str, state: Any) -> None:
+    """And nothing else is; a state of their own type, which is the default, costs more."""
+    case, decay = TABLE[name]
+    start, params = params_of(torch.float32), params_of(torch.bfloat16)
+    got = flat(train(made_of(case, params, decay, state_dtype=state), params, case.lr))
+    wanted = torch.from_numpy(np.load(GOLDENS)[f"{name}-bfloat16"])
+    movement = (wanted - flat(start)).norm()
+    assert (got - wanted).norm() <= (0.2 if state is None else 2e-3) * movement
+    if state is not None and case.package.split(":")[0] not in ("formula", "timm.optim"):
+        assert_same([got], [wanted])
+
+
 MEANS = [name for name in TABLE if name.startswith("ScheduleFree")]
 
 

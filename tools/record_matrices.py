@@ -1,0 +1,84 @@
+"""Record what authors' packages make of the cases of `tests/support/matrix_inputs.py`.
+
+    python tools/record_matrices.py tests/goldens/matrices.npz
+
+in the virtualenv of `record_modern.py`, and once more in one of Python 3.12 with
+emerging-optimizers: a case whose package is not there keeps what the file has. Of each case there
+are the parameters after all steps: of its package in float32, under its name, and of the float64 of
+`matrix_formulas.py`; and either again with parameters that are rounded to bfloat16 after each step.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import matrix_formulas  # pyright: ignore[reportMissingImports]
+import numpy as np
+import torch
+from record_modern import (  # pyright: ignore[reportMissingImports]
+    round_parameters,
+    without_vision,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from matrix_inputs import (  # pyright: ignore[reportMissingImports]
+    MATRIX_TABLE,
+    MatrixCase,
+)
+from modern_inputs import train  # pyright: ignore[reportMissingImports]
+
+VERSIONS = {"timm": "1.0.31", "pytorch_optimizer": "4.1.0", "emerging_optimizers": "0.3.0"}
+
+
+def made_by(case: MatrixCase, params: Any, decay: float) -> Any:
+    """The authors' optimizer."""
+    package, name = case.package.split(":")
+    arguments = case.arguments(decay, own=False)
+    if name == "NorMuon":
+        params = [{"params": params, "use_muon": True, **arguments}]
+    return getattr(import_module(package), name)(params, **arguments)
+
+
+def recorded(case: MatrixCase, decay: float, written_out: bool, rounded: bool) -> Any:
+    """The parameters that a training of matrices ends with."""
+    params = [each.detach().flatten(1).requires_grad_() for each in case.params_of(torch.float32)]
+    if written_out:
+        made = getattr(matrix_formulas, case.formula)(params, **case.arguments(decay, own=True))
+    else:
+        made = made_by(case, params, decay)
+    if rounded:
+        round_parameters(made, params)
+
+    def gradients(step: int, dtype: torch.dtype) -> Any:
+        return [each.flatten(1) for each in case.gradients_of(step, dtype)]
+
+    found = train(made, params, case.lr, gradients)
+    return np.concatenate([each.numpy().ravel() for each in found])
+
+
+def main(path: str) -> None:
+    kept: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
+    there = {name for name in VERSIONS if find_spec(name)} | {"torch"}
+    for name in there & VERSIONS.keys():
+        if version(name) != VERSIONS[name]:
+            raise SystemExit(f"{name} is {version(name)}, not {VERSIONS[name]}")
+    if "timm" in there:
+        without_vision()
+    torch._dynamo.config.disable = True  # pyright: ignore[reportAttributeAccessIssue]
+    for name, (case, decay) in MATRIX_TABLE.items():
+        if case.package and case.package.split(":")[0].split(".")[0] not in there:
+            continue
+        for end, rounded in (("", False), ("-bfloat16", True)):
+            kept[f"{name}-float64{end}"] = recorded(case, decay, True, rounded)
+            if case.package:
+                kept[f"{name}{end}"] = recorded(case, decay, False, rounded)
+    np.savez_compressed(path, **kept)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
