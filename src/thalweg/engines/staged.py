@@ -191,8 +191,8 @@ class StagedStep:
                     whole = whole.view(-1, *batch.shape)
                     given[name] = whole if is_whole else whole[rows]
                 elif (place := _place_of(rule, name)) is not None:
-                    own = [slots[index][place].detach() for index in members]
-                    own = [moved[id(slot)][1] if id(slot) in moved else slot for slot in own]
+                    own = [slots[index][place] for index in members]
+                    own = [moved[id(x)][1] if id(x) in moved else x.detach() for x in own]
                     given[name] = torch.stack(own).to(_computed(self._variables[members[0]]))
                 else:
                     given[name] = self._scalar(stage, name, members, columns, dtype)

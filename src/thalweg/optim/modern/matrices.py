@@ -21,7 +21,7 @@ ORIGINAL = (3.4445, -4.7750, 2.0315)
 
 # The options of a group that choose a rule, with the names of the rules' functions.
 _MUONS = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
-          "eps": "epsilon", "adjust_lr_fn": "adjust"}  # fmt: skip
+          "eps": "epsilon", "adjust_lr_fn": "adjust", "update_scale": "length"}  # fmt: skip
 _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest"}
 
 
@@ -128,6 +128,7 @@ class NorMuonArguments(Arguments):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
+        update_scale: str = "preserve_norm",
     ) -> None:
         super().__init__(
             params,
@@ -140,11 +141,14 @@ class NorMuonArguments(Arguments):
             eps=eps,
             ns_steps=ns_steps,
             adjust_lr_fn=adjust_lr_fn,
+            update_scale=update_scale,
         )
 
 
 class NorMuon(OfMatrices, FusedTorchOptimizer, NorMuonArguments):
     """Muon, whose rows are divided by a running root of their mean squares.
+
+    Steps are as long as Muon's; with `update_scale="match_rms"` about as AdamW's, as in the paper.
 
     Source: Li et al. 2025, https://arxiv.org/abs/2510.05491
     """

@@ -8,6 +8,7 @@ from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, 
 from thalweg.rules.modern.newton_schulz import norms_of, orthogonal, scale_of, triples
 
 _TINY = 1e-10  # added to roots and norms
+LENGTHS = ("preserve_norm", "match_rms")  # how long a step is: as Muon's, or as AdamW's
 BETA2 = Hyper("beta2", 0.95, "share of the rows' mean squares that is kept")
 
 
@@ -17,22 +18,32 @@ def one_for_each_row(rows, columns):
 
 
 @cache
-def normuon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None):
+def normuon(
+    nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
+    length="preserve_norm",
+):  # fmt: skip
     """The rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps or `adjust` are not known.
+        ValueError: Coefficients, steps, `adjust` or `length` are not known.
     """
     own = triples(coefficients, steps)
     scale_of(adjust, 1, 1)
+    if length not in LENGTHS:
+        known = ", ".join(map(repr, LENGTHS))
+        raise ValueError(f"update_scale is {length!r}; known are {known}.")
 
     def normalize(*, step, second_momentum_buffer, beta2):
         made = orthogonal(step, own, epsilon)
         squares = made.square().mean(dim=2, keepdim=True)
         second = second_momentum_buffer + (squares - second_momentum_buffer) * (1 - beta2)
         divided = made / (second.sqrt() + _TINY)
-        length = norms_of(made) / (norms_of(divided) + _TINY) * scale_of(adjust, *step.shape[1:])
-        return {"step": divided * length, "second_momentum_buffer": second}
+        if length == "match_rms":  # the paper's
+            wanted = 0.2 * (step.shape[1] * step.shape[2]) ** 0.5
+        else:
+            wanted = norms_of(made) * scale_of(adjust, *step.shape[1:])
+        scaled = divided * (wanted / (norms_of(divided) + _TINY))
+        return {"step": scaled, "second_momentum_buffer": second}
 
     return Rule(
         name="NorMuon",
