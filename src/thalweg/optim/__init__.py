@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         LaProp,
     )
     from thalweg.optim.modern.matrices import (
+        KLSOAP,
         SOAP,
         Muon,
         MuonH,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ADOPT",
     "ASGD",
+    "KLSOAP",
     "LAMB",
     "SGD",
     "SOAP",

@@ -13,7 +13,7 @@ _MODULES = {
         "CautiousAdamW", "StableAdamW",
     ),
     "modern.further": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH"),
-    "modern.matrices": ("Muon", "NorMuon", "MuonH", "SOAP"),
+    "modern.matrices": ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"),
     "modern.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
 }  # fmt: skip
 # The modules of those that are imported when they are asked for.

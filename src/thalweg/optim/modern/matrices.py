@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import Signature
 from typing import Any, ClassVar
 
@@ -234,3 +235,19 @@ class SOAP(OfMatrices, FusedTorchOptimizer, SOAPArguments):
     _choices = _SOAPS
     _unread = tuple(_SOAPS)
     _made = staticmethod(soap)
+
+
+class KLSOAP(OfMatrices, FusedTorchOptimizer, SOAPArguments):
+    """SOAP, whose factors each have the other one's inverse between gradients, as KL-Shampoo's.
+
+    Its steps are SOAP's otherwise: the first one moves nothing.
+
+    Source: Lin et al. 2025, https://arxiv.org/abs/2509.03378
+    """
+
+    _torch = SOAPArguments
+    _sparse = "KLSOAP does not support sparse gradients"
+    _counts = True
+    _choices = _SOAPS
+    _unread = tuple(_SOAPS)
+    _made = staticmethod(partial(soap, whitens=True))

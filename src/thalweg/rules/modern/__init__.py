@@ -33,6 +33,7 @@ _HOMES = {
     "NORMUON": "normuon",
     "MUONH": "muonh",
     "SOAP": "soap",
+    "KLSOAP": "soap",
 }
 __all__ = ["MODERN_RULES", "Rule", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,0 +1,73 @@
+"""Shampoo's factors and their eigenvectors, of batches of matrices.
+
+A side that is too long has no factor: an empty one, and an empty basis, stand for none.
+"""
+
+import torch
+
+_TINY = 1e-30  # added to a factor's diagonal before its first eigenvectors
+
+
+def side(largest, of_columns):
+    """The shape of a side's factor."""
+
+    def shape(rows, columns):
+        size = columns if of_columns else rows
+        return (size, size) if size <= largest else (0, 0)
+
+    return shape
+
+
+def turn(matrices, rows, columns):
+    """Matrices in the basis of these eigenvectors."""
+    made = rows.mT @ matrices if rows.numel() else matrices
+    return made @ columns if columns.numel() else made
+
+
+def turn_back(matrices, rows, columns):
+    """The same from the basis."""
+    made = rows @ matrices if rows.numel() else matrices
+    return made @ columns.mT if columns.numel() else made
+
+
+def first_basis(factor):
+    """The eigenvectors of a factor, those of large values first."""
+    if not factor.numel():
+        return factor
+    eye = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
+    return torch.linalg.eigh(factor + _TINY * eye).eigenvectors.flip(2)
+
+
+def next_basis(factor, basis):
+    """The basis after one more power of the factor, and the order of its vectors before."""
+    if not factor.numel():
+        return basis, None
+    powered = factor @ basis
+    order = (basis * powered).sum(1).argsort(dim=1, descending=True)
+    index = order.unsqueeze(1).expand_as(powered)
+    return torch.linalg.qr(powered.gather(2, index)).Q, order
+
+
+def reorder(square, rows, columns):
+    """Mean squares after `next_basis` of both sides."""
+    if rows is not None:
+        square = square.gather(1, rows.unsqueeze(2).expand_as(square))
+    if columns is not None:
+        square = square.gather(2, columns.unsqueeze(1).expand_as(square))
+    return square
+
+
+def whiten(factor, basis, epsilon):
+    """What divides a gradient by a side's factor, in KL-Shampoo; None for a side without one."""
+    if not basis.numel():
+        return None
+    values = (basis * (factor @ basis)).sum(1, keepdim=True).clamp(min=epsilon)
+    return (basis / (values * basis.shape[1])) @ basis.mT
+
+
+def add_product(factor, grad, between, weight):
+    """A factor with a share of a gradient's square, which something may stand between."""
+    if not factor.numel():
+        return factor
+    square = grad @ grad.mT if between is None else grad @ between @ grad.mT
+    return factor + weight * (square - factor)
