@@ -59,12 +59,15 @@ if TYPE_CHECKING:
     from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
     from thalweg.ground.lending import lend_names, take_back_names
+    from thalweg.ground.passes import Pass, Stage
     from thalweg.tf.installing import install_as_tensorflow
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
 _MODULES = ("autodiff", "checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
 _HOMES = {
     "GradientTape": "autodiff",
+    "Pass": "ground.passes",
+    "Stage": "ground.passes",
     "check_rule": "engines",
     "engine": "engines",
     "install_as_tensorflow": "tf.installing",
@@ -90,12 +93,14 @@ __all__ = [
     "NotFoundError",
     "NumericsWarning",
     "OutOfRangeError",
+    "Pass",
     "PerformanceWarning",
     "ReplicaLostError",
     "ReplicaMismatchError",
     "Rule",
     "RuleError",
     "Slot",
+    "Stage",
     "ThalwegError",
     "UnsafeCheckpointError",
     "UnsupportedCheckpointError",

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from thalweg.errors import RuleError
 from thalweg.ground import scalars
-from thalweg.ground.lazily import lazy
-from thalweg.ground.passes import Among
-from thalweg.ground.passes import Pass as Pass
-from thalweg.ground.passes import Stage as Stage
+from thalweg.ground.lazily import lazy, offered
 from thalweg.ground.running import is_ours
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Pass, Stage
 
 Formula = Callable[..., Any]
 
@@ -227,54 +227,20 @@ class Rule:
                 f"Rule {self.name!r} has measures or scalar slots, but no per_variable that reads"
                 " them."
             )
-        self._check_passes()
+        if self.passes or self.shaped_slots:
+            from thalweg.ground.passes import check_passes
+
+            check_passes(self)
         if self.duplicates not in ("sum", "successive"):
             raise RuleError(
                 f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
                 f" {self.duplicates!r}."
             )
 
-    def _check_passes(self) -> None:
-        passes: Any = self.passes
-        if not isinstance(passes, tuple) or not all(
-            isinstance(each, Pass | Stage) for each in passes
-        ):
-            raise RuleError(
-                f"passes of rule {self.name!r} must be a tuple of thalweg.Pass and thalweg.Stage,"
-                f" not {passes!r}."
-            )
-        names = [*self.made, *(slot.name for slot in self.slots)]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise RuleError(f"Rule {self.name!r} has two slots or values named {twice[0]!r}.")
-        if passes and any((self.update_sparse, self.update_single, self.update_untouched)):
-            raise RuleError(
-                f"Rule {self.name!r} has passes, beside which there are no formulas for rows."
-            )
-        if self.shaped_slots and not any(isinstance(each, Stage) for each in passes):
-            raise RuleError(
-                f"Rule {self.name!r} has the slot {self.shaped_slots[0].name!r} with a shape of its"
-                " own, but no Stage that reads it."
-            )
-
     @lazy
     def made(self) -> tuple[str, ...]:
         """The names of what the passes make."""
-        return tuple(name for each in self.passes if isinstance(each, Pass) for name in each.makes)
-
-    @lazy
-    def as_updates(self) -> tuple[Rule, ...]:
-        """The passes and the update, each as an update of its own, with slots for what is made."""
-        names, found = self.made, list[Rule]()
-        slots = (*map(Slot, names), *self.element_slots)
-        known = 0
-        for each in self.passes:
-            if isinstance(each, Pass):
-                formula = Among(each.function, known, len(each.makes), len(names))
-                found.append(Rule(name=self.name, update=formula, slots=slots))
-                known += len(each.makes)
-        last = Among(self.update, known, 0, known)
-        return (*found, Rule(name=self.name, update=last, slots=slots, before=self.before))
+        return tuple(name for each in self.passes for name in getattr(each, "makes", ()))
 
     @lazy
     def is_whole(self) -> bool:
@@ -397,3 +363,7 @@ def narrow(x: Any, like: Any) -> Any:
 def number_like(number: float, like: Any) -> Any:
     """A number in the type of a scalar, of the host or of a device; for `prepare`."""
     return like.new_full((), number) if isinstance(like, torch.Tensor) else type(like)(number)
+
+
+def __getattr__(name: str) -> Any:
+    return offered(__name__, dict.fromkeys(("Pass", "Stage"), "passes"), name, "thalweg.ground")

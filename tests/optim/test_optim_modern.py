@@ -210,7 +210,8 @@ def test_a_number_beyond_its_type_is_infinite(kind: str, native: bool, monkeypat
 def test_rules_can_be_pickled() -> None:
     for rule in MODERN_RULES:
         again = pickle.loads(pickle.dumps(rule))
-        assert (again.name, again.update, again.slots) == (rule.name, rule.update, rule.slots)
+        assert (again.name, again.update) == (rule.name, rule.update)
+        assert repr(again.slots) == repr(rule.slots)  # shapes are partial functions, which are not equal
 
 
 def test_configs_come_back() -> None:

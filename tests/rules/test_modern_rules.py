@@ -11,10 +11,13 @@ import thalweg
 from modern_inputs import gradients_of, params_of
 from rulebook import DTYPES, assert_same, label
 from thalweg import IndexedSlices, Variable
+from thalweg.errors import InvalidTypeError
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules.modern import MODERN_RULES
 
 ROWS = [3, 1, 3]
+OF_ELEMENTS = [rule for rule in MODERN_RULES if not rule.passes]
+OF_MATRICES = [rule for rule in MODERN_RULES if rule.passes]
 
 
 def trained(rule: Any, dtype: torch.dtype, kind: str) -> list[torch.Tensor]:
@@ -28,14 +31,14 @@ def trained(rule: Any, dtype: torch.dtype, kind: str) -> list[torch.Tensor]:
         if kind == "none" and step != 1:
             given[0] = None
         opt.apply_gradients(zip(given, variables, strict=True))
-    slots = [slot.name for slot in rule.element_slots]
+    slots = [slot.name for slot in rule.slots if not slot.scalar]
     return [*variables, *(opt.get_slot(var, name) for var in variables for name in slots)]
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("kind", ["dense", "sparse", "none"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
-@pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", OF_ELEMENTS, ids=lambda rule: rule.name)
 def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
     both: list[Any] = []
     for engine in ("cpu", "reference"):
@@ -43,6 +46,25 @@ def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
             both.append(trained(rule, dtype, kind))
     assert_same(*both)
     assert all(each.isfinite().all() for each in both[0])
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("kind", ["dense", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
+@pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
+def test_engines_agree_on_matrices(rule: Any, dtype: torch.dtype, kind: str) -> None:
+    test_engines_agree(rule, dtype, kind)
+
+
+@pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
+def test_a_rule_of_matrices_refuses_rows_and_half_precision(rule: Any) -> None:
+    if rule.is_whole:  # rows are added up to a matrix
+        assert all(each.isfinite().all() for each in trained(rule, torch.float32, "sparse"))
+    else:
+        with pytest.raises(InvalidTypeError, match="The gradient of 'w0:0' is sparse"):
+            trained(rule, torch.float32, "sparse")
+    with pytest.raises(InvalidTypeError, match="'w0:0' is float16"):
+        trained(rule, torch.float16, "dense")
 
 
 @pytest.mark.parametrize("rule", MODERN_RULES, ids=lambda rule: rule.name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from torch import Tensor
 from thalweg.core.blocks import laid_out
 from thalweg.core.checks import check_memories
 from thalweg.core.section import Call
-from thalweg.errors import FailedPreconditionError
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Slot
+from thalweg.ground.locks import importing
 from thalweg.ground.running import SymbolicVariable, handle_of, resolve
 from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
@@ -169,6 +170,8 @@ class SlotStore:
             kind: Optional. Gives another dtype, or the shape ().
         """
         made: list[Variable] = []
+        if kind is not None and kind.shape is not None:
+            return self._make_shaped(variables, kind, titles)
         is_scalar = kind is not None and kind.scalar
         likes: Sequence[Tensor] = variables
         if self.parts is not None and not is_scalar:
@@ -188,6 +191,27 @@ class SlotStore:
             else:
                 slot = over(next(tensors), titles[index], self._moves)
             made.append(self.put(var, name, slot))
+        return made
+
+    def _make_shaped(
+        self, variables: Sequence[Tensor], kind: Slot, titles: Sequence[str]
+    ) -> list[Variable]:
+        """The same of a slot with a shape of its own.
+
+        Raises:
+            InvalidArgumentError: A variable is of a graph, and has no shape yet.
+        """
+        with importing:
+            from thalweg.engines.matrices import shaped_like
+        made: list[Variable] = []
+        for var, title in zip(variables, titles, strict=True):
+            if isinstance(var, SymbolicVariable):
+                raise InvalidArgumentError(f"'{title}' is for steps outside of graphs.")
+            like = shaped_like(var, cast("Any", kind.shape))
+            tensor = torch.full(
+                like.shape, kind.initial, dtype=dtype_of(kind, var), device=var.device
+            )
+            made.append(self.put(var, kind.name, over(tensor, title, self._moves)))
         return made
 
     def parts_of(self, name: str) -> Parts | None:

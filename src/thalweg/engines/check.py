@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from thalweg.engines.given import check_given
-from thalweg.engines.staged import Batch, check_found
 from thalweg.engines.transcribe import (
     LOCAL_PREFIX,
     Transcript,
@@ -22,7 +21,7 @@ from thalweg.engines.transcribe import (
     transcribe,
 )
 from thalweg.errors import RuleError
-from thalweg.formula import FORMULAS, Pass, Rule, Stage
+from thalweg.formula import FORMULAS, Rule
 from thalweg.ground import scalars
 
 _FIRST_STEP = np.float32(1)
@@ -31,7 +30,7 @@ _FIRST_STEP = np.float32(1)
 def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     """Refuse a rule that could not take a step; compiles nothing and changes nothing.
 
-    `prepare` is called once, with scalars of the first step.
+    `prepare` is called once, with scalars of the first step, and each stage over small matrices.
 
     Args:
         rule: The rule.
@@ -49,7 +48,8 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
             slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
             _check_order(slots, measure, transcribe(measure), True)
             check_given(place_of(measure), transcribe(measure).scalars, known, rule)
-        _check_passes(rule, known)
+        if rule.passes:
+            _check_passes(rule, known)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
@@ -127,9 +127,11 @@ def _check_formula(rule: Rule, part: str, formula: Any, known: Mapping[str, Any]
 
 def _check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
     """Refuse passes that take or make other values than they say, and stages that ask for more."""
+    from thalweg.engines.staged import names_of
+
     made: list[str] = []
     for each in rule.passes:
-        if isinstance(each, Pass):
+        if hasattr(each, "makes"):
             transcript = transcribe(each.function)
             taken = [*made, *(slot.name for slot in rule.element_slots)]
             _check_sides(taken, each.function, transcript, 2, known)
@@ -139,14 +141,16 @@ def _check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
             _check_numbers(rule, each.function, transcript, known)
             made += each.makes
         else:
-            names = [*inspect.signature(each.function).parameters]
+            names = names_of(each)
             there = {**known, **dict.fromkeys([*made, *(x.name for x in rule.shaped_slots)])}
             check_given(place_of(each.function), names, there, rule)
             _try_stage(rule, each, made, known)
 
 
-def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, Any]) -> None:
+def _try_stage(rule: Rule, stage: Any, made: list[str], known: Mapping[str, Any]) -> None:
     """Refuse a stage that fails over two small matrices, or returns what it may not."""
+    from thalweg.engines.staged import Batch, check_found, names_of
+
     dice = torch.Generator().manual_seed(0)
     for shape in ((3, 2), (2, 3)):
         matrices = {name: torch.rand(2, *shape, generator=dice) for name in made}
@@ -154,8 +158,7 @@ def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, An
         for slot in rule.shaped_slots:
             given[slot.name] = torch.full((2, *slot.shape(*shape)), slot.initial)  # pyright: ignore
         given = {
-            name: given[name] if name in given else float(known[name])
-            for name in inspect.signature(stage.function).parameters
+            name: given[name] if name in given else float(known[name]) for name in names_of(stage)
         }
         try:
             found = stage.function(**given)

@@ -120,8 +120,8 @@ class Dispatcher:
         """A step of a rule with passes, each of which has plans of its own."""
         with importing:
             from thalweg.engines.staged import StagedStep
-        updates = asked.rule.as_updates
-        own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in updates])
+        count = 1 + len(asked.rule.passes)
+        own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in range(count)])
         return StagedStep(asked, [each.plan_step for each in own])
 
     def _plan_transfers(self, asked: Request) -> OffloadTransfers | Staying:

@@ -23,7 +23,9 @@ from thalweg.engines.engine import (
     in_rounds,
 )
 from thalweg.engines.given import check_given
-from thalweg.engines.layout import check_matrices, compute_dtype, is_dense, matrix_shape
+from thalweg.engines.layout import compute_dtype, is_dense
+from thalweg.engines.matrices import check_matrices, matrix_shape
+from thalweg.engines.spread import updates_of
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Pass, Rule, Stage
@@ -91,7 +93,8 @@ class StagedStep:
             [*(own[name] for name in rule.made), *beside]
             for own, beside in zip(made, asked.slots or [()] * len(made), strict=True)
         ]
-        *passes, last = zip(plans, rule.as_updates, strict=True)
+        self._updates = updates_of(rule)
+        *passes, last = zip(plans, self._updates, strict=False)
         self._passes = [plan(self._asked_of(asked, each)) for plan, each in passes]
         self._last = last[0](self._asked_of(asked, last[1]))
 
@@ -104,14 +107,14 @@ class StagedStep:
         """What is asked of the engines for a pass, or for the update."""
         asked = asked._replace(rule=update, slots=self._slots)
         # A pass writes no copies, and reads them where they count.
-        is_last = update is self._rule.as_updates[-1]
+        is_last = update is self._updates[-1]
         return asked if is_last or asked.from_copies else asked._replace(copies=None)
 
     def try_rebind(self, asked: Request) -> bool:
         """See `Ready`."""
         if asked.rule is not self._rule:
             return False
-        parts = zip((*self._passes, self._last), self._rule.as_updates, strict=True)
+        parts = zip((*self._passes, self._last), self._updates, strict=True)
         return all(part.try_rebind(self._asked_of(asked, each)) for part, each in parts)
 
     def run_passes(self, columns: Columns, slots: Sequence[Sequence[Tensor]]) -> list[Call]:
@@ -173,7 +176,7 @@ class StagedStep:
         """
         rule, dtype = self._rule, compute_dtype(self._variables[batch.members[0]].dtype)
         counts = [None] * len(batch.members)
-        if stage.every > 1 or COUNT in _names_of(stage):
+        if stage.every > 1 or COUNT in names_of(stage):
             counts = [
                 self._scalar(stage, COUNT, [index], columns, dtype) for index in batch.members
             ]
@@ -184,7 +187,7 @@ class StagedStep:
             members = [batch.members[row] for row in rows]
             is_whole = len(rows) == len(counts)
             given: dict[str, Any] = {}
-            for name in _names_of(stage):
+            for name in names_of(stage):
                 if name in batch.made:
                     made = batch.made[name]
                     whole = made if isinstance(made, Tensor) else torch.stack([*made])
@@ -196,7 +199,8 @@ class StagedStep:
                     given[name] = torch.stack(own).to(_computed(self._variables[members[0]]))
                 else:
                     given[name] = self._scalar(stage, name, members, columns, dtype)
-            found = stage.function(**given)
+            with torch.autocast(self._variables[0].device.type, enabled=False):
+                found = stage.function(**given)
             check_found(rule, stage, found, batch, given, len(rows))
             for name, value in found.items():
                 if (place := _place_of(rule, name)) is None:
@@ -256,12 +260,15 @@ class StagedStep:
 
 
 @cache
-def _names_of(stage: Stage) -> tuple[str, ...]:
-    return tuple(signature(stage.function).parameters)
+def names_of(stage: Stage) -> tuple[str, ...]:
+    """The names that a stage asks for."""
+    given = signature(stage.function).parameters.values()
+    return tuple(each.name for each in given if each.default is each.empty)
 
 
 def _title(rule: Rule, stage: Stage) -> str:
-    return f"Stage {stage.function.__qualname__} of rule {rule.name!r}"
+    function = getattr(stage.function, "func", stage.function)
+    return f"Stage {function.__qualname__} of rule {rule.name!r}"
 
 
 def _place_of(rule: Rule, name: str) -> int | None:

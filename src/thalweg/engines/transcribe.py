@@ -23,7 +23,6 @@ from thalweg import formula
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, Then
 from thalweg.ground.lazily import lazy
-from thalweg.ground.passes import Among
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _EVERY = (*FUNCTIONS, "wide", "narrow")
@@ -48,6 +47,14 @@ LITERAL = "_literal"  # the name under which an engine supplies its number type
 FUNCTION_PREFIX = "_f_"  # and its functions
 HELPER_PREFIX = "helper"  # helper functions come after it, numbered
 LOCAL_PREFIX = "r_"  # the names of a formula, apart from those of the kernel around it
+
+
+class Composed:
+    """What engines run as a formula, and what says itself how."""
+
+    def compose(self) -> Transcript:
+        """The formula."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -530,52 +537,19 @@ def _compose(formula: Then) -> Transcript:
     )
 
 
-def _spread(formula: Among) -> Transcript:
-    """A formula over all that passes make, as `Among` says."""
-    own = transcribe(formula.formula)
-    before = 2 + formula.known
-    kept = [f"_kept{index}" for index in range(formula.total - formula.known)]
-    streams = [*own.positional[:before], *kept, *own.positional[before:]]
-    body = list(own.body)
-    # What is left as it was is written nowhere, if the formula gives its name to nothing else.
-    assigned = own.assigned_names
-    positional = list(streams)
-    for place, name in enumerate(streams):
-        if LOCAL_PREFIX + name in assigned:
-            positional[place] = f"_given_{name}"
-            value = ast.Name(f"{LOCAL_PREFIX}_given_{name}", ast.Load())
-            target = ast.Name(LOCAL_PREFIX + name, ast.Store())
-            body.insert(0, ast.Assign([target], value))
-    var, _, *beside = (ast.Name(LOCAL_PREFIX + name, ast.Load()) for name in positional)
-    results: list[ast.expr] = [var, *beside]
-    if formula.makes:
-        results[1 + formula.known : 1 + formula.known + formula.makes] = own.results
-    else:
-        results[0] = own.results[0]
-        results[1 + formula.total :] = own.results[1:]
-    return Transcript(
-        positional=tuple(positional),
-        scalars=own.scalars,
-        body=tuple(ast.fix_missing_locations(each) for each in body),
-        results=tuple(ast.fix_missing_locations(each) for each in results),
-        helpers=own.helpers,
-        filename=own.filename,
-    )
-
-
 def transcribe(function: Any) -> Transcript:
     """The checked transcript of a formula.
 
     Raises:
         RuleError: If the formula holds anything but straight arithmetic; names it and its line.
     """
-    known = isinstance(function, types.FunctionType | Then | Among)
+    known = isinstance(function, types.FunctionType | Then | Composed)
     transcript = _transcripts.get(function) if known else None
     if transcript is None:
         if isinstance(function, Then):
             transcript = _compose(function)
-        elif isinstance(function, Among):
-            transcript = _spread(function)
+        elif isinstance(function, Composed):
+            transcript = function.compose()
         else:
             transcript = _transcribe_once(function)
         _transcripts[function] = transcript

@@ -68,20 +68,25 @@ class Stage:
             raise RuleError(f"every of a Stage must be a positive integer, not {self.every!r}.")
 
 
-class Among:
-    """A formula of a rule with passes, as engines run it: over all that its passes make.
+def check_passes(rule: Any) -> None:
+    """Refuse passes that are none, or that do not go with the rest of a rule.
 
-    Args:
-        formula: `(var, grad, *made, *slots, *, scalars)`, which takes what passes before it made.
-        known: How many values these have made.
-        makes: How many it makes itself. None are for the update, which returns `(var, *slots)`;
-            another formula leaves all else as it was.
-        total: How many values all passes make.
+    Raises:
+        RuleError: Names the rule, and what is wrong.
     """
-
-    def __init__(self, formula: Any, known: int, makes: int, total: int) -> None:
-        self.formula, self.known, self.makes, self.total = formula, known, makes, total
-        self.__qualname__ = formula.__qualname__
-
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+    passes, of_rule = rule.passes, f"of rule {rule.name!r}"
+    if not isinstance(passes, tuple) or not all(isinstance(each, Pass | Stage) for each in passes):
+        raise RuleError(
+            f"passes {of_rule} must be a tuple of thalweg.Pass and thalweg.Stage, not {passes!r}."
+        )
+    names = [*rule.made, *(slot.name for slot in rule.slots)]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise RuleError(f"Two slots or values {of_rule} are named {twice[0]!r}.")
+    if any((rule.update_sparse, rule.update_single, rule.update_untouched)):
+        raise RuleError(f"There are passes {of_rule}, beside which there are no formulas for rows.")
+    if rule.shaped_slots and not any(isinstance(each, Stage) for each in passes):
+        raise RuleError(
+            f"The slot {rule.shaped_slots[0].name!r} {of_rule} has a shape of its own, and there is"
+            " no Stage that reads it."
+        )

@@ -220,4 +220,5 @@ def resolve(x: Any) -> Any:
 
 def is_ours(function: Any) -> bool:
     """Whether a function is the library's, or None: nobody else's code runs in it."""
+    function = getattr(function, "func", function)  # of a `functools.partial`
     return function is None or str(getattr(function, "__module__", "")).startswith("thalweg.")

@@ -19,7 +19,7 @@ from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import check_inside, is_misplaced, is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import all_have_memory, check_matrices, check_parts, matrix_shape
+from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import InvalidArgumentError, LayoutError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
@@ -101,6 +101,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         if found := kind._unfit_choices(group):
             raise InvalidArgumentError(f"{found[0].rstrip('.')} in group {place}.")
         if kind._of_matrices:
+            with importing:
+                from thalweg.engines.matrices import check_matrices
             params = group["params"]
             check_matrices(kind.__name__, params, titles_in(self.param_groups, params))
 
@@ -375,8 +377,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
         for slot in slots:
             if slot.shape is not None:
-                shape = slot.shape(*matrix_shape(param))
-                wanted[slot.name] = Want(torch.empty(shape, dtype=param.dtype, device="meta"))
+                with importing:
+                    from thalweg.engines.matrices import shaped_like
+                wanted[slot.name] = Want(shaped_like(param, slot.shape))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

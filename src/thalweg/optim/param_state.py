@@ -20,9 +20,10 @@ from thalweg.core.options.update_targets import MASTER, PLAIN, StateStorage, Upd
 from thalweg.core.plan_cache import PlanCache
 from thalweg.core.section import Call
 from thalweg.engines import resumed
-from thalweg.engines.layout import check_memory, matrix_shape
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
+from thalweg.ground.locks import importing
 from thalweg.optim.columns import (
     CPU,
     Blocks,
@@ -195,6 +196,8 @@ class ParamState:
             self.lacked[name] = lacks
         lacking = list(compress(self._params, lacks))
         if slot.shape is not None:
+            with importing:
+                from thalweg.engines.matrices import matrix_shape
             for param in lacking:
                 shape, dtype = slot.shape(*matrix_shape(param)), self._kinds.of(slot, param)
                 made = torch.full(shape, start, dtype=dtype, device=param.device)

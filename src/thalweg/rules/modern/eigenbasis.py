@@ -8,14 +8,10 @@ import torch
 _TINY = 1e-30  # added to a factor's diagonal before its first eigenvectors
 
 
-def side(largest, of_columns):
+def side(rows, columns, *, largest, of_columns):
     """The shape of a side's factor."""
-
-    def shape(rows, columns):
-        size = columns if of_columns else rows
-        return (size, size) if size <= largest else (0, 0)
-
-    return shape
+    size = columns if of_columns else rows
+    return (size, size) if size <= largest else (0, 0)
 
 
 def turn(matrices, rows, columns):

@@ -1,6 +1,6 @@
 """Muon: a mean of gradients, all of whose singular values are made 1 (Jordan 2024)."""
 
-from functools import cache
+from functools import cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
 from thalweg.rules.modern.arithmetic import lerp
@@ -39,6 +39,12 @@ def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weig
     return var * shrink - learning_rate * step, lerp(momentum_buffer, grad, mean_weight)
 
 
+def orthogonalize(*, step, coefficients, epsilon, adjust):
+    """The step, all of whose singular values are near 1, times what its shape asks for."""
+    scale = scale_of(adjust, *step.shape[1:])
+    return {"step": orthogonal(step, coefficients, epsilon) * scale}
+
+
 @cache
 def muon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None):
     """The rule with these options.
@@ -46,16 +52,13 @@ def muon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjus
     Raises:
         ValueError: Coefficients, steps or `adjust` are not known.
     """
-    own = triples(coefficients, steps)
     scale_of(adjust, 1, 1)
-
-    def orthogonalize(*, step):
-        scale = scale_of(adjust, *step.shape[1:])
-        return {"step": orthogonal(step, own, epsilon) * scale}
-
+    stage = partial(
+        orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust
+    )
     return Rule(
         name="Muon",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(orthogonalize)),
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage)),
         update=update,
         prepare=prepare,
         hypers=HYPERS,

@@ -1,11 +1,11 @@
 """MuonH: Muon on a sphere, whose variables keep their norms (Hyperball, 2026)."""
 
-from functools import cache
+from functools import cache, partial
 
 from thalweg.formula import Pass, Rule, Stage, variable_squares
 from thalweg.rules.modern.arithmetic import lerp
-from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead
-from thalweg.rules.modern.newton_schulz import orthogonal, triples
+from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, orthogonalize
+from thalweg.rules.modern.newton_schulz import triples
 from thalweg.rules.modern.sphere import per_variable
 from thalweg.rules.torch.arithmetic import as_read
 
@@ -37,14 +37,13 @@ def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON):
     Raises:
         ValueError: Coefficients or steps are not known.
     """
-    own = triples(coefficients, steps)
-
-    def orthogonalize(*, step):
-        return {"step": orthogonal(step, own, epsilon)}
-
+    # No scale: steps are as long as variables.
+    stage = partial(
+        orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=None
+    )
     return Rule(
         name="MuonH",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(orthogonalize)),
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage)),
         update=update,
         prepare=prepare,
         measures={"variable": variable_squares, "step": step_squares, "product": step_products},

@@ -1,7 +1,7 @@
 """NorMuon: Muon, whose rows are divided by a running root of their squares (Li et al. 2025)."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, prepare, update
@@ -17,6 +17,22 @@ def one_for_each_row(rows, columns):
     return rows, 1
 
 
+def normalize(
+    *, step, second_momentum_buffer, beta2, coefficients, epsilon, adjust, length
+):  # fmt: skip
+    """Muon's step, whose rows are divided by the root of their mean squares."""
+    made = orthogonal(step, coefficients, epsilon)
+    squares = made.square().mean(dim=2, keepdim=True)
+    second = second_momentum_buffer + (squares - second_momentum_buffer) * (1 - beta2)
+    divided = made / (second.sqrt() + _TINY)
+    if length == "match_rms":  # the paper's
+        wanted = 0.2 * (step.shape[1] * step.shape[2]) ** 0.5
+    else:
+        wanted = norms_of(made) * scale_of(adjust, *step.shape[1:])
+    scaled = divided * (wanted / (norms_of(divided) + _TINY))
+    return {"step": scaled, "second_momentum_buffer": second}
+
+
 @cache
 def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
@@ -27,27 +43,18 @@ def normuon(
     Raises:
         ValueError: Coefficients, steps, `adjust` or `length` are not known.
     """
-    own = triples(coefficients, steps)
     scale_of(adjust, 1, 1)
     if length not in LENGTHS:
         known = ", ".join(map(repr, LENGTHS))
         raise ValueError(f"update_scale is {length!r}; known are {known}.")
 
-    def normalize(*, step, second_momentum_buffer, beta2):
-        made = orthogonal(step, own, epsilon)
-        squares = made.square().mean(dim=2, keepdim=True)
-        second = second_momentum_buffer + (squares - second_momentum_buffer) * (1 - beta2)
-        divided = made / (second.sqrt() + _TINY)
-        if length == "match_rms":  # the paper's
-            wanted = 0.2 * (step.shape[1] * step.shape[2]) ** 0.5
-        else:
-            wanted = norms_of(made) * scale_of(adjust, *step.shape[1:])
-        scaled = divided * (wanted / (norms_of(divided) + _TINY))
-        return {"step": scaled, "second_momentum_buffer": second}
-
+    stage = partial(
+        normalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust,
+        length=length,
+    )  # fmt: skip
     return Rule(
         name="NorMuon",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(normalize)),
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage)),
         update=update,
         prepare=prepare,
         hypers=(replace(HYPERS[0], default=0.02), *HYPERS[1:], BETA2),

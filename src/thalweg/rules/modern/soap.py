@@ -3,7 +3,7 @@
 The first gradient makes factors and bases, and moves nothing, as in the authors' code.
 """
 
-from functools import cache
+from functools import cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage, sqrt
 from thalweg.rules.modern.arithmetic import hypers, lerp, mean_square
@@ -64,6 +64,29 @@ def out_of_basis(*, step, row_basis, column_basis):
     return {"step": turn_back(step, row_basis, column_basis)}
 
 
+def into_basis(
+    *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, shampoo_beta,
+    epsilon, t, frequency, whitens,
+):  # fmt: skip
+    """Gradient and mean in the basis, which changes every so many steps, and follows factors."""
+    grad, weight, between = turned, 1 - shampoo_beta, (None, None)
+    if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
+        row_basis, rows = next_basis(row_factor, row_basis)
+        column_basis, columns = next_basis(column_factor, column_basis)
+        square = reorder(square, rows, columns)
+    if whitens and t > 1:
+        between = (whiten(column_factor, column_basis, epsilon),
+                   whiten(row_factor, row_basis, epsilon))  # fmt: skip
+    row_factor = add_product(row_factor, grad, between[0], weight)
+    column_factor = add_product(column_factor, grad.mT, between[1], weight)
+    if t == 1:
+        row_basis, column_basis = first_basis(row_factor), first_basis(column_factor)
+    made = {"turned": turn(grad, row_basis, column_basis), "square": square,
+            "mean": turn(mean, row_basis, column_basis)}  # fmt: skip
+    return {**made, "row_factor": row_factor, "column_factor": column_factor,
+            "row_basis": row_basis, "column_basis": column_basis}  # fmt: skip
+
+
 @cache
 def soap(frequency=10, largest=10000, whitens=False):
     """The rule whose basis changes every so many steps, with sides up to `largest`.
@@ -79,28 +102,7 @@ def soap(frequency=10, largest=10000, whitens=False):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, not {value!r}.")
 
-    def into_basis(
-        *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, shampoo_beta,
-        epsilon, t,
-    ):  # fmt: skip
-        grad, weight, between = turned, 1 - shampoo_beta, (None, None)
-        if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
-            row_basis, rows = next_basis(row_factor, row_basis)
-            column_basis, columns = next_basis(column_factor, column_basis)
-            square = reorder(square, rows, columns)
-        if whitens and t > 1:
-            between = (whiten(column_factor, column_basis, epsilon),
-                       whiten(row_factor, row_basis, epsilon))  # fmt: skip
-        row_factor = add_product(row_factor, grad, between[0], weight)
-        column_factor = add_product(column_factor, grad.mT, between[1], weight)
-        if t == 1:
-            row_basis, column_basis = first_basis(row_factor), first_basis(column_factor)
-        made = {"turned": turn(grad, row_basis, column_basis), "square": square,
-                "mean": turn(mean, row_basis, column_basis)}  # fmt: skip
-        return {**made, "row_factor": row_factor, "column_factor": column_factor,
-                "row_basis": row_basis, "column_basis": column_basis}  # fmt: skip
-
-    rows, columns = side(largest, of_columns=False), side(largest, of_columns=True)
+    rows, columns = (partial(side, largest=largest, of_columns=each) for each in (False, True))
     shapes = {"row_factor": rows, "column_factor": columns, "row_basis": rows,
               "column_basis": columns}  # fmt: skip
     source = "https://arxiv.org/abs/2509.03378" if whitens else "https://arxiv.org/abs/2409.11321"
@@ -108,7 +110,7 @@ def soap(frequency=10, largest=10000, whitens=False):
         name="KLSOAP" if whitens else "SOAP",
         passes=(
             Pass(gather, makes=("turned", "mean", "square")),
-            Stage(into_basis),
+            Stage(partial(into_basis, frequency=frequency, whitens=whitens)),
             Pass(divide, makes=("step",)),
             Stage(out_of_basis),
         ),

@@ -1,0 +1,78 @@
+"""The passes of a rule as updates, each over all that they make."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from typing import Any
+
+from thalweg.engines.transcribe import LOCAL_PREFIX, Composed, Transcript, transcribe
+from thalweg.errors import RuleError
+from thalweg.formula import Rule, Slot
+from thalweg.ground.passes import Pass
+
+
+class Among(Composed):
+    """A formula of a rule with passes, as engines run it: over all that its passes make.
+
+    Args:
+        formula: `(var, grad, *made, *slots, *, scalars)`, which takes what passes before it made.
+        known: How many values these have made.
+        makes: How many it makes itself. None are for the update, which returns `(var, *slots)`;
+            another formula leaves all else as it was.
+        total: How many values all passes make.
+    """
+
+    def __init__(self, formula: Any, known: int, makes: int, total: int) -> None:
+        self.formula, self.known, self.makes, self.total = formula, known, makes, total
+        self.__qualname__ = formula.__qualname__
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
+    def compose(self) -> Transcript:
+        """The formula, with slots for all values."""
+        own = transcribe(self.formula)
+        before = 2 + self.known
+        kept = [f"_kept{index}" for index in range(self.total - self.known)]
+        streams = [*own.positional[:before], *kept, *own.positional[before:]]
+        body = list(own.body)
+        # What is left as it was is written nowhere, if the formula gives its name to nothing else.
+        assigned = own.assigned_names
+        positional = list(streams)
+        for place, name in enumerate(streams):
+            if LOCAL_PREFIX + name in assigned:
+                positional[place] = f"_given_{name}"
+                value = ast.Name(f"{LOCAL_PREFIX}_given_{name}", ast.Load())
+                target = ast.Name(LOCAL_PREFIX + name, ast.Store())
+                body.insert(0, ast.Assign([target], value))
+        var, _, *beside = (ast.Name(LOCAL_PREFIX + name, ast.Load()) for name in positional)
+        results: list[ast.expr] = [var, *beside]
+        if self.makes:
+            results[1 + self.known : 1 + self.known + self.makes] = own.results
+        else:
+            results[0] = own.results[0]
+            results[1 + self.total :] = own.results[1:]
+        return Transcript(
+            positional=tuple(positional),
+            scalars=own.scalars,
+            body=tuple(ast.fix_missing_locations(each) for each in body),
+            results=tuple(ast.fix_missing_locations(each) for each in results),
+            helpers=own.helpers,
+            filename=own.filename,
+        )
+
+
+@cache
+def updates_of(rule: Rule) -> tuple[Rule, ...]:
+    """The passes and the update of a rule, each as an update, with slots for what is made."""
+    names, found = rule.made, list[Rule]()
+    slots = (*map(Slot, names), *rule.element_slots)
+    known = 0
+    for each in rule.passes:
+        if isinstance(each, Pass):
+            formula = Among(each.function, known, len(each.makes), len(names))
+            found.append(Rule(name=rule.name, update=formula, slots=slots))
+            known += len(each.makes)
+    last = Among(rule.update, known, 0, known)
+    return (*found, Rule(name=rule.name, update=last, slots=slots, before=rule.before))

@@ -1,0 +1,323 @@
+"""Rules with passes: what is made of each element, stages over matrices, and the update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import thalweg
+from rulebook import assert_same
+from thalweg import Hyper, Pass, Rule, RuleError, Slot, Stage, Variable, check_rule, optim
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.keras.optimizers import RuleOptimizer
+
+SHAPES = ((4, 3), (3, 4), (4, 3), (2, 3, 2))
+
+
+def ahead(var, grad, mean, *, share):
+    mean = mean * share + grad
+    return mean
+
+
+def center(*, step):
+    return {"step": step - step.mean(dim=(1, 2), keepdim=True)}
+
+
+def update(var, grad, step, mean, *, learning_rate, share):
+    return var - learning_rate * step, mean * share + grad
+
+
+HYPERS = (Hyper("learning_rate", 0.5), Hyper("share", 0.5))
+CENTERED = Rule(
+    name="Centered",
+    passes=(Pass(ahead, makes="step"), Stage(center)),
+    update=update,
+    hypers=HYPERS,
+    slots=(Slot("mean"),),
+)
+
+
+def by_hand(var: Tensor, mean: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    mean = mean * 0.5 + grad
+    return var - 0.5 * (mean - mean.mean()), mean
+
+
+def parameters(shapes: Any = SHAPES, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+
+
+def take(made: Any, params: list[Tensor], count: int = 1, seed: int = 1) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=dice).to(param.dtype)
+        made.step()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_a_step_is_what_its_passes_say(engine: Any) -> None:
+    params = parameters()
+    wanted = [(param.detach().clone(), torch.zeros(param.shape)) for param in params]
+    with thalweg.engine(engine):
+        made = optim.RuleOptimizer(params, CENTERED)
+        for step in range(4):
+            take(made, params, seed=step)
+            grads = [param.grad for param in params]
+            wanted = [by_hand(*own, grad) for own, grad in zip(wanted, grads, strict=True)]
+    for param, (var, mean) in zip(params, wanted, strict=True):
+        torch.testing.assert_close(param.detach(), var)
+        assert_same([made.state[param]["mean"]], [mean])
+
+
+def test_variables_that_lie_by_columns_are_the_same_matrices() -> None:
+    rows, columns = parameters([(4, 3)]), [parameters([(4, 3)])[0].detach().t().contiguous().t()]
+    assert not columns[0].is_contiguous()
+    for params in (rows, columns):
+        params[0].requires_grad_()
+        take(optim.RuleOptimizer(params, CENTERED), params, 3)
+    assert_same([columns[0].detach().contiguous()], [rows[0].detach()])
+
+
+def test_a_step_over_more_variables_is_that_over_each() -> None:
+    together, alone = parameters(), parameters()
+    take(optim.RuleOptimizer(together, CENTERED), together, 3)
+    dice = torch.Generator().manual_seed(1)
+    grads = [[torch.randn(p.shape, generator=dice) for p in alone] for _ in range(3)]
+    for place, param in enumerate(alone):
+        made = optim.RuleOptimizer([param], CENTERED)
+        for own in grads:
+            param.grad = own[place]
+            made.step()
+    assert_same([p.detach() for p in together], [p.detach() for p in alone])
+
+
+def failing(*, step: Tensor, fails: list[bool]) -> Any:
+    if fails[0]:
+        raise KeyboardInterrupt
+    return {"step": step}
+
+
+def test_a_stage_that_fails_leaves_everything_as_it_was() -> None:
+    fails = [False]
+    rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(partial(failing, fails=fails))))
+    params = parameters()
+    made = optim.RuleOptimizer(params, rule)
+    take(made, params, 2)
+    before = [param.detach().clone() for param in params]
+    kept = [made.state[param]["mean"].clone() for param in params]
+    versions = [param._version for param in params]
+    fails[0] = True
+    with pytest.raises(KeyboardInterrupt) as caught:
+        take(made, params)
+    assert "The step was not taken: no variable and no slot has changed." in caught.value.__notes__
+    assert_same([param.detach() for param in params], before)
+    assert_same([made.state[param]["mean"] for param in params], kept)
+    assert [param._version for param in params] == versions
+    fails[0] = False
+    take(made, params)
+    assert not torch.equal(params[0].detach(), before[0])
+
+
+def test_a_step_that_is_left_out_runs_no_stage() -> None:
+    called: list[int] = []
+
+    def count(*, step):
+        called.append(len(step))
+        return {}
+
+    rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(count)))
+    params = parameters([(4, 3), (4, 3)])
+    made = optim.RuleOptimizer(params, rule)
+    called.clear()  # those of `check_rule`
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    for number, runs in ((1.0, [2]), (float("inf"), [2]), (1.0, [2, 2])):
+        for param in params:
+            param.grad = torch.full_like(param, number)
+        scaler.step(made)
+        scaler.update()
+        assert called == runs
+
+
+def turns(rows: int, columns: int) -> tuple[int, ...]:
+    return rows, rows
+
+
+def turn(*, step, factor, t):
+    return {"step": step * t, "factor": factor + step @ step.mT}
+
+
+KEEPING = replace(
+    CENTERED,
+    name="Keeping",
+    passes=(CENTERED.passes[0], Stage(turn, every=2)),
+    slots=(Slot("mean"), Slot("factor", initial=1.0, shape=turns)),
+)
+
+
+@pytest.mark.parametrize("face", ["optim", "keras"])
+def test_slots_of_a_stage_have_their_shape_and_change_every_so_often(face: str) -> None:
+    params = parameters([(4, 3), (2, 3, 2)])
+    if face == "keras":
+        params = [Variable(param.detach(), name=f"w{k}") for k, param in enumerate(params)]
+        opt = RuleOptimizer(KEEPING)
+    else:
+        opt = optim.RuleOptimizer(params, KEEPING)
+    wanted = [torch.ones(len(param), len(param)) for param in params]
+    means = [torch.zeros(param.shape) for param in params]
+    dice = torch.Generator().manual_seed(1)
+    for step in range(1, 5):
+        grads = [torch.randn(param.shape, generator=dice) for param in params]
+        means = [mean * 0.5 + grad for mean, grad in zip(means, grads, strict=True)]
+        if step % 2:
+            own = [mean.flatten(1) for mean in means]
+            wanted = [kept + x @ x.mT for kept, x in zip(wanted, own, strict=True)]
+        if face == "keras":
+            opt.apply_gradients(zip(grads, params, strict=True))
+            kept = [opt.get_slot(param, "factor") for param in params]
+        else:
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+            opt.step()
+            kept = [opt.state[param]["factor"] for param in params]
+        for each, want in zip(kept, wanted, strict=True):
+            torch.testing.assert_close(torch.as_tensor(each), want)
+
+
+def test_parameters_whose_steps_have_other_numbers_are_called_apart() -> None:
+    seen: list[tuple[int, float]] = []
+
+    def look(*, step, t):
+        seen.append((len(step), t))
+        return {"step": step}
+
+    params = parameters([(4, 3), (4, 3)])
+    made = optim.RuleOptimizer(params, replace(CENTERED, passes=(CENTERED.passes[0], Stage(look))))
+    seen.clear()
+    params[0].grad = torch.ones_like(params[0])
+    made.step()
+    take(made, params)
+    assert seen[:1] == [(1, 1.0)]
+    assert sorted(seen[1:]) in ([(1, 1.0), (1, 2.0)], [(2, 2.0)])  # by what the face counts
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "said"),
+    [
+        ((7,), torch.float32, InvalidArgumentError, "for matrices, of two dimensions or more"),
+        ((), torch.float32, InvalidArgumentError, "select another rule for it"),
+        ((4, 3), torch.float16, InvalidTypeError, "is float16, and rule 'Centered' is for"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(shape: Any, dtype: Any, error: Any, said: str) -> None:
+    (param,) = parameters([shape], dtype)
+    made = optim.RuleOptimizer([param], CENTERED)
+    before = param.detach().clone()
+    with pytest.raises(error, match=said):
+        take(made, [param])
+    assert_same([param.detach()], [before])
+
+
+def test_empty_matrices_are_none() -> None:
+    params = parameters([(0, 3), (3, 0), (4, 3)])
+    take(optim.RuleOptimizer(params, CENTERED), params, 2)
+    assert params[2].isfinite().all()
+
+
+def test_a_variable_that_comes_twice_is_refused() -> None:
+    w = Variable(torch.ones(2, 2), name="w")
+    with pytest.raises(InvalidArgumentError, match="comes twice in a step of rule 'Centered'"):
+        RuleOptimizer(CENTERED).apply_gradients([(torch.ones(2, 2), w), (torch.ones(2, 2), w)])
+
+
+def test_autocast_does_not_reach_a_stage() -> None:
+    params, others = parameters(), parameters()
+    rule = replace(KEEPING, passes=(CENTERED.passes[0], Stage(turn)))
+    take(optim.RuleOptimizer(params, rule), params, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        take(optim.RuleOptimizer(others, rule), others, 2)
+    assert_same([p.detach() for p in params], [p.detach() for p in others])
+
+
+def two(var, grad, mean):
+    return grad, mean
+
+
+def wrong_names(*, step, other):
+    return {}
+
+
+def returns_none(*, step):
+    return None
+
+
+def returns_other(*, step):
+    return {"mean": step}
+
+
+def returns_cut(*, step):
+    return {"step": step[:, :1]}
+
+
+def raises(*, step):
+    raise ValueError("no")
+
+
+def takes_less(var, grad, mean, *, learning_rate):
+    return var, mean
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"passes": [Stage(center)]}, "passes of rule 'Centered' must be a tuple"),
+    ({"passes": (Pass(ahead, makes="mean"),)}, "are named 'mean'"),
+    ({"passes": (Pass(two, makes="step"), Stage(center))}, "returns 2; it must take 3"),
+    ({"passes": (Pass(update, makes="step"), Stage(center))}, "it must take 3"),
+    ({"passes": (CENTERED.passes[0], Stage(wrong_names))}, "asks for other"),
+    ({"passes": (CENTERED.passes[0], Stage(returns_none))}, "must return a dict, not None"),
+    ({"passes": (CENTERED.passes[0], Stage(returns_other))}, "returns 'mean', which is neither"),
+    ({"passes": (CENTERED.passes[0], Stage(returns_cut))}, r"of shape \(2, 1, 2\); expected"),
+    ({"passes": (CENTERED.passes[0], Stage(raises))}, "fails over matrices of shape .* no"),
+    ({"update": takes_less}, r"it must take 4 \(var, grad, step, mean\)"),
+    ({"update_sparse": update}, "beside which there are no formulas for rows"),
+    ({"passes": (), "slots": KEEPING.slots}, "no Stage that reads it"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_rule_that_says_something_else_is_refused(changes: Any, said: str) -> None:
+    with pytest.raises(RuleError, match=said):
+        check_rule(replace(CENTERED, **changes))
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
+def test_a_stage_is_called_every_so_many_steps(every: Any) -> None:
+    with pytest.raises(RuleError, match="every of a Stage must be a positive integer"):
+        Stage(center, every)
+
+
+@pytest.mark.parametrize("makes", ["", (), (1,)])
+def test_what_a_pass_makes_has_names(makes: Any) -> None:
+    with pytest.raises(RuleError, match="makes of a Pass must be names"):
+        Pass(ahead, makes)
+
+
+@pytest.mark.parametrize("kind", [Stage, partial(Pass, makes="step")])
+def test_passes_and_stages_are_of_functions(kind: Any) -> None:
+    with pytest.raises(RuleError, match="needs a function, not 3"):
+        kind(3)
+
+
+def test_a_slot_has_one_shape() -> None:
+    with pytest.raises(RuleError, match="must be a function of rows and columns"):
+        Slot("s", scalar=True, shape=turns)
+
+
+def test_a_rule_with_passes_is_checked() -> None:
+    check_rule(CENTERED)
+    check_rule(KEEPING)
