@@ -20,6 +20,7 @@ import drop_ins
 import graph
 import host
 import loop
+import matrices
 import modern
 import ranks
 import record
@@ -61,6 +62,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "optim-masters": drop_ins.masters,
     "optim-compiled": drop_ins.compiled,
     "modern": modern.modern,
+    "matrices": matrices.matrices,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,
     "import": startup.importing,

@@ -423,8 +423,10 @@ def test_optimizers_of_torch_are_measured_by_their_names(run):
         *(("optim:AdamW", each) for each in ("thalweg", *peers)),
         *(("torch:Momentum", each) for each in ("torch", *peers)),
     }
-    refused = run("--rules", "torch:Muon")
-    assert (refused.exit_code, "Muon of torch has no rule" in refused.output) == (2, True)
+    for name, said in (("torch:Adafactor", "Adafactor of torch has no rule"),
+                       ("optim:Muon", "'optim:Muon' is for matrices")):  # fmt: skip
+        refused = run("--rules", name)
+        assert (refused.exit_code, said in refused.output) == (2, True)
 
 
 def test_rules_of_the_user_are_measured_beside_the_others(run, own):

@@ -57,6 +57,9 @@ _OF_TORCH: dict[str, tuple[str, dict[str, Any]]] = {
     "MomentumRMSprop": ("RMSprop", {"momentum": 0.9}),
     "CenteredMomentumRMSprop": ("RMSprop", {"momentum": 0.9, "centered": True}),
     "AMSGrad": ("Adam", {"amsgrad": True}),
+    # Steps as long as AdamW's, which has the other variables, at the same rate.
+    "Muon": ("Muon", {"adjust_lr_fn": "match_rms_adamw"}),
+    "NorMuon": ("NorMuon", {"update_scale": "match_rms"}),
 }
 # What a name alone does not make.
 _REFUSED = {
@@ -145,7 +148,7 @@ def by_torch() -> dict[str, Named]:
     rules["AdamW"] = rules["Adam"]
     found: dict[str, Named] = {}
     for room, prefix in ((optim, OPTIM), (torch.optim, TORCH)):
-        further = ["Adafactor", "Muon"] if prefix == TORCH else []
+        further = ["Adafactor"] if prefix == TORCH else []
         for name in [*rules, *further]:
             of, options = _OF_TORCH.get(name, (name, {}))
             if not hasattr(room, of):  # such as Lion in torch

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from thalweg import optim
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
@@ -25,17 +26,32 @@ class ByPairs:
 
     def __init__(self, learning_rate: float, **options: Any) -> None:
         self.learning_rate, self._options = learning_rate, options
-        self._made: Any = None
+        self._made: list[Any] = []  # at the first step
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
         """Take a step with these gradients, which the variables have as their own from then on."""
         pairs = list(grads_and_vars)
         for grad, var in pairs:
             var.grad = _as_torchs(grad)
-        if self._made is None:
-            variables = [var for _, var in pairs]
-            self._made = self.made_of(variables, lr=self.learning_rate, **self._options)
-        self._made.step()
+        if not self._made:
+            self._made = self._make([var for _, var in pairs])
+        for made in self._made:
+            made.step()
+
+    def _make(self, variables: list[Any]) -> list[Any]:
+        """What takes a step: AdamW has the variables that a class for matrices does not take."""
+        made_of, options = self.made_of, {"lr": self.learning_rate, **self._options}
+        if getattr(made_of, "_of_matrices", False):
+            matrices = {"params": [x for x in variables if x.dim() > 1], "rule": made_of, **options}
+            others = [var for var in variables if var.dim() < 2]
+            rest = {"params": others, "rule": "AdamW", "lr": self.learning_rate}
+            return [optim.Mixed([group for group in (matrices, rest) if group["params"]])]
+        if made_of.__name__ != "Muon":
+            return [made_of(variables, **options)]
+        flat = [var for var in variables if var.dim() == 2]
+        others = [var for var in variables if var.dim() != 2]
+        kinds = ((made_of, flat, options), (torch.optim.AdamW, others, {"lr": options["lr"]}))
+        return [kind(own, **given) for kind, own, given in kinds if own]
 
     def _choose_rule(self) -> Rule:
         """The rule that it runs, or that torch's own is like."""

@@ -57,8 +57,10 @@ def _entries_named(value: str) -> dict[str, Entry]:
                 found[known] = catalogue.entry(known)
             except NotFoundError as error:
                 raise click.BadParameter(str(error), param_hint="--rules") from None
+            _check_elements(known, found[known].rule)
             continue
         rule = own.load_rule(name)
+        _check_elements(name, rule)
         if len(rule.slots) > MOST_SLOTS:
             raise click.BadParameter(
                 f"'{name}' has {len(rule.slots)} slots; up to {MOST_SLOTS} can be measured.",
@@ -67,6 +69,16 @@ def _entries_named(value: str) -> dict[str, Entry]:
         taken = rule.name in found or rule.name in catalogue.KNOWN
         found[name if taken else rule.name] = catalogue.own(rule)
     return found
+
+
+def _check_elements(name: str, rule: Rule) -> None:
+    """Refuse a rule that has more to do than to read and write memory."""
+    if rule.passes:
+        raise click.BadParameter(
+            f"'{name}' is for matrices, whose products take most of its time: see"
+            " `python benchmarks/figures.py --only matrices`.",
+            param_hint="--rules",
+        )
 
 
 @click.command(short_help="Time a step against other libraries and the machine.")

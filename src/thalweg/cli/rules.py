@@ -109,6 +109,8 @@ def sparse_words(rule: Rule) -> str:
     """What the rule does with a sparse gradient, in a few words."""
     if rule.is_whole:
         return "all rows, made dense"
+    if rule.passes:
+        return "none: it is refused"
     words = "touched rows" if rule.update_untouched is None else "all rows"
     if rule.duplicates == "successive":
         words += ", one by one"
@@ -124,6 +126,8 @@ def formula_source(rule: Rule) -> str:
     from thalweg.formula import FORMULAS
 
     parts = [(part, getattr(rule, part)) for part in ("prepare", "per_variable", *FORMULAS)]
+    passes = [getattr(each.function, "func", each.function) for each in rule.passes]
+    parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(passes)]
     given = [(part, function) for part, function in parts if function is not None]
     helpers = _helpers_of([function for _, function in given])
     texts: list[str] = []
@@ -196,7 +200,8 @@ def _of_torch(rule: Rule) -> Rule | None:
     from thalweg.catalogue import OPTIM, torch_rules
 
     known = {title.lower(): each for title, each in torch_rules().items()}
-    return known.get((OPTIM + rule.name).lower())
+    found = known.get((OPTIM + rule.name).lower())
+    return None if found is rule else found
 
 
 def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
@@ -227,7 +232,8 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
             console.print(_print_code(console, text), soft_wrap=True)
     heading("Slots")
     for slot in rule.slots:
-        console.print(f"  {slot.name:<14} starts at {slot.initial:g}", highlight=False)
+        where = ", in a shape of its own" if slot.shape else ""
+        console.print(f"  {slot.name:<14} starts at {slot.initial:g}{where}", highlight=False)
     if not rule.slots:
         console.print("  none")
     heading("Defaults")

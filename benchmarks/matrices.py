@@ -1,0 +1,69 @@
+"""Rules of matrices: Muon beside `torch.optim.Muon`, and beside its own matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from figure import Figure, compared
+from torch import Tensor
+
+from thalweg import optim
+from thalweg.bench.timing import Contender, measure
+from thalweg.rules.modern.newton_schulz import triples
+
+SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    "64": ((64, 64),) * 20,
+    "256x64": ((256, 64),) * 8,
+    "512": ((512, 512),) * 2,
+    "1024x512": ((1024, 512),),
+}
+OF_PRODUCTS, OF_TORCH, OF_TORCH_SMALL = 1.15, 0.10, 0.25
+LARGE = 512  # from which on the products are what torch's step takes
+
+
+def matrices() -> list[Figure]:
+    """Muon on matrices of several sizes, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [figure for name, own in SHAPES.items() for figure in _figures(name, own)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _figures(name: str, sizes: Sequence[tuple[int, int]]) -> list[Figure]:
+    contenders = [
+        Contender("thalweg", optim.Muon(_parameters(sizes)).step),
+        Contender("torch", torch.optim.Muon(_parameters(sizes)).step),
+        Contender("products", _products(sizes)),
+    ]
+    timings = measure(contenders, rounds=7, block=0.2)
+    target = OF_TORCH if min(sizes[0]) >= LARGE else OF_TORCH_SMALL
+    return [
+        compared(f"muon_{name}", timings, "thalweg", "torch", target),
+        compared(f"muon_products_{name}", timings, "thalweg", "products", OF_PRODUCTS),
+    ]
+
+
+def _parameters(sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    torch.manual_seed(0)
+    found = [torch.randn(size).requires_grad_() for size in sizes]
+    for each in found:
+        each.grad = torch.randn(each.shape) * 1e-3
+    return found
+
+
+def _products(sizes: Sequence[tuple[int, int]]) -> Callable[[], None]:
+    """The products of a step alone, of a batch of matrices."""
+    rows, columns = sorted(sizes[0])
+    made = torch.randn(len(sizes), rows, columns) / columns
+    steps = triples("original", 5)
+
+    def multiply() -> None:
+        for first, second, third in steps:
+            square = made @ made.mT
+            mixed = torch.baddbmm(square, square, square, beta=second, alpha=third)
+            torch.baddbmm(made, mixed, made, beta=first)
+
+    return multiply
