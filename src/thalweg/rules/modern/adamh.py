@@ -1,13 +1,12 @@
-"""AdamH: Adam on a sphere, whose variables keep their norms (Hyperball, 2026)."""
+"""AdamH: Adam on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
 
-from thalweg.formula import Rule, narrow, sqrt, variable_squares, where
+from thalweg.formula import Rule, Slot, narrow, sqrt, variable_squares, where, wide
 from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
 def _step(grad, mean, square, beta2, epsilon, mean_weight, square_weight, mean_correction, root):
-    mean = lerp(mean, grad, mean_weight)
     square = mean_square(square, grad, beta2, square_weight)
-    return mean / mean_correction / root_of(square, root, epsilon)
+    return lerp(mean, grad, mean_weight) / mean_correction / root_of(square, root, epsilon)
 
 
 def step_squares(
@@ -27,14 +26,15 @@ def step_products(
                        mean_correction, root_correction)  # fmt: skip
 
 
-def per_variable(*, variable, step, product, learning_rate):
-    """The norm that the step leads to follows from three sums; a zero takes Adam's step."""
-    along = learning_rate * sqrt(variable) / sqrt(where(step > 0, step, 1.0))
+def per_variable(*, variable, step, product, radius, learning_rate):
+    """The norm that the step leads to follows from three sums; without a radius it is Adam's."""
+    radius = wide(narrow(where(radius < 0, sqrt(variable), radius), learning_rate))
+    along = learning_rate * radius / sqrt(where(step > 0, step, 1.0))
     after = variable - 2 * along * product + along * along * step
-    moves = (variable > 0) & (step > 0) & (after > 0)
-    back = sqrt(variable) / sqrt(where(moves, after, 1.0))
-    along, back = where(moves, along * back, learning_rate), where(moves, back, 1.0)
-    return {"along": narrow(along, learning_rate), "back": narrow(back, learning_rate)}
+    moves = (radius > 0) & (step > 0) & (after > 0)
+    back = where(moves, radius / sqrt(where(moves, after, 1.0)), 1.0)
+    found = {"along": where(moves, along * back, learning_rate), "back": back, "radius": radius}
+    return {name: narrow(each, learning_rate) for name, each in found.items()}
 
 
 def update(
@@ -54,7 +54,7 @@ ADAMH = Rule(
     measures={"variable": variable_squares, "step": step_squares, "product": step_products},
     per_variable=per_variable,
     hypers=hypers()[:-1],
-    slots=SLOTS,
+    slots=(Slot("radius", initial=-1.0, scalar=True), *SLOTS),
     source="Hyperball, 2026; https://arxiv.org/abs/2606.16899",
-    differs="torch.optim.Adam lets norms grow; here the rate is an angle, and there is no decay.",
+    differs="Adam's norms grow; here the rate is an angle. What begins at 0 takes Adam's steps.",
 )
