@@ -84,12 +84,13 @@ class AdamWCautiousDecay(Formula):
 
 
 class AdamH(Formula):
-    """Hyperball, 2026: a step of the variable's length times the rate, and back to the sphere."""
+    """Hyperball, 2026: a step of the radius times the rate, and back to the sphere."""
 
     def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
         step = self.adam(grad, own, group["betas"], group["eps"])
-        moved = var - group["lr"] * var.norm() * step / step.norm()
-        return moved * var.norm() / moved.norm()
+        radius = own.setdefault("radius", var.norm())
+        moved = var - group["lr"] * radius * step / step.norm()
+        return moved * radius / moved.norm()
 
 
 def class_of(case: Case) -> Any:

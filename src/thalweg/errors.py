@@ -111,7 +111,7 @@ class PerformanceWarning(UserWarning):
 
 
 class NumericsWarning(UserWarning):
-    """The result may differ from what the same code computed in TensorFlow."""
+    """The result may differ from what the same code computed in TensorFlow, or from a rule's."""
 
 
 def warn(message: str, category: type[Warning]) -> None:

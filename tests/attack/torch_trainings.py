@@ -38,7 +38,7 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("Lion", {"weight_decay": 0.1}),
     ("Adan", {"weight_decay": 0.1}),
     ("ADOPT", {}),
-    ("AdEMAMix", {}),
+    ("AdEMAMix", {"alpha_warmup": 5, "beta3_warmup": 3}),
     ("AdamWCautiousDecay", {"weight_decay": 0.1}),
     ("CautiousAdamW", {}),
     ("StableAdamW", {}),

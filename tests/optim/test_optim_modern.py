@@ -15,7 +15,12 @@ import thalweg
 from modern_inputs import CASES, TABLE, Case, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.errors import CheckpointMismatchError, FailedPreconditionError, InvalidTypeError
+from thalweg.errors import (
+    CheckpointMismatchError,
+    FailedPreconditionError,
+    InvalidTypeError,
+    NumericsWarning,
+)
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules.modern import MODERN_RULES
 
@@ -49,15 +54,52 @@ def test_as_the_authors_package(name: str) -> None:
 @pytest.mark.parametrize("state", [torch.float32, None], ids=str)
 @pytest.mark.parametrize("name", TABLE)
 def test_parameters_of_bfloat16_are_rounded_once_a_step(name: str, state: Any) -> None:
-    """And nothing else is; a state of their own type, which is the default, costs more."""
+    """And nothing else is; a state of their own type, which is the default, costs more. An element
+    that falls to the other side moves the norm of AdamH's, and others with it.
+    """
     case, decay = TABLE[name]
     start, params = params_of(torch.float32), params_of(torch.bfloat16)
     got = flat(train(made_of(case, params, decay, state_dtype=state), params, case.lr))
     wanted = torch.from_numpy(np.load(GOLDENS)[f"{name}-bfloat16"])
     movement = (wanted - flat(start)).norm()
-    assert (got - wanted).norm() <= (0.2 if state is None else 2e-3) * movement
+    assert (got - wanted).norm() <= (0.2 if state is None else 1e-2) * movement
     if state is not None and case.package.split(":")[0] not in ("formula", "timm.optim"):
         assert_same([got], [wanted])
+
+
+@pytest.mark.parametrize("rule", ["AdamH", "Mixed"])
+def test_what_begins_at_zero_has_no_sphere(rule: str, recwarn: Any) -> None:
+    zero, others, adams = torch.zeros(16, 24), params_of(torch.float32)[2:4], torch.zeros(16, 24)
+    zero.requires_grad_()
+    named = [("up.weight", others[0]), ("down.weight", zero)]
+    made = optim.AdamH(named, lr=0.01)
+    if rule == "Mixed":
+        made = optim.Mixed([{"params": named, "rule": "AdamH", "lr": 0.01}])
+    adam = optim.AdamWCoupled([adams.requires_grad_()], lr=0.01, weight_decay=0.0)
+    for step in range(6):
+        others[0].grad, zero.grad = gradients_of(step, torch.float32)[2:4]
+        adams.grad = zero.grad
+        for each in (made, adam):
+            each.step()
+        if step == 2:
+            made.load_state_dict(copy.deepcopy(made.state_dict()))
+    said = "'down.weight' is 0 and has no sphere, so AdamH takes Adam's steps with it."
+    assert [(each.category, str(each.message)) for each in recwarn] == [(NumericsWarning, said)]
+    assert (zero - adams).norm() < 1e-6 * adams.norm()
+    assert made.state[zero]["radius"] == 0
+    radius = params_of(torch.float32)[2].norm()
+    assert abs(made.state[others[0]]["radius"] / radius - 1) < 1e-6
+    assert abs(others[0].norm() / radius - 1) < 1e-6
+
+
+def test_a_sphere_is_that_of_the_beginning() -> None:
+    """Whatever rounding makes of the norm in between."""
+    param = torch.full((300, 5), 0.7, dtype=torch.bfloat16, requires_grad=True)
+    made, radius = optim.AdamH([param], lr=0.003), param.norm(dtype=torch.float64)
+    for step in range(60):
+        param.grad = gradients_of(step, torch.bfloat16)[5]
+        made.step()
+    assert abs(param.norm(dtype=torch.float64) / radius - 1) < 1e-3
 
 
 MEANS = [name for name in TABLE if name.startswith("ScheduleFree")]
@@ -211,7 +253,8 @@ def test_rules_can_be_pickled() -> None:
     for rule in MODERN_RULES:
         again = pickle.loads(pickle.dumps(rule))
         assert (again.name, again.update) == (rule.name, rule.update)
-        assert repr(again.slots) == repr(rule.slots)  # shapes are partial functions, which are not equal
+        # Shapes are partial functions, which are not equal.
+        assert repr(again.slots) == repr(rule.slots)
 
 
 def test_configs_come_back() -> None:

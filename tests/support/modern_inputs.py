@@ -59,6 +59,12 @@ CASES = (
     Case("NAdamW", "timm.optim:NAdamW"),
     Case("LaProp", "timm.optim:LaProp"),
     Case("AdEMAMix", "pytorch_optimizer:AdEMAMix", theirs={"weight_decouple": True}),
+    Case(
+        "AdEMAMix",
+        "pytorch_optimizer:AdEMAMix",
+        ours={"alpha_warmup": 30, "beta3_warmup": 30},
+        theirs={"weight_decouple": True, "t_alpha_beta3": 30},
+    ),
     Case("ADOPT", "timm.optim:Adopt", theirs={"clip_exp": 0.25}),
     Case("ADOPT", "timm.optim:Adopt", ours={"clip_exp": 0.333, "decoupled": True}),
     Case("Adan", "timm.optim:Adan"),

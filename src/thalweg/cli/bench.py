@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from thalweg.bench.catalogue import Entry
     from thalweg.bench.timing import Timings
+    from thalweg.formula import Rule
 
 
 def _split_names(value: str, known: tuple[str, ...], what: str) -> list[str]:

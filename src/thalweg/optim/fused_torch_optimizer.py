@@ -20,7 +20,7 @@ from thalweg.core.rows import check_inside, is_misplaced, is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
 from thalweg.engines.layout import all_have_memory, check_parts
-from thalweg.errors import InvalidArgumentError, LayoutError
+from thalweg.errors import InvalidArgumentError, LayoutError, NumericsWarning, warn
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
@@ -64,6 +64,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
+    _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
 
@@ -121,8 +122,17 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
         """The same by `id` of parameters, each with the place of its group."""
+        self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
         return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
+
+    def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
+        """Warn of parameters that are 0 before their first step, if a rule then does less."""
+        for param, place in zip(params, places, strict=True):
+            without = self._kind_of(self.param_groups[place])._without
+            if without and without[0] not in self.state.get(param, {}) and not param.any():
+                title = titles_in(self.param_groups, [param])[0]
+                warn(f"'{title}' {without[1]}", NumericsWarning)
 
     def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         if any(map(self._is_torchs_group, self.param_groups)):
@@ -328,6 +338,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         own = {
             slot.name: Number(slot.initial, is_rounded=slot.name in kind._as_tensors)
             for slot in rule.scalar_slots
+            if rule.per_variable is None  # else that reads and writes them
         }
         start = 0 if kind._plain else 0.0
         step = {STEP: Number(start, may_lack=not kind._counts)}

@@ -50,16 +50,26 @@ class AdEMAMixArguments(Arguments):
         weight_decay: float = 0.0,
         alpha: float = 5.0,
         eps: float = 1e-8,
+        alpha_warmup: float = 0,
+        beta3_warmup: float = 0,
     ) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, weight_decay=weight_decay, alpha=alpha, eps=eps
+            params,
+            lr=lr,
+            betas=betas,
+            weight_decay=weight_decay,
+            alpha=alpha,
+            eps=eps,
+            alpha_warmup=alpha_warmup,
+            beta3_warmup=beta3_warmup,
         )
 
 
 class AdEMAMix(FusedTorchOptimizer, AdEMAMixArguments):
     """Adam with a second, slow mean of gradients; `alpha` is its weight, `betas[2]` what it keeps.
 
-    Both have no schedule of their own: set those of the group where you warm them up.
+    In the first `alpha_warmup` steps of a parameter `alpha` rises from 0, and in the first
+    `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training.
 
     Source: Pagliardini et al. 2024, https://arxiv.org/abs/2409.03137
     """
@@ -202,13 +212,15 @@ class AdamHArguments(Arguments):
 class AdamH(FusedTorchOptimizer, AdamHArguments):
     """Adam on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
 
-    A parameter of zeros takes Adam's step, and is on the sphere that this leads to from then on.
+    Its norm before the first step is kept in its state, as `radius`. A parameter that begins at 0
+    has no sphere: it takes Adam's steps, of which a warning tells.
 
     Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """
 
     _torch = AdamHArguments
     _sparse = "AdamH does not support sparse gradients"
+    _without = ("radius", "is 0 and has no sphere, so AdamH takes Adam's steps with it.")
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:

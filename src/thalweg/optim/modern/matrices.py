@@ -190,6 +190,7 @@ class MuonH(OfMatrices, FusedTorchOptimizer, MuonHArguments):
     """
 
     _torch = MuonHArguments
+    _without = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
     _sparse = "MuonH does not support sparse gradients"
     _made = staticmethod(muonh)
 

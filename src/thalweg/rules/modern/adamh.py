@@ -1,14 +1,13 @@
-"""AdamH: Adam on a sphere, whose variables keep their norms (Hyperball, 2026)."""
+"""AdamH: Adam on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
 
 from thalweg.formula import Rule, variable_squares
 from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
-from thalweg.rules.modern.sphere import per_variable
+from thalweg.rules.modern.sphere import RADIUS, per_variable
 
 
 def _step(grad, mean, square, beta2, epsilon, mean_weight, square_weight, mean_correction, root):
-    mean = lerp(mean, grad, mean_weight)
     square = mean_square(square, grad, beta2, square_weight)
-    return mean / mean_correction / root_of(square, root, epsilon)
+    return lerp(mean, grad, mean_weight) / mean_correction / root_of(square, root, epsilon)
 
 
 def step_squares(
@@ -45,7 +44,7 @@ ADAMH = Rule(
     measures={"variable": variable_squares, "step": step_squares, "product": step_products},
     per_variable=per_variable,
     hypers=hypers()[:-1],
-    slots=SLOTS,
+    slots=(RADIUS, *SLOTS),
     source="Hyperball, 2026; https://arxiv.org/abs/2606.16899",
-    differs="torch.optim.Adam lets norms grow; here the rate is an angle, and there is no decay.",
+    differs="Adam's norms grow; here the rate is an angle. What begins at 0 takes Adam's steps.",
 )

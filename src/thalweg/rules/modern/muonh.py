@@ -1,4 +1,4 @@
-"""MuonH: Muon on a sphere, whose variables keep their norms (Hyperball, 2026)."""
+"""MuonH: Muon on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
 
 from functools import cache, partial
 
@@ -6,7 +6,7 @@ from thalweg.formula import Pass, Rule, Stage, variable_squares
 from thalweg.rules.modern.arithmetic import lerp
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, orthogonalize
 from thalweg.rules.modern.newton_schulz import triples
-from thalweg.rules.modern.sphere import per_variable
+from thalweg.rules.modern.sphere import RADIUS, per_variable
 from thalweg.rules.torch.arithmetic import as_read
 
 
@@ -49,9 +49,9 @@ def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON):
         measures={"variable": variable_squares, "step": step_squares, "product": step_products},
         per_variable=per_variable,
         hypers=HYPERS[:-1],
-        slots=SLOTS,
+        slots=(RADIUS, *SLOTS),
         source="Hyperball, 2026; https://arxiv.org/abs/2606.16899",
-        differs="torch.optim.Muon lets norms grow; here a rate is an angle, and there is no decay.",
+        differs="Muon's norms grow; here the rate is an angle. What begins at 0 takes its steps.",
     )
 
 
