@@ -166,14 +166,15 @@ def test_engines_agree_under_every_option(
     assert_same(*both)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each_case
-def test_a_training_goes_on_from_its_state(case: Case) -> None:
-    params, made = steps(case, torch.float32)
+def test_a_training_goes_on_from_its_state(case: Case, dtype: torch.dtype) -> None:
+    params, made = steps(case, dtype)
     copies = [param.detach().clone().requires_grad_() for param in params]
     other = made_of(case, copies)
     other.load_state_dict(copy.deepcopy(made.state_dict()))
     for own, each in ((params, made), (copies, other)):
-        for param, grad in zip(own, gradients_of(4, torch.float32), strict=True):
+        for param, grad in zip(own, gradients_of(4, dtype), strict=True):
             param.grad = grad
         each.step()
     assert_same([each.detach() for each in params], [each.detach() for each in copies])

@@ -21,10 +21,12 @@ class Among(Composed):
         makes: How many it makes itself. None are for the update, which returns `(var, *slots)`;
             another formula leaves all else as it was.
         total: How many values all passes make.
+        slots: How many slots there are, some of which options may have added to those it takes.
     """
 
-    def __init__(self, formula: Any, known: int, makes: int, total: int) -> None:
+    def __init__(self, formula: Any, known: int, makes: int, total: int, slots: int) -> None:
         self.formula, self.known, self.makes, self.total = formula, known, makes, total
+        self.slots = slots
         self.__qualname__ = formula.__qualname__
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:
@@ -35,7 +37,9 @@ class Among(Composed):
         own = transcribe(self.formula)
         before = 2 + self.known
         kept = [f"_kept{index}" for index in range(self.total - self.known)]
-        streams = [*own.positional[:before], *kept, *own.positional[before:]]
+        taken = own.positional[before:]
+        left = [f"_left{index}" for index in range(self.slots - len(taken))]
+        streams = [*own.positional[:before], *kept, *taken, *left]
         body = list(own.body)
         # What is left as it was is written nowhere, if the formula gives its name to nothing else.
         assigned = own.assigned_names
@@ -71,8 +75,9 @@ def updates_of(rule: Rule) -> tuple[Rule, ...]:
     known = 0
     for each in rule.passes:
         if isinstance(each, Pass):
-            formula = Among(each.function, known, len(each.makes), len(names))
+            count = len(each.makes)
+            formula = Among(each.function, known, count, len(names), len(rule.element_slots))
             found.append(Rule(name=rule.name, update=formula, slots=slots))
-            known += len(each.makes)
-    last = Among(rule.update, known, 0, known)
+            known += count
+    last = Among(rule.update, known, 0, known, len(rule.element_slots))
     return (*found, Rule(name=rule.name, update=last, slots=slots, before=rule.before))

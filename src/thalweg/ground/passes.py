@@ -83,7 +83,7 @@ def check_passes(rule: Any) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise RuleError(f"Two slots or values {of_rule} are named {twice[0]!r}.")
-    if any((rule.update_sparse, rule.update_single, rule.update_untouched)):
+    if rule.update_sparse or rule.update_single:
         raise RuleError(f"There are passes {of_rule}, beside which there are no formulas for rows.")
     if rule.shaped_slots and not any(isinstance(each, Stage) for each in passes):
         raise RuleError(

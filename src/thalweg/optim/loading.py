@@ -101,6 +101,7 @@ def as_torch(
             slots = optimizer._choose_rule(group).slots
             for param in group["params"]:
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
+    _give_back_numbers(twin, given)
     for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
     twin._own.blocks.gather(twin.state, twin._single)
@@ -233,6 +234,21 @@ def _give_back_dtypes(
             elif is_other or (value.is_floating_point() and own.dtype != value.dtype):
                 dtype = value.dtype if value.is_floating_point() else own.dtype
                 twin.state[param][name] = value.detach().to(home, dtype, copy=True)
+
+
+def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
+    """Have numbers of rules that torch lacks be as exact as they were: torch rounds them to the
+    parameter's dtype."""
+    keys = [key for group in given["param_groups"] for key in group["params"]]
+    members = [(group, param) for group in twin.param_groups for param in group["params"]]
+    for key, (group, param) in zip(keys, members, strict=True):
+        own, saved = twin.state.get(param, {}), given["state"].get(key, {})
+        if getattr(twin._kind_of(group)._torch, "_has_step", True):
+            continue
+        for slot in twin._choose_rule(group).scalar_slots:
+            value, now = saved.get(slot.name), own.get(slot.name)
+            if isinstance(value, Tensor) and isinstance(now, Tensor) and value.dtype != now.dtype:
+                own[slot.name] = value.detach().to(now.device, copy=True)
 
 
 def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,264 @@
+"""Rules of matrices beside their formulas in float64 and what their authors' packages have made."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from matrix_inputs import MATRIX_CASES, MATRIX_TABLE, MatrixCase
+from modern_inputs import train
+from rulebook import assert_same
+from thalweg import optim
+from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, InvalidTypeError
+
+GOLDENS = Path(__file__).parents[1] / "goldens" / "matrices.npz"
+OF_FORMULA, OF_BFLOAT16 = 1e-5, 5e-2  # of the movement; products of packages are in bfloat16
+WIDE = ("MuonH", "SOAP")  # whose packages compute in float32
+EXTRAS = {"MuonH": {"nesterov": True, "ns_coefficients": "original"}}  # as the records have them
+CASES = [case for case in MATRIX_CASES if hasattr(optim, case.cls)]
+TABLE = {name: own for name, own in MATRIX_TABLE.items() if own[0] in CASES}
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def flat(params: Any) -> Any:
+    return torch.cat([each.detach().double().ravel() for each in params])
+
+
+def made_of(case: MatrixCase, params: Any, decay: float = 0.1, **options: Any) -> Any:
+    given = {**EXTRAS.get(case.cls, {}), **case.arguments(decay, own=True), **options}
+    return getattr(optim, case.cls)(params, **given)
+
+
+def recorded(name: str) -> Any:
+    with np.load(GOLDENS) as found:
+        return torch.from_numpy(found[name]).double() if name in found.files else None
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_as_the_formula_in_float64_and_the_package(name: str) -> None:
+    case, decay = TABLE[name]
+    params = case.params_of(torch.float32)
+    start = flat(params)
+    got = flat(train(made_of(case, params, decay), params, case.lr, case.gradients_of))
+    wanted, package = recorded(f"{name}-float64"), recorded(name)
+    movement = (wanted - start).norm()
+    assert (got - wanted).norm() <= OF_FORMULA * movement
+    if case.package:
+        bound = OF_FORMULA if case.cls in WIDE else OF_BFLOAT16
+        assert (got - package).norm() <= bound * movement
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if "SOAP" not in name])
+def test_parameters_of_bfloat16_are_rounded_once_a_step(name: str) -> None:
+    """And nothing else is. One that falls to the other side moves others by Newton-Schulz."""
+    case, decay = TABLE[name]
+    params = case.params_of(torch.bfloat16)
+    start = flat(params)
+    made = made_of(case, params, decay, state_dtype=torch.float32)
+    got = flat(train(made, params, case.lr, case.gradients_of))
+    wanted = recorded(f"{name}-float64-bfloat16")
+    assert (got - wanted).norm() <= OF_BFLOAT16 * (wanted - start).norm()
+
+
+def test_factors_of_kl_soap_are_others() -> None:
+    names = [f"{kind}-max_precondition_dim=16-0.0-float64" for kind in ("SOAP", "KLSOAP")]
+    soap, klsoap = map(recorded, names)
+    assert (soap - klsoap).norm() > 1e-3 * soap.norm()
+
+
+def steps(case: MatrixCase, dtype: torch.dtype, count: int = 4, **options: Any) -> Any:
+    params = case.params_of(dtype)
+    made = made_of(case, params, **options)
+    for step in range(count):
+        for param, grad in zip(params, case.gradients_of(step, dtype), strict=True):
+            # The last has no gradient at first, and the second has none in between.
+            own = (param is params[-1] and step == 0) or (param is params[1] and step == 2)
+            param.grad = None if own else grad
+        made.step()
+    return params, made
+
+
+def kept(made: Any, params: Any) -> list[torch.Tensor]:
+    states = [made.state[param] for param in params]
+    return [each for own in states for each in own.values() if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip_grad_norm": 0.5},
+        {"clip_grad_value": 0.125},
+        {"masters": True},
+        {"ema_decay": 0.9},
+        {"lookahead": 2},
+        {"accumulate": 2},
+        {"state_dtype": torch.float64},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_case
+def test_engines_agree_under_every_option(
+    case: MatrixCase, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    both: list[Any] = []
+    for engine in ("cpu", "reference"):
+        with thalweg.engine(engine):
+            params, made = steps(case, dtype, **options)
+        both.append([*(param.detach() for param in params), *kept(made, params)])
+    assert_same(*both)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_case
+def test_a_training_goes_on_from_its_state(case: MatrixCase, dtype: torch.dtype) -> None:
+    params, made = steps(case, dtype)
+    for copied in (copy.deepcopy(made.state_dict()), pickle.loads(pickle.dumps(made.state_dict()))):
+        copies = [param.detach().clone().requires_grad_() for param in params]
+        other = made_of(case, copies)
+        other.load_state_dict(copied)
+        assert_same(kept(other, copies), kept(made, params))
+        mine = [param.detach().clone() for param in params]
+        for each, grad in zip(copies, case.gradients_of(4, dtype), strict=True):
+            each.grad = grad
+        other.step()
+        assert not torch.equal(flat(copies), flat(mine))
+    for param, grad in zip(params, case.gradients_of(4, dtype), strict=True):
+        param.grad = grad
+    made.step()
+    assert_same([each.detach() for each in params], [each.detach() for each in copies])
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    params, made = steps(CASES[6], torch.float32)
+    assert type(made).__name__ == "NorMuon"
+    saved = copy.deepcopy(made.state_dict())
+    saved["state"][0]["second_momentum_buffer"] = torch.zeros(24, 2)
+    before = kept(made, params)
+    with pytest.raises(CheckpointMismatchError, match=r"float32 \(24, 2\), here float32 \(24, 1\)"):
+        made.load_state_dict(saved)
+    assert_same(kept(made, params), before)
+
+
+@each_case
+def test_one_rule_among_others_is_that_alone(case: MatrixCase) -> None:
+    """Beside AdamW, in one step with one norm."""
+    params, alone = case.params_of(torch.float32), case.params_of(torch.float32)
+    bias, only = torch.ones(7, requires_grad=True), torch.ones(7, requires_grad=True)
+    given = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, own=True)}
+    groups = [{"params": params, "rule": case.cls, **given}, {"params": [bias], "rule": "AdamW"}]
+    mixed = optim.Mixed(groups)
+    apart = [getattr(optim, case.cls)(alone, **given), optim.AdamW([only])]
+    for step in range(4):
+        for both in zip((*params, bias), (*alone, only), strict=True):
+            grad = torch.full(both[0].shape, 0.5) if both[0] is bias else None
+            for each in both:
+                each.grad = grad
+        for own in (params, alone):
+            for each, grad in zip(own, case.gradients_of(step, torch.float32), strict=True):
+                each.grad = grad
+        for made in (mixed, *apart):
+            made.step()
+    assert_same([x.detach() for x in (*params, bias)], [x.detach() for x in (*alone, only)])
+
+
+MUONS = ("Muon", "NorMuon", "MuonH")
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"ns_coefficients": "septic"}, "ns_coefficients is 'septic'; known are 'original'"),
+    ({"ns_coefficients": (1.0, 2.0)}, "ns_coefficients must be three numbers each"),
+    ({"ns_steps": 0}, "ns_steps must be a whole number from 1 to 99, not 0"),
+    ({"ns_steps": 2.5}, "ns_steps must be a whole number"),
+    ({"lr": -1.0}, "Invalid lr value: -1"),
+    ({"momentum": 1.0}, "Invalid momentum value: 1"),
+    ({"eps": -1e-7}, "Invalid eps value"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), BAD, ids=[said for _, said in BAD])
+@pytest.mark.parametrize("kind", MUONS)
+def test_options_that_choose_no_rule_are_refused(kind: str, given: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        getattr(optim, kind)([torch.zeros(2, 2, requires_grad=True)], **given)
+
+
+def test_options_of_some_are_refused_by_name() -> None:
+    params = [torch.zeros(2, 2, requires_grad=True)]
+    with pytest.raises(ValueError, match="adjust_lr_fn is 'no'; known are 'original'"):
+        optim.Muon(params, adjust_lr_fn="no")
+    with pytest.raises(ValueError, match="update_scale is 'no'; known are 'preserve_norm'"):
+        optim.NorMuon(params, update_scale="no")
+    for name in ("precondition_frequency", "max_precondition_dim"):
+        with pytest.raises(ValueError, match=f"{name} must be a positive integer, not 0"):
+            optim.SOAP(params, **{name: 0})
+    made = optim.Muon(params)
+    saved = made.state_dict()
+    saved["param_groups"][0]["ns_coefficients"] = "no"
+    with pytest.raises(CheckpointMismatchError, match="ns_coefficients is 'no'"):
+        made.load_state_dict(saved)
+    made.param_groups[0]["ns_steps"] = None
+    params[0].grad = torch.ones(2, 2)
+    with pytest.raises(ValueError, match="ns_steps must be a whole number"):
+        made.step()
+    assert not params[0].any()
+
+
+@pytest.mark.parametrize("kind", [*MUONS, "SOAP", "KLSOAP"])
+def test_what_is_no_matrix_is_refused_when_it_is_added(kind: str) -> None:
+    cls, matrix = getattr(optim, kind), torch.zeros(2, 2, requires_grad=True)
+    wrong = {
+        (7,): (torch.float32, InvalidArgumentError, f"'bias' has shape .7,., and {kind} is for"),
+        (): (torch.float32, InvalidArgumentError, "select another rule for it, such as AdamW"),
+        (3, 3): (torch.float16, InvalidTypeError, f"'bias' is float16, and {kind} is for float32"),
+        (4, 3): (torch.complex64, InvalidTypeError, "'bias' is complex64"),
+    }
+    for shape, (dtype, error, said) in wrong.items():
+        named = [("bias", torch.zeros(shape, dtype=dtype, requires_grad=True))]
+        with pytest.raises(error, match=said):
+            cls(named)
+        made = cls([("weight", matrix)])
+        with pytest.raises(error, match=said):
+            made.add_param_group({"params": named})
+        assert len(made.param_groups) == 1
+        with pytest.raises(error, match=said):
+            optim.Mixed([{"params": named, "rule": kind}])
+
+
+def test_rows_are_refused() -> None:
+    for kind in (*MUONS, "SOAP", "KLSOAP"):
+        (param,) = params = [torch.zeros(2, 2, requires_grad=True)]
+        param.grad = torch.ones(2, 2).to_sparse()
+        with pytest.raises(RuntimeError, match=f"{kind} does not support sparse gradients"):
+            getattr(optim, kind)(params).step()
+
+
+def test_coefficients_may_be_told_in_several_ways() -> None:
+    triple = (3.4445, -4.7750, 2.0315)
+    found: list[Any] = []
+    for given in ("original", triple, [*triple], (triple,), [[*triple]] * 5):
+        params = CASES[0].params_of(torch.float32)
+        made = optim.Muon(params, ns_coefficients=given)
+        found.append(flat(train(made, params, 0.02, CASES[0].gradients_of)))
+    assert_same(found[1:], [found[0]] * 4)
+
+
+def test_a_step_over_a_batch_is_that_over_each() -> None:
+    """For products of one shape: others may be summed in another order."""
+    together = [torch.randn(16, 24).requires_grad_() for _ in range(3)]
+    alone = [each.detach().clone().requires_grad_() for each in together]
+    both = [optim.Muon(together), *(optim.Muon([each]) for each in alone)]
+    for _ in range(3):
+        for one, other in zip(together, alone, strict=True):
+            one.grad = torch.randn(16, 24)
+            other.grad = one.grad.clone()
+        for made in both:
+            made.step()
+    torch.testing.assert_close(torch.stack(together), torch.stack(alone), rtol=1e-5, atol=1e-6)
