@@ -262,3 +262,33 @@ def test_a_step_over_a_batch_is_that_over_each() -> None:
         for made in both:
             made.step()
     torch.testing.assert_close(torch.stack(together), torch.stack(alone), rtol=1e-5, atol=1e-6)
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.up = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(4, 9, bias=False)
+        self.head.weight = self.wte.weight
+
+
+def test_vectors_and_embeddings_are_for_other_rules_unless_they_are_named() -> None:
+    model = Tied()
+    with pytest.raises(
+        InvalidArgumentError, match=r"'up\.bias' has shape .4,., and Muon, the rule"
+    ):
+        optim.groups(model, rules={"wte.weight": "AdamW", ...: "Muon"})
+    for selector in (2, "wte", torch.nn.Linear, "head.*"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"'wte\.weight' is an embedding, or tied to"
+        ):
+            optim.groups(
+                model, rules={selector: optim.NorMuon, "up": "AdamW", 1: "AdamW", ...: "SGD"}
+            )
+    rest = {"up.weight": "Muon", "bias": "AdamW"}
+    hidden = optim.hidden_matrices(model, output=(), allow="wte.weight")
+    for selector in ("wte.weight", "head.weight", hidden):
+        made = optim.groups(model, rules={selector: "Muon", **rest} if selector != hidden else
+                            {hidden: "Muon", ...: "AdamW"})  # fmt: skip
+        optimizer = optim.Mixed(made)
+        assert sum(len(g["params"]) for g in optimizer.param_groups if g["rule"] == "Muon") == 2

@@ -80,7 +80,9 @@ def check_as_alone(rules: Any, sparse: bool = False, **options: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_rule_beside_another(kind: str) -> None:
-    check_as_alone({"1": kind, ...: "Adam" if kind != "Adam" else "Lion"})
+    of_matrices = getattr(optim, kind)._of_matrices
+    other = "Adam" if kind != "Adam" else "Lion"
+    check_as_alone({"1.weight" if of_matrices else "1": kind, ...: other})
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ from typing import Any
 from torch import nn
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.selectors import ModuleParams
+from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -57,7 +56,7 @@ def hidden_matrices(
             continue
         if id(param) in allowed:
             found.append(name)
-        elif param.dim() < 2 or id(param) in ends or _has(kinds, _LOOKED_UP + _NORMS):
+        elif param.dim() < 2 or id(param) in ends or _has(kinds, LOOKED_UP + _NORMS):
             continue
         elif all(isinstance(each, _MATRICES) and getattr(each, "groups", 1) == 1 for each in kinds):
             found.append(name)

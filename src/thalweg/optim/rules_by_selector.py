@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.optim.class_of import kind_of
-from thalweg.optim.selectors import ModuleParams
+from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
 _REST = 10**6  # comes last
 
@@ -70,7 +70,8 @@ class RulesBySelector:
             left_out: Those that no rule is for, by their `id`.
 
         Raises:
-            InvalidArgumentError: None selects it, or two that come equally early; or a selector
+            InvalidArgumentError: None selects it, or two that come equally early; a rule of
+                matrices is for a vector, or for an embedding that no selector names; or a selector
                 selects nothing.
         """
         self._check_tuples(params.all_names)
@@ -83,7 +84,10 @@ class RulesBySelector:
                     by_turn.setdefault(_turn(each, params.names[id(param)]), []).append(place)
                     seen.add(place)
             if id(param) not in left_out:
-                found.append(self._first(by_turn, name, param))
+                place = self._first(by_turn, name, param)
+                if self._kinds[place]._of_matrices:
+                    self._check_matrix(place, name, param, params)
+                found.append(place)
         for place, each in enumerate(self._selectors):
             params.check_selects([place] if place in seen else [], each, "rules:")
         return found
@@ -103,6 +107,23 @@ class RulesBySelector:
                 f" of {other}: add {name!r} as a selector, or have one of them not select it."
             )
         return first[0]
+
+    def _check_matrix(self, place: int, name: str, param: Tensor, params: ModuleParams) -> None:
+        """Refuse what is no matrix that multiplies, but for what is named."""
+        title, rule = self._titles[place], self._kinds[place].__name__
+        if param.dim() < 2:
+            raise InvalidArgumentError(
+                f"{name!r} has shape {tuple(param.shape)}, and {rule}, the rule of {title}, is for"
+                f" matrices: add a selector for it, such as {{{name!r}: 'AdamW'}}."
+            )
+        selector = self._selectors[place]
+        is_named = selector in params.names[id(param)] or isinstance(selector, tuple)
+        if not is_named and any(isinstance(x, LOOKED_UP) for x in params.owners[id(param)]):
+            raise InvalidArgumentError(
+                f"{name!r} is an embedding, or tied to one, whose rows are looked up, and {rule},"
+                f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
+                f" as {{{name!r}: 'AdamW'}}, or name it to have it so."
+            )
 
     def _check_tuples(self, names: Sequence[str]) -> None:
         for selector, title in zip(self._selectors, self._titles, strict=True):

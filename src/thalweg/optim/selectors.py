@@ -7,9 +7,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Embedding, EmbeddingBag, Module
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+
+LOOKED_UP = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply nothing
 
 
 class ModuleParams:
