@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 from thalweg import Rule, rules
 from thalweg.core import norms
 from thalweg.core.columns import per_variable, processed
+from thalweg.core.gradient_stats import known_of
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.there import along, columns_there, derived_there
 from thalweg.engines.engine import Columns, Request
@@ -147,7 +148,7 @@ def test_unscaling_and_clipping(
     scale = torch.ones((), device=GPU)
     how = gradient_transforms(around, scale, COUNT, seen, is_torchs)
     columns = Columns({FLOAT32: {}, np.float64: {}}, {}, scale > 0)
-    known = how.known(Measured(), variables, columns)
+    known = known_of(how, Measured(), variables, columns)
     columns = processed(columns, known, (FLOAT32,))
     known.decision()
     assert_there(columns.separate["unscaling"])
@@ -171,7 +172,7 @@ def test_a_norm_of_several_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_there(factor.scale, ())
     assert_there(seen.grad_norm, ())
     how = gradient_transforms(around, scale, COUNT, seen, is_torchs=True, factor=factor)
-    known = how.known(Measured(), variables)
+    known = known_of(how, Measured(), variables)
     known.decision()
     assert not how.measured
     assert_there(known.separate["clip_scale"])
@@ -187,7 +188,7 @@ def test_what_a_rule_makes_of_its_measures(rule: Rule) -> None:
     separate = {"learning_rate": vector(torch.float32)}
     columns = Columns({FLOAT32: hypers}, separate, taken)
     asked = Request(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
-    known = GradientTransforms().known(Measured(), variables, columns)
+    known = known_of(GradientTransforms(), Measured(), variables, columns)
     found, calls = per_variable(asked, slots, columns, known)
     assert found.taken is taken
     for name, each in found.separate.items():

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rulebook import label, slow_unless
 from thalweg import IndexedSlices, Variable
-from thalweg.core.gradient_transforms import Decision, GradientStats, GradientTransforms
+from thalweg.core.gradient_stats import GradientStats
+from thalweg.core.gradient_transforms import Decision, GradientTransforms
 from thalweg.engines import Tensors
 from thalweg.engines.engine import Columns
 from thalweg.engines.reference import saturated

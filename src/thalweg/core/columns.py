@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg import formula
 from thalweg.core import vectors
-from thalweg.core.gradient_transforms import SCALARS, GradientStats
+from thalweg.core.gradient_transforms import SCALARS
 from thalweg.core.hyperparameters import as_number, hint, shown
 from thalweg.core.section import Call
 from thalweg.core.vectors import Device
@@ -20,6 +20,9 @@ from thalweg.engines import compute_dtype, given_to, prepared
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
+
+if TYPE_CHECKING:
+    from thalweg.core.gradient_stats import GradientStats
 
 Groups = Sequence[Hashable] | None
 ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientStats, GradientTransforms
+from thalweg.core.gradient_stats import GradientStats
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import Launch, Launches, Snapshot, look, plan_of
 from thalweg.core.steady_norm import SteadyNorm

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.core.gradient_transforms import GradientTransforms, Usual
+from thalweg.core.gradient_stats import Usual
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.steady import Launch
 from thalweg.engines.cpu import look_norm
 from thalweg.engines.cpu.snapshot import norm_routine

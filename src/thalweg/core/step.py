@@ -18,13 +18,7 @@ from torch import Tensor
 from thalweg import engines
 from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
 from thalweg.core.columns import columns_of, per_variable, processed
-from thalweg.core.gradient_transforms import (
-    NOTHING,
-    Decision,
-    GradientTransforms,
-    all_dense,
-    materialised,
-)
+from thalweg.core.gradient_transforms import NOTHING, Decision, GradientTransforms, all_dense
 from thalweg.core.hooks import Hooks
 from thalweg.core.moved import Memory
 from thalweg.core.outcome import (
@@ -48,6 +42,7 @@ from thalweg.core.vectors import is_host
 from thalweg.engines import check_scalars
 from thalweg.engines.engine import Copies, Ready, Request, Round
 from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices, values_of
 
@@ -208,7 +203,7 @@ def _plan_step(
         if is_checked:
             _check_numerics(hooks, pairs)
             is_checked = False
-        pairs, decision = materialised(pairs, how, hooks.selection.denormals == "flush")
+        pairs, decision = _materialise(pairs, how, hooks.selection.denormals == "flush")
         if not decision.taken:
             return _skipped(hooks, decision)
         how = GradientTransforms(calls=decision.calls)
@@ -267,7 +262,9 @@ def _execute_step(
             if how.decide is not None:
                 numbers = numbers or not (is_last and _may_leave(hooks, asked, ready))
             now = () if rule.passes else formulas
-            known = how.known(measures, asked.variables, columns, now, numbers)
+            with importing:
+                from thalweg.core.gradient_stats import known_of
+            known = known_of(how, measures, asked.variables, columns, now, numbers)
             columns = processed(columns, known, ready.dtypes)
             decision = known.decision()
             if isinstance(decision.taken, Tensor):
@@ -405,7 +402,7 @@ def _by_hooks(
     A constraint follows its variable's update.
     """
     flush = hooks.selection.denormals == "flush"
-    pairs, decision = materialised(pairs, how, flush)
+    pairs, decision = _materialise(pairs, how, flush)
     if not decision.taken:
         return _skipped(hooks, decision)
     variables = [var for _, var in pairs]
@@ -430,6 +427,16 @@ def _by_hooks(
         if not hooks.begun:
             drain(undo)
         raise
+
+
+def _materialise(
+    pairs: list[Pair], how: GradientTransforms, flush: bool
+) -> tuple[list[Pair], Decision]:
+    if not how:
+        return pairs, Decision(True, [])
+    with importing:
+        from thalweg.core.gradient_stats import materialised
+    return materialised(pairs, how, flush)
 
 
 def _skipped(hooks: Hooks, decision: Decision) -> Outcome:

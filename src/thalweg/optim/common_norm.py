@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thalweg import engines
 from thalweg.core.common_factor import Factor
+from thalweg.core.gradient_stats import known_of
 from thalweg.core.gradient_transforms import GradientTransforms, Measures
 from thalweg.engines import Dispatcher, layout
 from thalweg.engines.engine import Ready, Request
@@ -60,7 +61,7 @@ class CommonNorm:
         if sharing is not None:
             measures = sharing.measure_whole(measures, _asked(shares, (), variables))
         try:
-            known = how.known(measures, variables)
+            known = known_of(how, measures, variables)
             seen(known)
             return known.clip_factor
         finally:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.core.common_factor import Factor
-from thalweg.core.gradient_transforms import GradientStats, GradientTransforms
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.options.accumulation import Accumulation
 from thalweg.core.options.average import Average
 from thalweg.core.options.clipping import Clipping
@@ -24,6 +24,9 @@ from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
 from thalweg.core.options.update_targets import StateStorage
 from thalweg.formula import Rule
+
+if TYPE_CHECKING:
+    from thalweg.core.gradient_stats import GradientStats
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
 EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import counting
-from thalweg.core.gradient_transforms import GradientTransforms, materialised
+from thalweg.core.gradient_stats import materialised
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.pairs import Pair, as_pairs, distinct
 from thalweg.core.section import run
 from thalweg.distribute.context import enter_update

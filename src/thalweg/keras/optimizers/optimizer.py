@@ -20,7 +20,8 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.described import Described
-from thalweg.core.gradient_transforms import NOTHING, materialised
+from thalweg.core.gradient_stats import materialised
+from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Shared
 from thalweg.core.hyperparameters import hint, is_number, shown

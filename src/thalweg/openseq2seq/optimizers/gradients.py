@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientTransforms, materialised
+from thalweg.core.gradient_stats import materialised
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.pairs import concrete as concrete
 from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.gradient_stats import known_of
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.engines import Tensors
 from thalweg.graph import Output, operation
@@ -23,9 +24,8 @@ def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
 
     def measure(given: list[Any]) -> Tensor:
         found = [floating(values_of(grad)) for grad in map(concrete, given) if grad is not None]
-        known = GradientTransforms(overflow=as_shipped, casts=True).known(
-            Tensors(found, found), found
-        )
+        how = GradientTransforms(overflow=as_shipped, casts=True)
+        known = known_of(how, Tensors(found, found), found)
         with np.errstate(over="ignore"):
             norm = np.float32(known.global_norm)
         return torch.tensor(norm, device=found[0].device if found else None)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientStats, GradientTransforms
+from thalweg.core.gradient_stats import GradientStats, known_of
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.pairs import Pair
 from thalweg.core.vectors import for_each, number, place_of
@@ -164,7 +165,7 @@ class PostProcessing(NamedTuple):
             return known
         values, variables = [values_of(grad) for grad, _ in pairs], [var for _, var in pairs]
         plain = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
-        return plain.known(Tensors(values, variables), variables)
+        return known_of(plain, Tensors(values, variables), variables)
 
     def _note_larc(
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, known: GradientStats

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg.core.checks import check_memories
-from thalweg.core.gradient_transforms import Decision, GradientTransforms, materialised
+from thalweg.core.gradient_stats import materialised
+from thalweg.core.gradient_transforms import Decision, GradientTransforms
 from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, add_taken, following, says_not_taken
 from thalweg.core.pairs import distinct
 from thalweg.core.section import Call, run, unless_resized

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.gradient_transforms import GradientTransforms, materialised
+from thalweg.core.gradient_stats import materialised
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.section import run
 from thalweg.engines import current
 from thalweg.graph import (
