@@ -46,6 +46,13 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("AdamH", {}),
     ("ScheduleFreeAdamW", {"warmup_steps": 2}),
 ]
+OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
+    ("Muon", {}),
+    ("NorMuon", {"weight_decay": 0.1}),
+    ("MuonH", {}),
+    ("SOAP", {"precondition_frequency": 2}),
+    ("KLSOAP", {"max_precondition_dim": 4}),
+]
 TENSORFLOWS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9, "nesterov": True}),
     ("Adam", {}),
@@ -70,6 +77,11 @@ OPTIONS: dict[str, list[Any]] = {
 SUMMED = ("The sums of gradients stay", "The gradients were added to their sums")
 
 
+def is_matrix(var: Tensor) -> bool:
+    """Whether rules of matrices take it."""
+    return var.dim() > 1 and var.dtype != torch.float16
+
+
 def options(dice: random.Random) -> dict[str, Any]:
     """None of them, one, or several."""
     count = dice.choice([0, 0, 1, 1, 2, 3])
@@ -89,9 +101,10 @@ class OptimTraining(Training):
         return torch.nn.Parameter(super()._variable(dice, number).detach().as_subclass(Tensor))
 
     def _made(self, dice: random.Random) -> Any:
+        of_matrices = OF_MATRICES if all(map(is_matrix, self.variables)) else []
         home, (name, own) = dice.choice(
             [
-                *((optim, each) for each in (*OURS, *LACKED)),
+                *((optim, each) for each in (*OURS, *LACKED, *of_matrices)),
                 *((tensorflow, each) for each in TENSORFLOWS),
             ]
         )
@@ -101,7 +114,7 @@ class OptimTraining(Training):
         if len(groups) > 1 and "momentum" in own and home is optim and dice.random() < 0.5:
             groups[1]["momentum"] = 0.0  # several rules in a step
         elif home is optim and dice.random() < 0.2:
-            others = [dice.choice([*OURS, *LACKED]) for _ in groups[1:]]
+            others = [dice.choice([*OURS, *LACKED, *of_matrices]) for _ in groups[1:]]
             for group, (rule, its) in zip(groups, [(name, own), *others], strict=True):
                 group |= {"rule": rule, "lr": 0.1, **its}
             return optim.Mixed(groups, **options(dice))

@@ -18,6 +18,7 @@ from thalweg.core.section import Call
 from thalweg.core.vectors import Device
 from thalweg.engines import compute_dtype, given_to, prepared
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
+from thalweg.engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
 
@@ -154,6 +155,8 @@ def per_variable(
     there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
     taken = columns.taken
     slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
+    if there is None:
+        _check_numbers(asked, scalar_slots)
     # The scalar slots as they are in the course of the step.
     now: dict[int, Any] = {
         key: slot.item() if there is None else slot for key, slot in slots.items()
@@ -194,6 +197,18 @@ def per_variable(
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         writes.append(partial(copy, list(slots.values()), moved))
     return columns._replace(separate=separate), writes
+
+
+def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
+    """Refuse scalar slots whose storages were cut.
+
+    Raises:
+        LayoutError: Names the first.
+    """
+    for title, own in zip(asked.titles, scalar_slots, strict=False):
+        for kind, slot in zip(asked.rule.scalar_slots, own, strict=True):
+            if slot.untyped_storage().nbytes() < slot.element_size():
+                check_memory(slot, f"'{kind.name}' of '{title}'")
 
 
 def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:

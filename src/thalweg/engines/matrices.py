@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.engines import layout
+from thalweg.engines.protected import check_writable
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.formula import Rule
 from thalweg.variable import dtype_name
 
 Shape = Callable[[int, int], tuple[int, ...]]  # of a slot, of rows and columns
@@ -42,6 +45,54 @@ def check_matrices(rule: str, variables: Sequence[Tensor], titles: Sequence[str]
             )
 
 
-def shaped_like(var: Tensor, shape: Shape) -> Tensor:
+def shaped_like(var: Tensor, shape: Shape | None) -> Tensor:
     """A tensor without memory, of the shape of a slot beside a variable."""
-    return torch.empty(shape(*matrix_shape(var)), dtype=var.dtype, device="meta")
+    own = () if shape is None else shape(*matrix_shape(var))
+    return torch.empty(own, dtype=var.dtype, device="meta")
+
+
+def check_shaped_slots(
+    rule: Rule,
+    variables: Sequence[Tensor],
+    element_slots: Sequence[Sequence[Tensor]],
+    slots: Sequence[Sequence[Tensor]],
+    titles: Sequence[str],
+) -> None:
+    """Refuse slots with shapes of their own that stages could not read, or a step not write.
+
+    Args:
+        rule: The rule.
+        variables, titles: The variables, with a name for each.
+        element_slots: What else the step writes.
+        slots: Of each variable, in the rule's order.
+
+    Raises:
+        InvalidArgumentError: One has another shape or device.
+        InvalidTypeError: One has a dtype that is not computed.
+        LayoutError: One has no memory of its own, or its elements share theirs.
+    """
+    tensors = [*variables, *(slot for own in element_slots for slot in own)]
+    names = [*titles, *(f"a slot of {name}" for name, own in zip(titles, element_slots, strict=True)
+                        for _ in own)]  # fmt: skip
+    for var, own, title in zip(variables, slots, titles, strict=True):
+        for kind, slot in zip(rule.shaped_slots, own, strict=True):
+            what, shape = f"'{kind.name}' of '{title}'", shaped_like(var, kind.shape).shape
+            if slot.dtype not in layout.STORAGE_NAMES:
+                raise InvalidTypeError(
+                    f"{what} is {dtype_name(slot.dtype)}, which is not computed."
+                )
+            if slot.shape != shape or slot.device != var.device:
+                raise InvalidArgumentError(
+                    f"{what} has shape {tuple(slot.shape)} on {slot.device}; it must have shape"
+                    f" {tuple(shape)} on {var.device}."
+                )
+            layout.check_memory(slot, what)
+            if slot.is_neg() or layout.may_overlap(slot):
+                raise LayoutError(
+                    f"{what} cannot be updated in place: its elements share memory (shape"
+                    f" {tuple(slot.shape)}, strides {slot.stride()})."
+                )
+            tensors.append(slot)
+            names.append(what)
+    layout.check_disjoint(tensors, names)
+    check_writable(zip(tensors, names, strict=True))

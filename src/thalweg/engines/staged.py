@@ -24,7 +24,7 @@ from thalweg.engines.engine import (
 )
 from thalweg.engines.given import check_given
 from thalweg.engines.layout import compute_dtype, is_dense
-from thalweg.engines.matrices import check_matrices, matrix_shape
+from thalweg.engines.matrices import check_matrices, check_shaped_slots, matrix_shape
 from thalweg.engines.spread import updates_of
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
@@ -82,7 +82,8 @@ class StagedStep:
                     " dense one, or the rule whole=True."
                 )
         self._rule = rule
-        self._variables = list(asked.variables)
+        self._variables, self._titles = list(asked.variables), asked.titles
+        self._seen: list[Any] | None = [] if not rule.shaped_slots else None
         self._batches = [_batch(rule, self._variables, own) for own in _alike(self._variables)]
         made = [dict[str, Tensor]() for _ in self._variables]
         for batch in self._batches:
@@ -129,7 +130,9 @@ class StagedStep:
 
         Raises:
             RuleError: A stage returns what it may not.
+            InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
+        self._check_slots(slots)
         passes, moved = iter(self._passes), dict[int, tuple[Tensor, Tensor]]()
         with no_grad():
             for each in self._rule.passes:
@@ -147,6 +150,21 @@ class StagedStep:
             news = [torch.where(columns.taken, new, old) for new, old in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return [partial(copy, list(olds), list(news))]
+
+    def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Look at slots that are not those of the step before, where they lay."""
+        try:
+            seen = [
+                (id(x), x.data_ptr(), x.shape, x.stride(), x.untyped_storage().nbytes())
+                for own in slots
+                for x in own
+            ]
+        except RuntimeError:  # it has no memory
+            seen = None
+        if seen is None or seen != self._seen:
+            own = [each[len(self._rule.made) :] for each in self._slots]
+            check_shaped_slots(self._rule, self._variables, own, slots, self._titles)
+            self._seen = seen
 
     def _run_pass(self, each: Pass, ready: Ready, columns: Columns) -> None:
         try:
