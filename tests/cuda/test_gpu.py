@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+import modern_inputs
 import rulebook
 import thalweg
 from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
+from matrix_inputs import MATRIX_CASES
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
 from thalweg import IndexedSlices, optim
 from thalweg.engines import Dispatcher
@@ -29,6 +31,7 @@ EXACT = [case for case in FIRST if case.rule.name != "FtrlPower"]
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")
 SELECTIONS = [KEEP, FLUSH]
 BY_SELECTION = pytest.mark.parametrize("selection", SELECTIONS, ids=["keep", "flush"])
+OF_MATRICES = [case for case in MATRIX_CASES if hasattr(optim, case.cls)]
 SHAPES = [(0,), (), (5, 7), (4096,), (2 * 4096 + 5,)]
 
 
@@ -420,3 +423,41 @@ def test_a_launch_is_made_of_calls_in_c():
     functions = [getattr(call, "func", call) for call in only.calls]
     assert len(functions) == 4  # the context, the kernel, the context, the version counters
     assert not [each for each in functions if hasattr(each, "__code__")]
+
+
+def moved(cls, params, case, device, lr):
+    """Parameters after ten steps on a device, and how far the CPU's moved."""
+    own = [param.detach().to(device).requires_grad_() for param in params]
+    made = cls(own)
+    for step in range(10):
+        gradients = case(step, torch.float32)
+        for param, grad in zip(own, gradients, strict=True):
+            param.grad = grad.to(device)
+        for group in made.param_groups:
+            group["lr"] = lr * (1 - step / 20)
+        made.step()
+    return [each.detach().cpu() for each in own]
+
+
+@pytest.mark.parametrize("case", modern_inputs.CASES, ids=lambda case: case.name)
+def test_bits_of_modern_rules(case):
+    def make(params):
+        return getattr(optim, case.cls)(params, **case.arguments(0.1, own=True))
+
+    params = modern_inputs.params_of(torch.float32)
+    found = [moved(make, params, modern_inputs.gradients_of, each, case.lr)
+             for each in ("cpu", "cuda")]  # fmt: skip
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("case", OF_MATRICES, ids=lambda case: case.name)
+def test_rules_of_matrices_go_where_they_go_on_the_cpu(case):
+    """Products are in bfloat16 here, and those of SOAP's bases in float32."""
+
+    def make(params):
+        return getattr(optim, case.cls)(params, **case.arguments(0.1, own=True))
+
+    params = case.params_of(torch.float32)
+    cpu, there = (moved(make, params, case.gradients_of, each, case.lr) for each in ("cpu", "cuda"))
+    for start, one, other in zip(params, cpu, there, strict=True):
+        assert (one - other).norm() <= 5e-2 * (one - start.detach()).norm()
