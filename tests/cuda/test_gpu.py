@@ -427,7 +427,7 @@ def test_a_launch_is_made_of_calls_in_c():
 
 def moved(cls, params, case, device, lr):
     """Parameters after ten steps on a device, and how far the CPU's moved."""
-    own = [param.detach().to(device).requires_grad_() for param in params]
+    own = [param.detach().clone().to(device).requires_grad_() for param in params]
     made = cls(own)
     for step in range(10):
         gradients = case(step, torch.float32)

@@ -111,7 +111,7 @@ class _Program:
                 found[name] = _for_stages(text)
         for index, measure in enumerate(self.sweep.measures):
             for name, text in self._double.helpers_of(measure).items():
-                found[name] = _own_helpers(text, index)
+                found[f"m{index} {name}"] = _own_helpers(text, index)  # two may call one helper
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
             f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"

@@ -1,0 +1,51 @@
+"""Modern rules and rules of matrices on a GPU, in Triton's interpreter: the bits of the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import modern_inputs
+import thalweg
+from matrix_inputs import MATRIX_CASES
+from rulebook import assert_same
+from thalweg import optim
+
+MATRICES = [case for case in MATRIX_CASES if hasattr(optim, case.cls)]
+STEPS = 3
+
+
+def trained(engine, case, params, gradients, **options):
+    own = [param.detach().clone().requires_grad_() for param in params]
+    made = getattr(optim, case.cls)(own, **case.arguments(0.1, own=True), **options)
+    with thalweg.engine(engine):
+        for step in range(STEPS):
+            for param, grad in zip(own, gradients(step), strict=True):
+                param.grad = grad
+            made.step()
+    kept = [each for param in own for each in made.state[param].values()]
+    return [each.detach() for each in (*own, *kept) if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", modern_inputs.CASES, ids=lambda case: case.name)
+def test_bits_of_modern_rules(case, dtype):
+    params = modern_inputs.params_of(dtype)[1:4]  # which an interpreter has done in time
+
+    def gradients(step):
+        return modern_inputs.gradients_of(step, dtype)[1:4]
+
+    found, wanted = (trained(each, case, params, gradients) for each in ("cuda", "cpu"))
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 0.5}, {"ema_decay": 0.9}], ids=str)
+@pytest.mark.parametrize("case", MATRICES, ids=lambda case: case.name)
+def test_bits_of_rules_of_matrices(case, options):
+    params = case.params_of(torch.float32)[:2]
+
+    def gradients(step):
+        return case.gradients_of(step, torch.float32)[:2]
+
+    found, wanted = (trained(each, case, params, gradients, **options) for each in ("cuda", "cpu"))
+    assert_same(found, wanted)
