@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -217,11 +218,12 @@ def test_parameters_whose_steps_have_other_numbers_are_called_apart() -> None:
 )
 def test_what_is_no_matrix_is_refused(shape: Any, dtype: Any, error: Any, said: str) -> None:
     (param,) = parameters([shape], dtype)
-    made = optim.RuleOptimizer([param], CENTERED)
-    before = param.detach().clone()
+    w, before = Variable(param.detach().clone(), name="w"), param.detach().clone()
     with pytest.raises(error, match=said):
-        take(made, [param])
-    assert_same([param.detach()], [before])
+        RuleOptimizer(CENTERED).apply_gradients([(torch.ones_like(before), w)])
+    assert_same([torch.as_tensor(w).detach()], [before])
+    with pytest.raises(error, match=said):
+        optim.RuleOptimizer([param], CENTERED)
 
 
 def test_empty_matrices_are_none() -> None:
@@ -321,3 +323,122 @@ def test_a_slot_has_one_shape() -> None:
 def test_a_rule_with_passes_is_checked() -> None:
     check_rule(CENTERED)
     check_rule(KEEPING)
+
+
+def two_values(var, grad, mean):
+    return grad, mean
+
+
+def swap(*, one, other):
+    return {"one": other, "other": one}
+
+
+def of_two(var, grad, one, other, mean, *, learning_rate):
+    return var - learning_rate * (one + 2 * other), grad
+
+
+def test_what_a_stage_was_given_it_may_return_under_another_name() -> None:
+    rule = replace(
+        CENTERED, passes=(Pass(two_values, makes=("one", "other")), Stage(swap)), update=of_two
+    )
+    (param,) = params = [torch.zeros(2, 3, requires_grad=True)]
+    made = optim.RuleOptimizer(params, rule)
+    for grad, wanted in ((1.0, -1.0), (3.0, -4.5)):  # the mean is that of the step before
+        param.grad = torch.full((2, 3), grad)
+        made.step()
+        torch.testing.assert_close(param.detach(), torch.full((2, 3), wanted))
+
+
+def returns_its_own(*, step, factor):
+    return {"factor": step @ step.mT * 0 + step[:, :, :1], "step": step}
+
+
+def add_later(*, step):
+    return {"step": step.add_(0).clone() + 100}
+
+
+def test_what_a_slot_becomes_is_what_the_stage_returned() -> None:
+    passes = (CENTERED.passes[0], Stage(returns_its_own), Stage(add_later))
+    (param,) = params = [torch.zeros(1, 1, requires_grad=True)]
+    made = optim.RuleOptimizer(params, replace(KEEPING, passes=passes))
+    param.grad = torch.ones(1, 1)
+    made.step()
+    assert made.state[param]["factor"].item() == 1.0
+
+
+def test_variables_in_any_order_of_memory() -> None:
+    """Matrices of one shape among them, of other dimensions."""
+    torch.manual_seed(0)
+    several = [
+        torch.randn(6, 4, 3, 3).to(memory_format=torch.channels_last),
+        torch.randn(2, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d),
+        torch.randn(18, 4).t(),
+        torch.randn(9, 2, 4).permute(2, 1, 0),
+        torch.randn(8, 9)[::2],
+    ]
+    alike = [each.clone(memory_format=torch.contiguous_format) for each in several]
+    found: list[Any] = []
+    for params in (several, alike):
+        own = [each.detach().requires_grad_() for each in params]
+        with pytest.warns(thalweg.PerformanceWarning) if params is several else nullcontext():
+            take(optim.RuleOptimizer(own, CENTERED), own, 3)
+        found.append([each.detach().contiguous() for each in own])
+    assert_same(*found)
+
+
+def with_default(*, step, learning_rate=7.0, unknown=3.0):
+    return {"step": step * (learning_rate - 0.5) + unknown}
+
+
+def test_a_stage_is_given_what_it_has_a_default_for() -> None:
+    rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(with_default)))
+    check_rule(rule)
+    (param,) = params = [torch.zeros(2, 2, requires_grad=True)]
+    take(optim.RuleOptimizer(params, rule), params)
+    torch.testing.assert_close(param.detach(), torch.full((2, 2), -1.5))
+
+
+def test_a_call_that_is_refused_makes_no_state() -> None:
+    opt, w = RuleOptimizer(KEEPING), Variable(torch.ones(3), name="w")
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match="for matrices"):
+            opt.apply_gradients([(torch.ones(3), w)])
+        assert opt.get_weights() == []
+    for shape in ((3,), ()):
+        (param,) = params = parameters([shape])
+        with pytest.raises(InvalidArgumentError, match="for matrices"):
+            optim.RuleOptimizer([param], KEEPING)
+        made = optim.RuleOptimizer(parameters([(2, 2)]), KEEPING)
+        with pytest.raises(InvalidArgumentError, match="for matrices"):
+            made.add_param_group({"params": params})
+        assert param not in made.state
+
+
+def no_shape(rows: int, columns: int) -> Any:
+    return rows
+
+
+def failing_shape(rows: int, columns: int) -> Any:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [(no_shape, "must be a tuple of sizes, not"), (failing_shape, "fails beside a matrix .* no")],
+)
+def test_a_shape_is_a_tuple_of_sizes(shape: Any, said: str) -> None:
+    slots = (Slot("mean"), Slot("factor", shape=shape))
+    with pytest.raises(RuleError, match=said):
+        check_rule(replace(KEEPING, slots=slots))
+
+
+def test_a_rule_is_checked_whatever_the_defaults_are() -> None:
+    from thalweg.rules.modern import SOAP
+
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("meta"):
+            check_rule(SOAP)
+    finally:
+        torch.set_default_dtype(before)

@@ -292,3 +292,66 @@ def test_vectors_and_embeddings_are_for_other_rules_unless_they_are_named() -> N
                             {hidden: "Muon", ...: "AdamW"})  # fmt: skip
         optimizer = optim.Mixed(made)
         assert sum(len(g["params"]) for g in optimizer.param_groups if g["rule"] == "Muon") == 2
+
+
+@pytest.mark.parametrize("kind", ["SOAP", "KLSOAP"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_first_gradient_without_eigenvectors_is_that_parameters_own(
+    kind: str, value: float
+) -> None:
+    params = [torch.ones(4, 4).requires_grad_() for _ in range(3)]
+    alone = [torch.ones(4, 4).requires_grad_()]
+    made, other = getattr(optim, kind)(params), getattr(optim, kind)(alone)
+    for step in range(3):
+        grads = [torch.randn(4, 4) for _ in params]
+        if not step:
+            grads[1][2, 3] = value
+        for param, grad in zip((*params, *alone), (*grads, grads[0]), strict=True):
+            param.grad = grad
+        made.step()
+        other.step()
+    torch.testing.assert_close(params[0], alone[0], rtol=1e-5, atol=1e-6)
+    assert params[2].isfinite().all()
+
+
+def test_options_are_refused_whatever_was_made_before() -> None:
+    params = [torch.zeros(2, 2, requires_grad=True)]
+    optim.Muon(params, ns_steps=5)
+    optim.SOAP(params, precondition_frequency=10)
+    with pytest.raises(ValueError, match="ns_steps must be a whole number"):
+        optim.Muon(params, ns_steps=5.0)  # pyright: ignore
+    with pytest.raises(ValueError, match="precondition_frequency must be a positive integer"):
+        optim.SOAP(params, precondition_frequency=10.0)  # pyright: ignore
+    for kind, name in ((optim.NorMuon, "beta2"), (optim.SOAP, "shampoo_beta")):
+        with pytest.raises(ValueError, match=f"Invalid {name} value: 7"):
+            kind(params, **{name: 7.0})
+    for wrong in (("a", "b", "c"), (1.0, 2.0, float("nan"))):
+        with pytest.raises(ValueError, match="must be three numbers each"):
+            optim.Muon(params, ns_coefficients=wrong)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("NorMuon", "beta2"), ("SOAP", "shampoo_beta")])
+def test_bits_are_those_of_a_group_whatever_others_have(kind: str, name: str) -> None:
+    found: list[Any] = []
+    for other in (0.95, 0.5):
+        params = [torch.ones(16, 16).requires_grad_() for _ in range(2)]
+        groups = [{"params": [params[0]]}, {"params": [params[1]], name: other}]
+        made = getattr(optim, kind)(groups, lr=0.003)
+        dice = torch.Generator().manual_seed(0)
+        for _ in range(4):
+            for param in params:
+                param.grad = torch.randn(16, 16, generator=dice)
+            made.step()
+        found.append(params[0].detach())
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["AdamH", "MuonH"])
+def test_numbers_are_where_they_were_whatever_the_default_device_is(kind: str) -> None:
+    (param,) = params = [torch.ones(3, 3, requires_grad=True)]
+    made = getattr(optim, kind)(params)
+    with torch.device("meta"):
+        param.grad = torch.ones(3, 3, device="cpu")
+        made.step()
+    assert made.state[param]["radius"].device.type == "cpu"
+    assert made.last_step.count == 1

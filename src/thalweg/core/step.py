@@ -159,6 +159,25 @@ def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None
     hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
 
 
+def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
+    """Refuse what a rule with passes does not take.
+
+    Raises:
+        NotImplementedError: Processes share the step among them.
+        InvalidArgumentError, InvalidTypeError: As `check_pairs` of its engine.
+    """
+    with importing:
+        from thalweg.engines.matrices import check_pairs
+    variables = [var for _, var in pairs]
+    titles = hooks.names_of(variables)
+    if hooks.sharing is not None and titles:
+        raise NotImplementedError(
+            f"Rule {rule.name!r} has stages over whole matrices, which no process has of a step"
+            f" that is shared among several: '{titles[0]}' is one of those."
+        )
+    check_pairs(rule, variables, [grad for grad, _ in pairs], titles)
+
+
 def _own(hooks: Hooks, asked: Request) -> Request:
     """What this process does of the step."""
     return asked if hooks.sharing is None else hooks.sharing.share_out(asked)
@@ -182,16 +201,12 @@ def _plan_step(
     kept.last = None
     pairs = hooks.convert_pairs(given)
     _check(hooks, pairs, how)
+    if (rule := hooks.step_rule()) is not None and rule.passes:
+        _check_matrices(hooks, rule, pairs)
     hooks.create_state(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
     pairs = hooks.transform_pairs(pairs)
-    if (rule := hooks.step_rule()) is not None and rule.passes and hooks.sharing is not None:
-        (title,) = hooks.names_of([pairs[0][1]])
-        raise NotImplementedError(
-            f"Rule {rule.name!r} has stages over whole matrices, which no process has of a step"
-            f" that is shared among several: '{title}' is one of those."
-        )
-    is_checked = _is_checked(hooks, how)
+    rule, is_checked = hooks.step_rule(), _is_checked(hooks, how)
     if rule is None or hooks.one_by_one(pairs):
         if is_checked:
             _check_numerics(hooks, pairs)

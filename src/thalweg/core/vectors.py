@@ -129,7 +129,7 @@ def as_slot(value: Any, slot: Tensor) -> Tensor:
     """A number as a tensor of a slot's dtype, where it can be copied to it."""
     if isinstance(value, Tensor):
         return value.to(slot.dtype)
-    return torch.tensor(value, dtype=slot.dtype)
+    return torch.tensor(value, dtype=slot.dtype, device=slot.device)
 
 
 def rounded(values: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from thalweg.engines.batches import asked_by, check_found
 from thalweg.engines.check_formula import check_numbers, check_order, check_sides, check_taken
 from thalweg.engines.given import check_given
-from thalweg.engines.staged import Batch, check_found, names_of
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
-from thalweg.formula import Rule
+from thalweg.formula import Rule, Slot
 from thalweg.ground.passes import Pass, Stage
 
 
@@ -30,7 +30,7 @@ def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
             check_numbers(rule, each.function, transcript, known)
             made += each.makes
         else:
-            names = names_of(each)
+            names = asked_by(each).needed
             there = {**known, **dict.fromkeys([*made, *(x.name for x in rule.shaped_slots)])}
             check_given(place_of(each.function), names, there, rule)
             _try_stage(rule, each, made, known)
@@ -39,14 +39,16 @@ def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
 def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, Any]) -> None:
     """Refuse a stage that fails over two small matrices, or returns what it may not."""
     dice = torch.Generator().manual_seed(0)
+    how: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    asked = asked_by(stage)
     for shape in ((3, 2), (2, 3)):
-        matrices = {name: torch.rand(2, *shape, generator=dice) for name in made}
-        given: dict[str, Any] = dict(matrices)
-        for slot in rule.shaped_slots:
-            given[slot.name] = torch.full((2, *slot.shape(*shape)), slot.initial)  # pyright: ignore
-        given = {
-            name: given[name] if name in given else float(known[name]) for name in names_of(stage)
+        there: dict[str, Any] = {
+            name: torch.rand(2, *shape, generator=dice, **how) for name in made
         }
+        for slot in rule.shaped_slots:
+            there[slot.name] = torch.full((2, *_shape_of(rule, slot, shape)), slot.initial, **how)
+        there |= {name: float(each) for name, each in known.items() if name not in there}
+        given = {name: there[name] for name in (*asked.needed, *asked.optional) if name in there}
         try:
             found = stage.function(**given)
         except Exception as error:
@@ -54,4 +56,19 @@ def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, An
                 f"{place_of(stage.function)} fails over matrices of shape {shape}:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        check_found(rule, stage, found, Batch([0, 1], shape, dict(matrices)), given, 2)
+        check_found(rule, stage, found, given, dict.fromkeys(made))
+
+
+def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, int]) -> tuple[int, ...]:
+    """The shape of a slot beside a matrix."""
+    try:
+        found: Any = slot.shape(*shape)  # pyright: ignore[reportOptionalCall]
+        is_shape = isinstance(found, tuple) and all(type(x) is int and x >= 0 for x in found)
+    except Exception as error:
+        raise RuleError(
+            f"The shape of slot {slot.name!r} fails beside a matrix of shape {shape}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    if not is_shape:
+        raise RuleError(f"The shape of slot {slot.name!r} must be a tuple of sizes, not {found!r}.")
+    return found

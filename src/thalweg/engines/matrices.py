@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from thalweg.engines import layout
 from thalweg.engines.protected import check_writable
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
 Shape = Callable[[int, int], tuple[int, ...]]  # of a slot, of rows and columns
@@ -43,6 +45,30 @@ def check_matrices(rule: str, variables: Sequence[Tensor], titles: Sequence[str]
                 f"'{title}' is {dtype_name(var.dtype)}, and {rule} is for float32, float64 and"
                 " bfloat16."
             )
+
+
+def check_pairs(
+    rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Any], titles: Sequence[str]
+) -> None:
+    """Refuse a step that a rule with passes does not take.
+
+    Raises:
+        InvalidArgumentError: A variable has fewer than two dimensions, or comes twice.
+        InvalidTypeError: It has another dtype than float32, float64 and bfloat16, or its gradient
+            is sparse.
+    """
+    title = f"rule {rule.name!r}"
+    check_matrices(title, variables, titles)
+    for grad, name in zip(gradients, titles, strict=True):
+        if isinstance(grad, IndexedSlices) and not rule.is_whole:
+            raise InvalidTypeError(
+                f"The gradient of '{name}' is sparse, and {title} is for matrices: give it a dense"
+                " one, or the rule whole=True."
+            )
+    if len(set(map(id, variables))) < len(variables):
+        raise InvalidArgumentError(
+            f"A variable comes twice in a step of {title}, which updates each once."
+        )
 
 
 def shaped_like(var: Tensor, shape: Shape | None) -> Tensor:

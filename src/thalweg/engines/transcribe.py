@@ -102,7 +102,8 @@ class Transcript:
 
 def place_of(function: Any, line: int | None = None) -> str:
     """A function's name with its file and line, or the line given."""
-    name = f"{getattr(function, '__qualname__', function)!s}"
+    function = getattr(function, "func", function)  # of a `functools.partial`
+    name = f"{getattr(function, '__qualname__', type(function).__qualname__)!s}"
     code = getattr(function, "__code__", None)
     return f"{name} ({code.co_filename}:{line or code.co_firstlineno})" if code else name
 

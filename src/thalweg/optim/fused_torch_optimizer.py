@@ -130,7 +130,12 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Warn of parameters that are 0 before their first step, if a rule then does less."""
         for param, place in zip(params, places, strict=True):
             without = self._kind_of(self.param_groups[place])._without
-            if without and without[0] not in self.state.get(param, {}) and not param.any():
+            if (
+                without
+                and without[0] not in self.state.get(param, {})
+                and param.numel()
+                and not param.any()
+            ):
                 title = titles_in(self.param_groups, [param])[0]
                 warn(f"'{title}' {without[1]}", NumericsWarning)
 

@@ -31,6 +31,9 @@ def first_basis(factor):
     if not factor.numel():
         return factor
     eye = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
+    # One that no eigenvectors can be found of would leave all others of the batch without.
+    is_finite = factor.isfinite().all(2, keepdim=True).all(1, keepdim=True)
+    factor = torch.where(is_finite, factor, eye)
     return torch.linalg.eigh(factor + _TINY * eye).eigenvectors.flip(2)
 
 

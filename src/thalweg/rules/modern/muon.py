@@ -1,6 +1,6 @@
 """Muon: a mean of gradients, all of whose singular values are made 1 (Jordan 2024)."""
 
-from functools import cache, partial
+from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
 from thalweg.rules.modern.arithmetic import lerp
@@ -45,7 +45,7 @@ def orthogonalize(*, step, coefficients, epsilon, adjust):
     return {"step": orthogonal(step, coefficients, epsilon) * scale}
 
 
-@cache
+@lru_cache(None, typed=True)
 def muon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None):
     """The rule with these options.
 

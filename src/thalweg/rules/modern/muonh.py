@@ -1,6 +1,6 @@
 """MuonH: Muon on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
 
-from functools import cache, partial
+from functools import lru_cache, partial
 
 from thalweg.formula import Pass, Rule, Stage, variable_squares
 from thalweg.rules.modern.arithmetic import lerp
@@ -30,7 +30,7 @@ def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
     return var * back - along * step, lerp(momentum_buffer, grad, mean_weight)
 
 
-@cache
+@lru_cache(None, typed=True)
 def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON):
     """The rule with these options.
 

@@ -7,7 +7,8 @@ The coefficients are published with Muon (Jordan 2024), by @YouJiacheng in modde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -36,7 +37,11 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
 ADJUST = ("original", "match_rms_adamw", "rms_to_rms")  # how steps grow with matrices
 
 
-@cache
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
+@lru_cache(None, typed=True)
 def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
     """The coefficients of each step, the last ones again where there are fewer.
 
@@ -52,7 +57,7 @@ def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tupl
     else:
         several = coefficients and isinstance(coefficients[0], tuple)
         known = coefficients if several else (coefficients,)  # pyright: ignore
-        if not all(len(each) == 3 for each in known):
+        if not all(len(each) == 3 and all(map(_is_finite, each)) for each in known):
             raise ValueError(f"ns_coefficients must be three numbers each, not {coefficients!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or not 0 < steps < 100:
         raise ValueError(f"ns_steps must be a whole number from 1 to 99, not {steps!r}.")

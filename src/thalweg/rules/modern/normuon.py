@@ -1,15 +1,23 @@
 """NorMuon: Muon, whose rows are divided by a running root of their squares (Li et al. 2025)."""
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
-from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, prepare, update
+from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, update
+from thalweg.rules.modern.muon import prepare as prepare_muon
 from thalweg.rules.modern.newton_schulz import norms_of, orthogonal, scale_of, triples
+from thalweg.rules.torch.arithmetic import as_read
 
 _TINY = 1e-10  # added to roots and norms
 LENGTHS = ("preserve_norm", "match_rms")  # how long a step is: as Muon's, or as AdamW's
 BETA2 = Hyper("beta2", 0.95, "share of the rows' mean squares that is kept")
+
+
+def prepare(*, learning_rate, momentum, weight_decay, beta2):
+    """Once a step."""
+    made = prepare_muon(learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
+    return {**made, "row_weight": 1 - as_read(beta2)}
 
 
 def one_for_each_row(rows, columns):
@@ -18,12 +26,12 @@ def one_for_each_row(rows, columns):
 
 
 def normalize(
-    *, step, second_momentum_buffer, beta2, coefficients, epsilon, adjust, length
+    *, step, second_momentum_buffer, row_weight, coefficients, epsilon, adjust, length
 ):  # fmt: skip
     """Muon's step, whose rows are divided by the root of their mean squares."""
     made = orthogonal(step, coefficients, epsilon)
     squares = made.square().mean(dim=2, keepdim=True)
-    second = second_momentum_buffer + (squares - second_momentum_buffer) * (1 - beta2)
+    second = second_momentum_buffer + (squares - second_momentum_buffer) * row_weight
     divided = made / (second.sqrt() + _TINY)
     if length == "match_rms":  # the paper's
         wanted = 0.2 * (step.shape[1] * step.shape[2]) ** 0.5
@@ -33,7 +41,7 @@ def normalize(
     return {"step": scaled, "second_momentum_buffer": second}
 
 
-@cache
+@lru_cache(None, typed=True)
 def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
     length="preserve_norm",

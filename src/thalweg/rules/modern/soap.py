@@ -3,7 +3,7 @@
 The first gradient makes factors and bases, and moves nothing, as in the authors' code.
 """
 
-from functools import cache, partial
+from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage, sqrt
 from thalweg.rules.modern.arithmetic import hypers, lerp, mean_square
@@ -22,12 +22,12 @@ from thalweg.rules.torch.arithmetic import as_read
 SHARE = Hyper("shampoo_beta", 0.95, "share of the factors that is kept")
 
 
-def prepare(*, learning_rate, beta1, beta2, weight_decay, t):
+def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
     """Once a step; means have seen one gradient less than there were steps."""
     count, rate = as_read(t) - 1, as_read(learning_rate)
     if count == 0:
         return {"mean_weight": 0.0, "square_weight": 0.0, "square_share": 1.0, "step_size": 0.0,
-                "shrink": 1.0}  # fmt: skip
+                "shrink": 1.0, "factor_weight": 1 - as_read(shampoo_beta)}  # fmt: skip
     root = (1 - as_read(beta2) ** count) ** 0.5
     return {
         "mean_weight": 1 - as_read(beta1),
@@ -35,6 +35,7 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, t):
         "square_share": as_read(beta2),
         "step_size": rate * root / (1 - as_read(beta1) ** count),
         "shrink": 1 - rate * as_read(weight_decay),
+        "factor_weight": 1 - as_read(shampoo_beta),
     }
 
 
@@ -65,11 +66,11 @@ def out_of_basis(*, step, row_basis, column_basis):
 
 
 def into_basis(
-    *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, shampoo_beta,
+    *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, factor_weight,
     epsilon, t, frequency, whitens,
 ):  # fmt: skip
     """Gradient and mean in the basis, which changes every so many steps, and follows factors."""
-    grad, weight, between = turned, 1 - shampoo_beta, (None, None)
+    grad, weight, between = turned, factor_weight, (None, None)
     if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
         row_basis, rows = next_basis(row_factor, row_basis)
         column_basis, columns = next_basis(column_factor, column_basis)
@@ -87,7 +88,7 @@ def into_basis(
             "row_basis": row_basis, "column_basis": column_basis}  # fmt: skip
 
 
-@cache
+@lru_cache(None, typed=True)
 def soap(frequency=10, largest=10000, whitens=False):
     """The rule whose basis changes every so many steps, with sides up to `largest`.
 

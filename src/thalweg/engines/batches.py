@@ -1,0 +1,225 @@
+"""Variables whose matrices have one shape: what stages are given of them, and what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.engines.arrays import Float64
+from thalweg.engines.engine import Columns, Dtype
+from thalweg.engines.given import check_given
+from thalweg.engines.layout import compute_dtype, is_dense
+from thalweg.engines.matrices import matrix_shape
+from thalweg.engines.transcribe import place_of
+from thalweg.errors import RuleError
+from thalweg.formula import Rule
+from thalweg.ground.passes import Stage
+
+COUNT = "t"  # the scalar that is the number of a step
+
+
+class Asked(NamedTuple):
+    """What a stage asks for by name.
+
+    Attributes:
+        needed: What there must be.
+        optional: What it has a default for.
+    """
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+def asked_by(stage: Stage) -> Asked:
+    """The names of a stage's parameters, but those that a `functools.partial` has bound."""
+    function: Any = stage.function
+    bound = function.keywords if isinstance(function, partial) else {}
+    own = [each for each in signature(function).parameters.values() if each.name not in bound]
+    needed = tuple(each.name for each in own if each.default is each.empty)
+    return Asked(needed, tuple(each.name for each in own if each.default is not each.empty))
+
+
+class Batch:
+    """Variables whose matrices have one shape, dtype and device.
+
+    Args:
+        rule: A rule with passes.
+        variables: All variables of the step.
+        members: Positions of those of the batch.
+
+    Attributes:
+        shape: Rows and columns.
+        made: By name what passes make of each variable, in its shape.
+    """
+
+    def __init__(self, rule: Rule, variables: Sequence[Tensor], members: Sequence[int]) -> None:
+        own = [variables[index] for index in members]
+        self.members, self.shape = list(members), matrix_shape(own[0])
+        self.dtype: Dtype = compute_dtype(own[0].dtype)
+        self.kind = torch.float64 if own[0].dtype == torch.float64 else torch.float32
+        self.device = own[0].device
+        self.made: dict[str, list[Tensor]] = {}
+        self._blocks: dict[str, Tensor] = {}  # where variables lie row by row
+        for name in rule.made:
+            if all(var.is_contiguous() for var in own):
+                block = torch.empty(len(own), *self.shape, dtype=self.kind, device=self.device)
+                self._blocks[name] = block
+                self.made[name] = [x.view(y.shape) for x, y in zip(block, own, strict=True)]
+            else:
+                self.made[name] = [self._beside(var) for var in own]
+
+        every = (each for several in self.made.values() for each in several)
+        self._memories = {each.untyped_storage().data_ptr() for each in every}
+
+    def _beside(self, var: Tensor) -> Tensor:
+        """Memory for a number of each element, in the order of the variable's."""
+        how: dict[str, Any] = {"dtype": self.kind, "device": self.device}
+        if is_dense(var):
+            return torch.empty_strided(var.shape, var.stride(), **how)
+        return torch.empty(var.shape, **how)
+
+    def matrices(self, name: str, rows: Sequence[int]) -> Tensor:
+        """What passes have made of some of the variables: (rows, *shape)."""
+        if name in self._blocks:
+            block = self._blocks[name]
+            return block if len(rows) == len(block) else block[list(rows)]
+        return torch.stack([self.made[name][row].reshape(self.shape) for row in rows])
+
+    def store(self, name: str, rows: Sequence[int], value: Tensor) -> None:
+        """Have a value that passes have made be another one."""
+        if name in self._blocks and len(rows) == len(self.members):
+            self._blocks[name].copy_(value)
+            return
+        for row, own in zip(rows, value, strict=True):
+            target = self.made[name][row]
+            target.copy_(own.reshape(target.shape))
+
+    def holds(self, value: Tensor) -> bool:
+        """Whether a tensor lies in what passes have made."""
+        return value.untyped_storage().data_ptr() in self._memories
+
+    def rows_by_count(self, columns: Columns, every: int) -> list[list[int]]:
+        """The rows of variables whose steps have one number each, at which a stage is due."""
+        counts = self._numbers(COUNT, columns)
+        found: dict[float, list[int]] = {}
+        for row, count in enumerate(counts):
+            if not (count - 1) % every:
+                found.setdefault(count, []).append(row)
+        return list(found.values())
+
+    def _numbers(self, name: str, columns: Columns) -> list[float]:
+        """A scalar of each variable."""
+        if name not in columns.separate:
+            return [float(columns.shared[self.dtype][name])] * len(self.members)
+        vector: Float64 | Tensor = columns.separate[name]
+        return [float(each) for each in vector[self.members].tolist()]
+
+    def scalar(self, name: str, columns: Columns, rows: Sequence[int]) -> Any:
+        """A scalar of the step: a number, or a tensor of shape (rows, 1, 1) where it differs.
+
+        Raises:
+            KeyError: There is none.
+        """
+        if name not in columns.separate:
+            value = columns.shared[self.dtype][name]
+            return value if isinstance(value, Tensor) else float(value)
+        vector = columns.separate[name][[self.members[row] for row in rows]]
+        if isinstance(vector, Tensor):
+            return vector.to(self.device, self.kind).view(-1, 1, 1)
+        if (vector == vector[0]).all():
+            return float(vector[0])
+        return torch.tensor(vector, dtype=self.kind, device=self.device).view(-1, 1, 1)
+
+
+def alike(variables: Sequence[Tensor]) -> list[list[int]]:
+    """Positions of variables whose matrices have one shape, dtype, device and order in memory."""
+    found: dict[Any, list[int]] = {}
+    for index, var in enumerate(variables):
+        key = (*matrix_shape(var), var.dtype, var.device, var.is_contiguous())
+        found.setdefault(key, []).append(index)
+    return list(found.values())
+
+
+def place_of_slot(rule: Rule, name: str) -> int | None:
+    """The place of a slot with a shape of its own among those of the rule; None for no such one."""
+    names = [slot.name for slot in rule.shaped_slots]
+    return names.index(name) if name in names else None
+
+
+def call_stage(
+    rule: Rule,
+    stage: Stage,
+    batch: Batch,
+    rows: Sequence[int],
+    columns: Columns,
+    slot_of: Callable[[int, int], Tensor],
+) -> dict[str, Tensor]:
+    """What a stage makes of some of the variables of a batch; nothing is written.
+
+    Args:
+        rule, stage, batch: The rule, one of its stages, and the batch.
+        rows: The rows of the variables in the batch.
+        columns: The scalars of the step.
+        slot_of: Gives the slot at this place, with a shape of its own, of the variable of a row.
+
+    Raises:
+        RuleError: The stage asks for what there is not, or returns what it may not.
+    """
+    given: dict[str, Any] = {}
+    asked = asked_by(stage)
+    for name in (*asked.needed, *asked.optional):
+        if name in batch.made:
+            given[name] = batch.matrices(name, rows)
+        elif (place := place_of_slot(rule, name)) is not None:
+            given[name] = torch.stack([slot_of(row, place).to(batch.kind) for row in rows])
+        else:
+            try:
+                given[name] = batch.scalar(name, columns, rows)
+            except KeyError:
+                known = {**columns.shared[batch.dtype], **columns.separate}
+                if name in asked.needed:
+                    check_given(title_of(rule, stage), [name], known, rule)
+                    raise
+    with torch.autocast(batch.device.type, enabled=False):
+        found = stage.function(**given)
+    check_found(rule, stage, found, given, batch.made)
+    # What was given may be returned under another name.
+    return {
+        name: value.clone() if value is not given.get(name) and batch.holds(value) else value
+        for name, value in found.items()
+    }
+
+
+def title_of(rule: Rule, stage: Stage) -> str:
+    """What a stage is called in messages."""
+    return f"Stage {place_of(stage.function)} of rule {rule.name!r}"
+
+
+def check_found(
+    rule: Rule, stage: Stage, found: Any, given: Mapping[str, Any], made: Mapping[str, Any]
+) -> None:
+    """Refuse what a stage may not return.
+
+    Raises:
+        RuleError: It is no dict of what it was given, values that passes have made and slots with a
+            shape of their own, each of the shape that it had.
+    """
+    title = title_of(rule, stage)
+    if not isinstance(found, Mapping):
+        raise RuleError(f"{title} must return a dict, not {found!r}.")
+    for name, value in cast("Mapping[str, Any]", found).items():
+        if name not in given or not (name in made or place_of_slot(rule, name) is not None):
+            raise RuleError(
+                f"{title} returns {name!r}, which is neither a value that passes have made, nor a"
+                " slot with a shape of its own, that it takes."
+            )
+        wanted = tuple(given[name].shape)
+        if not isinstance(value, Tensor) or tuple(value.shape) != wanted or value.is_complex():
+            kind = f"{value.dtype} " if isinstance(value, Tensor) and value.is_complex() else ""
+            shown = f"{kind}of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+            raise RuleError(f"{title} returns {name!r} {shown}; expected {wanted}.")
