@@ -56,9 +56,8 @@ def map_variables(
             told.add(same[0])
             continue
         problem = _describe_problem(names[name], value, place, targets)
-        if problem and len(found) < LISTED and (place is None or place.target not in targets):
-            wanted = names[name] if place is None else [place.target or ""]
-            problem += hint_at_target(wanted, free)
+        if problem and len(found) < LISTED:
+            problem += _hint(names[name], place, targets, free)
         found += [problem] * bool(problem)
     found += [f"{name!r} is given {taken[name]} variables" for name in targets if taken[name] > 1]
     left = {name: own for name, own in names.items() if name not in places}
@@ -68,6 +67,15 @@ def map_variables(
     if found and len(found) < LISTED:
         found += _unused_rules(rules, names)
     return ({}, found) if found else (places, [])
+
+
+def _hint(
+    names: Sequence[str], place: Place | None, targets: Mapping[str, Tensor], free: Sequence[str]
+) -> str:
+    """Which target may be meant, where there is none for a variable."""
+    if place is None:
+        return hint_at_target(names, free)
+    return hint_at_target([place.target or ""], free) if place.target not in targets else ""
 
 
 def _by_rules(names: Names, rules: Rules) -> dict[str, Place]:

@@ -127,19 +127,10 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
         rate, values = [], [*rate, *values]
     if file.class_name == "Nadam" and values and not values[-1].shape:
         scalars["momentum_cache"] = values.pop()
-    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    ways = [(rate, values)]
-    if rate:
-        ways.insert(0, (rate[:0], [*rate, *values]))
-    if rate and file.kind != "weights.h5":  # its configuration is the file's own
-        ways = ways[:1] if has_schedule else ways[1:]
-    elif not has_schedule:
-        ways.reverse()
     fitting: list[tuple[Family, Slots]] = []
-    for rate, values in ways:  # noqa: B007
-        found = [
-            (family, _slots_of(family, values, file)) for family in KERAS if _may_be(family, file)
-        ]
+    for rate, values in _ways_to_read(file, rate, values):  # noqa: B007
+        families = [family for family in KERAS if _may_be(family, file)]
+        found = [(family, _slots_of(family, values, file)) for family in families]
         fitting = [(family, slots) for family, slots in found if slots is not None]
         if fitting:
             break
@@ -147,14 +138,29 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
         scalars["learning_rate"] = rate[0]
     slots = fitting[0][1] if len(fitting) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
-    found = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
-    if not values or slots:
-        return found
+    optimizer = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
+    lost = _describe_lost(file, len(values)) if values and not slots else ()
+    return replace(optimizer, lost=lost) if lost else optimizer
+
+
+def _ways_to_read(
+    file: KerasFile, rate: list[Stored], values: list[Stored]
+) -> list[tuple[list[Stored], list[Stored]]]:
+    """What may be the learning rate, and what the other arrays are then; the likeliest first."""
+    if not rate:
+        return [(rate, values)]
+    with_rate, without = (rate, values), (rate[:0], [*rate, *values])
+    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
+    if file.kind != "weights.h5":  # its configuration is the file's own
+        return [without] if has_schedule else [with_rate]
+    return [without, with_rate] if has_schedule else [with_rate, without]
+
+
+def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
     if file.class_name in OTHERS.values():
-        return replace(found, lost=(f"nothing in thalweg.keras steps like {file.class_name}",))
+        return (f"nothing in thalweg.keras steps like {file.class_name}",)
     kept = f"as {file.class_name} here keeps them" if file.class_name else "without its class"
-    text = f"its {len(values)} arrays cannot be told to be slots of its variables, {kept}"
-    return replace(found, lost=(text,))
+    return (f"its {count} arrays cannot be told to be slots of its variables, {kept}",)
 
 
 def _may_be(family: Family, file: KerasFile) -> bool:
