@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,7 +149,6 @@ def per_variable(
     names = [slot.name for slot in rule.scalar_slots]
     measures = {name: known.measure(each, columns) for name, each in rule.measures.items()}
     there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
-    taken = columns.taken
     slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
     # The scalar slots as they are in the course of the step.
     now: dict[int, Any] = {
@@ -159,10 +158,7 @@ def per_variable(
     dtypes = [compute_dtype(var.dtype) for var in variables]
     for members in _in_turn(variables, dtypes):
         dtype = dtypes[members[0]]
-        given = vectors.rounded(columns.shared[dtype], dtype)
-        for name, each in columns.separate.items():
-            given[name] = vectors.round_to(vectors.pick_members(each, members), dtype, there)
-        given |= {name: vectors.pick_members(each, members) for name, each in measures.items()}
+        given = _scalars_of_members(columns, measures, members, dtype, there)
         for place, name in enumerate(names):
             own = [now[id(scalar_slots[i][place])] for i in members]
             given[name] = vectors.round_to(vectors.join_numbers(own, there), dtype, there)
@@ -182,15 +178,28 @@ def per_variable(
                     of_all[i] = each
     separate = {**columns.separate}
     separate |= {name: vectors.join_numbers(each, there) for name, each in found.items()}
-    writes: list[Call] = []
-    if slots:
-        moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
-        if taken is not None:
-            pairs = zip(moved, slots.values(), strict=True)
-            moved = [torch.where(taken, each, slot) for each, slot in pairs]
-        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        writes.append(partial(copy, list(slots.values()), moved))
+    writes = _writes_of(slots, now, columns.taken) if slots else []
     return columns._replace(separate=separate), writes
+
+
+def _scalars_of_members(
+    columns: Columns, measures: Mapping[str, Any], members: list[int], dtype: Dtype, there: Device
+) -> dict[str, Any]:
+    """The scalars of a rule and its measures, for some variables of one dtype."""
+    given = vectors.rounded(columns.shared[dtype], dtype)
+    for name, each in columns.separate.items():
+        given[name] = vectors.round_to(vectors.pick_members(each, members), dtype, there)
+    return given | {name: vectors.pick_members(each, members) for name, each in measures.items()}
+
+
+def _writes_of(slots: Mapping[int, Tensor], now: Mapping[int, Any], taken: Any) -> list[Call]:
+    """What writes numbers to scalar slots, both by `id` of the slot, if the step is taken."""
+    moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
+    if taken is not None:
+        pairs = zip(moved, slots.values(), strict=True)
+        moved = [torch.where(taken, each, slot) for each, slot in pairs]
+    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    return [partial(copy, list(slots.values()), moved)]
 
 
 def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:

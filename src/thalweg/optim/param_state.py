@@ -218,14 +218,7 @@ class ParamState:
         return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
-        found: list[Any] = []
-        for param, own in zip(self._params, self._owners, strict=True):
-            if name not in own and own.keys() - {SUM} and not kind.may_lack:
-                raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
-            start = starts.get(id(param), {}).get(name, kind.start)
-            found.append(own.get(name, start))
-        for param, each in zip(self._params, found, strict=True):
-            check_number(each, f"'{name}' of '{name_of(param)}'")
+        found = self._numbers_called(name, kind, starts)
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
@@ -247,6 +240,18 @@ class ParamState:
         if block is None:
             found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
+
+    def _numbers_called(self, name: str, kind: Number, starts: Mapping[int, Own]) -> list[Any]:
+        """A number of each parameter, which is checked."""
+        found: list[Any] = []
+        for param, own in zip(self._params, self._owners, strict=True):
+            if name not in own and own.keys() - {SUM} and not kind.may_lack:
+                raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
+            start = starts.get(id(param), {}).get(name, kind.start)
+            found.append(own.get(name, start))
+        for param, each in zip(self._params, found, strict=True):
+            check_number(each, f"'{name}' of '{name_of(param)}'")
+        return found
 
     def _column_apart(
         self, name: str, found: Sequence[Any], dtype: torch.dtype | None, device: torch.device

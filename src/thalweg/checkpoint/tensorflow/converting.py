@@ -257,20 +257,29 @@ def _names_left_out(
     counters = (counters or {*file.counters}) if has_steps else set[str]()
     taken |= {id(each): name in counters for name, each in file.counters.items()}
     if found is not None:
-        # Its numbers are arguments of the new one, or follow from them.
-        is_keras = isinstance(file.source, KerasFile)
-        own = file.source.optimizer if is_keras else every
-        taken |= {id(each): True for each in found.loss_scale.values()}
-        start = {"object": f"{found.name}/", "saver": None}.get(file.kind, "")
-        if start is not None:
-            taken |= {id(each): True for name, each in own.items() if name.startswith(start)}
-        taken |= {id(each): True for each in found.scalars.values()}
-        for name, slots in found.slots.items():
-            taken |= {id(each): name in places for each in slots.values()}
+        taken |= _taken_of_optimizer(file, places, found)
     if file.mixed is not None:
         taken |= {id(each): True for each in file.mixed.averages}
     names = (name for name, each in every.items() if not taken.get(id(each)))
     return (*(name for name in names if not name.startswith(SAVE_COUNTER)), *file.texts, *notes)
+
+
+def _taken_of_optimizer(
+    file: TensorFlowCheckpoint, places: Mapping[str, Place], found: FoundOptimizer
+) -> dict[int, bool]:
+    """Which values of an optimizer are carried over, by their `id`.
+
+    Its numbers are: they are arguments of the new one, or follow from them.
+    """
+    own = file.source.optimizer if isinstance(file.source, KerasFile) else file.tensors()
+    taken = {id(each): True for each in found.loss_scale.values()}
+    start = {"object": f"{found.name}/", "saver": None}.get(file.kind, "")
+    if start is not None:
+        taken |= {id(each): True for name, each in own.items() if name.startswith(start)}
+    taken |= {id(each): True for each in found.scalars.values()}
+    for name, slots in found.slots.items():
+        taken |= {id(each): name in places for each in slots.values()}
+    return taken
 
 
 def _places_of(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:

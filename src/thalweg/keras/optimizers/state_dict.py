@@ -239,6 +239,17 @@ def _check_form(given: Any, class_name: str) -> None:
     version = given.get("format")
     if type(version) is not int or version != FORMAT:
         raise state.mismatch([f"The state is of format {state.shown(version)}, not {FORMAT}"])
+    found = _find_strange_parts(given)
+    if not found:
+        slots: Any = given["slots"]
+        if len(_flatten_slots(slots)) < sum(len(own) or 1 for own in slots.values()):
+            found = ["two slots have the same name"]
+    if found:
+        raise state.mismatch(found)
+
+
+def _find_strange_parts(given: dict[str, Any]) -> list[str]:
+    """What is missing, is too much, or is no dictionary of names."""
     found = [f"the state has no {key!r}" for key in _PARTS if key not in given]
     found += state.differences([], {key: None for key in given if key not in _PARTS})
     parts = {key: given[key] for key in _SECTIONS if key in given}
@@ -250,12 +261,7 @@ def _check_form(given: Any, class_name: str) -> None:
         else:
             names = [state.shown(name) for name in part if not isinstance(name, str)]
             found += [f"{title}: {name} is no name" for name in names]
-    if not found and len(_flatten_slots(given["slots"])) < sum(
-        len(o) or 1 for o in given["slots"].values()
-    ):
-        found.append("two slots have the same name")
-    if found:
-        raise state.mismatch(found)
+    return found
 
 
 def _titles_of(variables: Sequence[Tensor]) -> list[str]:

@@ -56,14 +56,15 @@ def map_variables(
             told.add(same[0])
             continue
         problem = _describe_problem(names[name], value, place, targets)
-        if problem and len(found) < LISTED:
-            problem += _hint(names[name], place, targets, free)
-        found += [problem] * bool(problem)
+        if problem:
+            hints = len(found) < LISTED
+            found.append(problem + (_hint(names[name], place, targets, free) if hints else ""))
     found += [f"{name!r} is given {taken[name]} variables" for name in targets if taken[name] > 1]
     left = {name: own for name, own in names.items() if name not in places}
-    for name in [name for name in free if name not in told]:
-        hint = hint_at_variable(name, left) if len(found) < LISTED else ""
-        found.append(f"{name!r} is given nothing{hint}")
+    for name in free:
+        if name not in told:
+            hint = hint_at_variable(name, left) if len(found) < LISTED else ""
+            found.append(f"{name!r} is given nothing{hint}")
     if found and len(found) < LISTED:
         found += _unused_rules(rules, names)
     return ({}, found) if found else (places, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -140,14 +140,8 @@ def make_optimizer(
         hint = did_you_mean(name, accepted)
         takes = f"It takes {listed(sorted(accepted))}."
         raise OptionError(f"{cls.__name__} takes no {name!r}. {hint or takes}")
-    needed = [
-        *_required_arguments(cls),
-        *(["learning_rate"] if "learning_rate" in accepted else []),
-    ]
-    if issubclass(cls, keras.Optimizer) and found is not None and found.family is not None:
-        needed += ["momentum"] if "momentum" in {*found.family.slots} & accepted else []
-    needed += [] if found is None else [name for name in found.unclear if name in accepted]
-    missing = [name for name in dict.fromkeys(needed) if name not in arguments]
+    needed = dict.fromkeys(_needed_arguments(cls, found, accepted))
+    missing = [name for name in needed if name not in arguments]
     if missing:
         wanted = ", ".join(f"{name}=..." for name in missing)
         notes = "".join(f"; {note}" for note in (found.notes if found else ()))
@@ -163,6 +157,21 @@ def make_optimizer(
         raise InvalidConfigError(
             f"{path}: {cls.__name__} cannot be made: {error}{other}"
         ) from error
+
+
+def _needed_arguments(
+    cls: type[Any], found: FoundOptimizer | None, accepted: set[str]
+) -> Iterator[str]:
+    """What neither a default nor a guess may stand for."""
+    yield from _required_arguments(cls)
+    if "learning_rate" in accepted:
+        yield "learning_rate"
+    if found is None:
+        return
+    slots = () if found.family is None else found.family.slots
+    if issubclass(cls, keras.Optimizer) and "momentum" in slots and "momentum" in accepted:
+        yield "momentum"
+    yield from (name for name in found.unclear if name in accepted)
 
 
 def make_wrapped(

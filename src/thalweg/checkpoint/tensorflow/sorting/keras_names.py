@@ -118,20 +118,10 @@ def _by_name(file: KerasFile) -> FoundOptimizer | None:
 
 def _by_number(file: KerasFile) -> FoundOptimizer:
     """The optimizer, by the order of its arrays: iterations, learning rate, slots."""
-    values = list(file.optimizer.values())
-    scalars: dict[str, Stored] = {}
-    if values and values[0].dtype in INTEGERS and not values[0].shape:
-        scalars["iter"] = values.pop(0)
-    rate, values = values[:1], values[1:]
-    if any(each.shape for each in rate):  # of a schedule there is none
-        rate, values = [], [*rate, *values]
-    if file.class_name == "Nadam" and values and not values[-1].shape:
-        scalars["momentum_cache"] = values.pop()
-    fitting: list[tuple[Family, Slots]] = []
-    for rate, values in _ways_to_read(file, rate, values):  # noqa: B007
-        families = [family for family in KERAS if _may_be(family, file)]
-        found = [(family, _slots_of(family, values, file)) for family in families]
-        fitting = [(family, slots) for family, slots in found if slots is not None]
+    scalars, arrays = _split_scalars(file)
+    rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
+    for rate, values in _ways_to_read(file, arrays):  # noqa: B007
+        fitting = _find_fitting(file, values)
         if fitting:
             break
     if rate:
@@ -143,13 +133,32 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
     return replace(optimizer, lost=lost) if lost else optimizer
 
 
-def _ways_to_read(
-    file: KerasFile, rate: list[Stored], values: list[Stored]
-) -> list[tuple[list[Stored], list[Stored]]]:
+def _split_scalars(file: KerasFile) -> tuple[dict[str, Stored], list[Stored]]:
+    """The numbers whose places are known, and all other arrays."""
+    values = list(file.optimizer.values())
+    scalars: dict[str, Stored] = {}
+    if values and values[0].dtype in INTEGERS and not values[0].shape:
+        scalars["iter"] = values.pop(0)
+    if file.class_name == "Nadam" and len(values) > 1 and not values[-1].shape:
+        scalars["momentum_cache"] = values.pop()
+    return scalars, values
+
+
+def _find_fitting(file: KerasFile, values: Sequence[Stored]) -> list[tuple[Family, Slots]]:
+    """The kinds of optimizer that the file may be of, and the slots that arrays are of each."""
+    families = [family for family in KERAS if _may_be(family, file)]
+    found = [(family, _slots_of(family, values, file)) for family in families]
+    return [(family, slots) for family, slots in found if slots is not None]
+
+
+def _ways_to_read(file: KerasFile, arrays: list[Stored]) -> list[tuple[list[Stored], list[Stored]]]:
     """What may be the learning rate, and what the other arrays are then; the likeliest first."""
+    rate, values = arrays[:1], arrays[1:]
+    if any(each.shape for each in rate):  # of a schedule there is none
+        rate, values = [], arrays
     if not rate:
         return [(rate, values)]
-    with_rate, without = (rate, values), (rate[:0], [*rate, *values])
+    with_rate, without = (rate, values), (rate[:0], arrays)
     has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
     if file.kind != "weights.h5":  # its configuration is the file's own
         return [without] if has_schedule else [with_rate]
