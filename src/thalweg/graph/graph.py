@@ -70,3 +70,6 @@ class Graph(Nodes):
     ) -> None:
         """Add an operation that writes to a variable in place; see `in_place.write`."""
         write(variable, name, args, kwargs)
+
+
+Nodes.__init__.__qualname__ = "Graph.__init__"  # by which Python's errors call it

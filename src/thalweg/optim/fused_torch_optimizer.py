@@ -77,12 +77,17 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
-        own = inspect.signature(cls._torch)
+        own = cls._signature()
         added = inspect.signature(StepOptions).parameters.values()
         cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
         apart = ("params", *HOW, *cls._unread)
         cls._wanted = [name for name in own.parameters if name not in apart]
         cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
+
+    @classmethod
+    def _signature(cls) -> inspect.Signature:
+        """What is taken beside options."""
+        return inspect.signature(cls._torch)
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)

@@ -89,3 +89,6 @@ class Lion(FusedTorchOptimizer, PlainLion):
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_LION
+
+
+PlainLion.__init__.__qualname__ = "Lion.__init__"  # by which Python's errors call it
