@@ -114,8 +114,8 @@ def test_an_unknown_argument_is_told_by_the_name_of_the_class(module: Any, name:
     cls = getattr(module, name)
     for each in (cls, type("Derived", (cls,), {})):
         title = each.__name__ if module is tensorflow else name
-        with pytest.raises(TypeError, match="strange") as told:
-            each([param_of()], strange=1)
+        with pytest.raises(TypeError, match="strange") as told:  # before any value is looked at
+            each([param_of()], strange=1, lr="fast", accumulate=0)
         assert str(told.value).startswith((f"{title}.__init__() got", f"{title} takes no"))
     with pytest.raises(TypeError, match=rf"^{name}\.__init__\(\) missing 1 .* 'params'$"):
         cls()

@@ -36,7 +36,7 @@ from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
-from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
+from thalweg.optim.step_options import KEYWORDS, GradientReport, StepOptions, gradient_transforms
 
 
 class _Share(NamedTuple):
@@ -72,6 +72,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
+    __signature__: ClassVar[inspect.Signature]
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
 
@@ -90,6 +91,12 @@ class FusedTorchOptimizer(FusedOptimizer):
         return inspect.signature(cls._torch)
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
+        try:
+            self.__signature__.bind(*args, **keywords)
+        except TypeError:  # which Python tells before anybody looks at a value
+            rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
+            self._torch.__init__(self, *args, **rest)
+            raise
         super().__init__(*args, **keywords)
         if not self._around.keeps_as_torch:
             self._keep_as_options_say()
