@@ -27,7 +27,7 @@ ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
 _GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
-def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict[str, Any]:
+def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> dict[str, Any]:
     """All that a rule's formulas may ask for.
 
     Args:
@@ -53,7 +53,7 @@ def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict
     return found
 
 
-def defaults_of(rule: Any) -> dict[str, Any]:
+def defaults_of(rule: object) -> dict[str, Any]:
     """The hyperparameters of a rule, for a constructor that is handed one.
 
     Raises:
@@ -81,7 +81,7 @@ def _taken(rule: Rule, what: str, names: Any) -> RuleError:
     )
 
 
-def _converted(rule: Rule, name: str, value: Any, dtype: Dtype) -> Any:
+def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> Any:
     """What `prepare` made of the scalar `name`, in the compute dtype."""
     try:
         with np.errstate(over="ignore"):
@@ -183,7 +183,11 @@ def per_variable(
 
 
 def _scalars_of_members(
-    columns: Columns, measures: Mapping[str, Any], members: list[int], dtype: Dtype, there: Device
+    columns: Columns,
+    measures: Mapping[str, object],
+    members: list[int],
+    dtype: Dtype,
+    there: Device,
 ) -> dict[str, Any]:
     """The scalars of a rule and its measures, for some variables of one dtype."""
     given = vectors.rounded(columns.shared[dtype], dtype)
@@ -209,7 +213,7 @@ def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[l
             yield [index for index in own if dtypes[index] == dtype]
 
 
-def _over(rule: Rule, name: str, value: Any, dtype: Dtype, count: int, there: Device) -> Any:
+def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, there: Device) -> Any:
     """What `per_variable` made of a name, a vector over the variables."""
     try:
         return vectors.spread_over(value, dtype, count, there)

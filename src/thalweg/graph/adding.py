@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,8 +25,8 @@ _CPU = torch.device("cpu")
 def add(
     graph: Nodes,
     name: str,
-    function: Callable[..., Any] | None,
-    arguments: Sequence[Any] = (),
+    function: Callable[..., object] | None,
+    arguments: Sequence[object] = (),
     *,
     outputs: Sequence[Output] = (),
     picks: tuple[int, ...] | None = None,

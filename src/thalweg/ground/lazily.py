@@ -33,7 +33,7 @@ class lazy(Generic[T]):
     def __get__(self, instance: None, owner: type[Any]) -> Self: ...
     @overload
     def __get__(self, instance: object, owner: type[Any]) -> T: ...
-    def __get__(self, instance: Any, owner: type[Any]) -> Self | T:
+    def __get__(self, instance: object, owner: type[Any]) -> Self | T:
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._function(instance)

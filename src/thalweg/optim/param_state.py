@@ -57,7 +57,7 @@ class Number(NamedTuple):
     is_rounded: bool = False
 
 
-def check_number(value: Any, what: str) -> None:
+def check_number(value: object, what: str) -> None:
     """Refuse what a state may not have for a number.
 
     Raises:
@@ -141,7 +141,7 @@ class ParamState:
             and self._stand_ins.are_in_place()
         )
 
-    def _have(self, known: Sequence[Any]) -> bool:
+    def _have(self, known: Sequence[object]) -> bool:
         """Whether this is what the states hold, beside sums of gradients."""
         owners: Sequence[Own] = self._owners
         if self._kinds.sums:
@@ -254,7 +254,7 @@ class ParamState:
         return found
 
     def _column_apart(
-        self, name: str, found: Sequence[Any], dtype: torch.dtype | None, device: torch.device
+        self, name: str, found: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
         """Numbers as the tensors that others put into the state, which stay where they are."""
         views: list[Tensor] = []
@@ -266,7 +266,7 @@ class ParamState:
         return ForeignColumn(name, views) if self.homes[0] is None else ForeignThere(name, views)
 
     def _column_there(
-        self, name: str, found: Sequence[Any], dtype: torch.dtype | None, there: torch.device
+        self, name: str, found: Sequence[object], dtype: torch.dtype | None, there: torch.device
     ) -> DeviceColumn:
         """Numbers as views of a new block on a device."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
@@ -281,7 +281,7 @@ class ParamState:
         return DeviceColumn(name, views, block)
 
     def _in_a_block(
-        self, name: str, found: Sequence[Any], dtype: torch.dtype | None
+        self, name: str, found: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
         """Numbers as views of a new block, which become those of the state."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]

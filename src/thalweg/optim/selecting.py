@@ -90,7 +90,7 @@ def groups(
     return found if of_rules is None else of_rules.titled(found)
 
 
-def _selected(params: ModuleParams, selectors: Any, what: str) -> set[int]:
+def _selected(params: ModuleParams, selectors: object, what: str) -> set[int]:
     """The `id` of what any of these selects; each is to select something."""
     found: set[int] = set()
     for selector in _listed(selectors):
@@ -118,6 +118,6 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> Any
     return factors if isinstance(rate, Tensor) else group.get("lr")
 
 
-def _listed(selectors: Any) -> list[Any]:
+def _listed(selectors: object) -> list[Any]:
     is_one = isinstance(selectors, str | type | int)
     return [selectors] if is_one else list(cast("Iterable[Any]", selectors))

@@ -77,7 +77,7 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     return None if is_usual else tuple(found)
 
 
-def _kind(value: Any) -> Hashable:
+def _kind(value: object) -> Hashable:
     if isinstance(value, Tensor):
         layout = value.stride() if value.layout == torch.strided else value.sparse_dim()
         return value.shape, layout, value.dtype, value.device, value.is_neg()
@@ -86,7 +86,7 @@ def _kind(value: Any) -> Hashable:
     return type(value), isinstance(value, int | float) and bool(value)
 
 
-def _is_plain(option: Any) -> bool:
+def _is_plain(option: object) -> bool:
     """Whether an option is a number, or numbers, or is left out."""
     if isinstance(option, tuple | list):
         return all(map(_is_plain, cast("Sequence[Any]", option)))

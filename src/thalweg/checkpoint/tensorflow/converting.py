@@ -53,13 +53,13 @@ Progress = Callable[[int, int], None]
 def convert(
     path: Path,
     out: Path,
-    rules: Any = None,
+    rules: object = None,
     to: str = "thalweg",
     *,
-    optimizer: Any = None,
+    optimizer: object = None,
     which: int | None = None,
     progress: Progress | None = None,
-    **hyperparameters: Any,
+    **hyperparameters: object,
 ) -> tuple[str, ...]:
     """Write a checkpoint in another form; nothing is trained, and no module is needed.
 
@@ -192,10 +192,10 @@ def _rule_result(recorded: Any) -> Any:
 def _convert_to_ours(
     file: TensorFlowCheckpoint,
     rules: Rules,
-    optimizer: Any,
+    optimizer: object,
     which: int | None,
     counter: Variable | None,
-    hyperparameters: dict[str, Any],
+    hyperparameters: dict[str, object],
 ) -> tuple[saving.Snapshot, tuple[str, ...]]:
     """A file of TensorFlow as one of ours, and the names of what this has no place for."""
     if file.mixed is not None and file.mixed.masters:
@@ -313,7 +313,7 @@ def _empty_variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) ->
 
 
 def _convert_to_theirs(
-    path: Path, rules: Rules | None, kind: Any, progress: Progress | None
+    path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The arguments that `save` is given for a file of ours, and the names of what they lack."""
     own, has_place = _empty_of_ours(path)

@@ -47,10 +47,10 @@ class Average(Option):
     def rule(self, rule: Rule) -> Rule:
         return add_average(rule)
 
-    def scalars(self, lacked: Container[str], step: Any) -> Mapping[str, Any]:
+    def scalars(self, lacked: Container[str], step: object) -> Mapping[str, Any]:
         return {WEIGHT: self._weight(EMA in lacked, step)}
 
-    def _weight(self, is_new: bool, step: Any) -> Any:
+    def _weight(self, is_new: bool, step: object) -> Any:
         """The weight of a parameter in its average, which begins with the first step."""
         weight = 1 - cast("float", self.ema_decay)
         if isinstance(step, Tensor) and not is_new:

@@ -72,7 +72,7 @@ class Lookahead(Option):
     def rule(self, rule: Rule) -> Rule:
         return with_slow_weights(rule)
 
-    def scalars(self, lacked: Container[str], step: Any) -> Mapping[str, Any]:
+    def scalars(self, lacked: Container[str], step: object) -> Mapping[str, Any]:
         return {SHARE: self._share(step)}
 
     def _share(self, step: Any) -> Any:

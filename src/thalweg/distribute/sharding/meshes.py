@@ -30,7 +30,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of, variable_constraint
 
 
-def keep_local_slots(store: SlotStore, variables: Sequence[Any]) -> None:
+def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
     """Have a store keep slots of local parts, if there are DTensors among the variables."""
     if store.parts is None and any_on_mesh(variables):
         store.parts = Locals()

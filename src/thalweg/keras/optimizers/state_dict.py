@@ -104,7 +104,7 @@ class StateDict(TrackableSlots, state.StateDict):
 
     @untraced
     def load_state_dict(
-        self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None = None
+        self, state_dict: dict[str, object], var_list: Sequence[Tensor] | None = None
     ) -> None:
         """Set all state from `state_dict()`; all or nothing.
 
@@ -123,13 +123,13 @@ class StateDict(TrackableSlots, state.StateDict):
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
 
-    def _given_state(self, state_dict: Any, var_list: Any) -> tuple[Any, Any]:
+    def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
         return state_dict, var_list
 
-    def _check_eager(self, variables: Sequence[Any] = ()) -> None:
+    def _check_eager(self, variables: Sequence[object] = ()) -> None:
         own = [*self._weights, *self._own_children().values(), *variables]
         state.check_eager(f"The state of {self._name}", own, self._weights or executing_eagerly())
 
@@ -225,7 +225,7 @@ class StateDict(TrackableSlots, state.StateDict):
         state.restore(state.Loading([(each, known[each.name]) for each in entries], pops))
 
 
-def _check_form(given: Any, class_name: str) -> None:
+def _check_form(given: object, class_name: str) -> None:
     """Refuse what is no state of this class of optimizer."""
     if not isinstance(given, dict) or not isinstance(given.get("class_name"), str):
         raise ValueError(
@@ -269,7 +269,7 @@ def _titles_of(variables: Sequence[Tensor]) -> list[str]:
     return state.distinct([name_of(var) for var in variables])
 
 
-def _names_in_state(owners: Sequence[Tensor], given: Mapping[str, Any]) -> list[Called]:
+def _names_in_state(owners: Sequence[Tensor], given: Mapping[str, object]) -> list[Called]:
     """The variables by what a state calls them: "w:0", or "w", as in a file."""
     named = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
     return [(key, title if title in given else key, var) for key, title, var in named]

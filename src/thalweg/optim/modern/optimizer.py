@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from thalweg.core.groups import Group
 from thalweg.formula import Rule
@@ -17,10 +17,10 @@ class DeclaredArguments(Arguments):
 
     _title: ClassVar[str]  # the class of this package that declares them
 
-    def _arguments(self, params: Any) -> None:
+    def _arguments(self, params: object) -> None:
         """Have what constructors take, and nothing to do."""
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
+    def __init__(self, *args: object, **keywords: object) -> None:
         declared = self._arguments
         try:
             declared(*args, **keywords)

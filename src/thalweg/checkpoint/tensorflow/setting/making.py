@@ -90,7 +90,7 @@ def refuse_lost(found: FoundOptimizer) -> None:
         )
 
 
-def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:
+def families_of(cls: type[Any], given: Mapping[str, object]) -> list[Family]:
     """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
     known = [base.__name__ for base in cls.__mro__]
     title = given.get("name") or _default_arguments(cls).get("name")
@@ -117,7 +117,7 @@ def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
 
 
 def make_optimizer(
-    cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any], path: str
+    cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, object], path: str
 ) -> Any:
     """An optimizer of a class.
 
@@ -198,7 +198,7 @@ def make_wrapped(
     return MixedPrecisionOptimizerWrapper(make_optimizer(cls, found, own, file.path), scale)
 
 
-def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def refuse_contradictions(known: Mapping[str, object], given: Mapping[str, object]) -> None:
     """Refuse values that differ from the file's, where they can be compared.
 
     Raises:
@@ -213,7 +213,7 @@ def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) ->
         raise state.mismatch(found)
 
 
-def _are_different(one: Any, other: Any) -> bool:
+def _are_different(one: object, other: object) -> bool:
     if isinstance(one, bool | str) or isinstance(other, bool | str):
         return one != other
     return is_number(one) and is_number(other) and np.float32(one) != np.float32(other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.sorting.contents import (
     FoundOptimizer,
@@ -33,7 +33,7 @@ _SCALING, _INNER = "LossScaleOptimizer", "/inner_optimizer/"
 
 
 def sorted_file(
-    path: str, file: KerasFile, class_name: str | None = None, config: Any = None
+    path: str, file: KerasFile, class_name: str | None = None, config: object = None
 ) -> TensorFlowCheckpoint:
     """The checkpoint that a file is.
 

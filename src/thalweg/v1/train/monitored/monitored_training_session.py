@@ -32,7 +32,7 @@ def MonitoredTrainingSession(
     save_checkpoint_secs: float | None = _DEFAULT,
     save_summaries_steps: int | None = _DEFAULT,
     save_summaries_secs: float | None = _DEFAULT,
-    config: Any = None,
+    config: object = None,
     stop_grace_period_secs: float = 120,
     log_step_count_steps: int | None = 100,
     max_wait_secs: float = 7200,
