@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -17,18 +16,16 @@ from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.outcome import Gathered, raise_first
-from thalweg.core.rows import check_inside, is_misplaced, is_sparse
+from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import all_have_memory, check_parts
-from thalweg.errors import LayoutError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
-from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
+from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import Aimed, TorchHooks
@@ -451,33 +448,6 @@ class FusedTorchOptimizer(FusedOptimizer):
             LayoutError: Names it.
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
-        params = [each for each in self._params() if each.grad is not None and not each.is_meta]
-        held = [_tensors(param, param.grad, *(self.state.get(param) or {}).values())
-                for param in params]  # fmt: skip
-        if all_have_memory([each for own in held for each in own if not each.is_sparse]):
-            are_sparse = [any(each.is_sparse for each in own) for own in held]
-            params = list(compress(params, are_sparse))
-        for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
-            self._check_memory(param, name)
-
-    def _check_memory(self, param: Tensor, name: str) -> None:
-        gradient = param.grad
-        held = {"": param, "The gradient of ": gradient}
-        held |= {f"'{key}' of ": each for key, each in (self.state.get(param) or {}).items()}
-        for what, each in held.items():
-            # A class with a dispatch of its own keeps its elements elsewhere.
-            if isinstance(each, Tensor) and has_plain_dispatch(each):
-                check_parts(each.detach(), f"{what}'{name}'")
-                if each.is_sparse:
-                    check_inside(each, f"{what}'{name}'")
-        rows = [each for each in _tensors(*held.values()) if each.is_sparse]
-        has_sparse = gradient is not None and gradient.is_sparse
-        if has_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
-            raise LayoutError(
-                f"'{name}' does not begin where its storage does: torch would add its sparse"
-                " gradient elsewhere. Give the optimizer a tensor that is no view."
-            )
-
-
-def _tensors(*values: Any) -> list[Tensor]:
-    return [each for each in values if isinstance(each, Tensor)]
+        with importing:
+            from thalweg.optim.torchs_step import check_memories
+        check_memories(self)
