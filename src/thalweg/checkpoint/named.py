@@ -95,7 +95,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
     return getattr(optimizer, "_slots", None)
 
 
-def as_checkpointable(optimizer: object) -> Any:
+def as_checkpointable(optimizer: object) -> OfTorch | Described:
     """An optimizer with the methods that are needed here: itself, or an `OfTorch`.
 
     Raises:

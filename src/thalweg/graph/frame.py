@@ -69,7 +69,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.read: list[GraphVariable] = []  # since a step that may give them other memory
         self.undo: dict[Unit, Iterator[Any]] = {}  # what puts back the units under way, in C
 
-    def __missing__(self, tensor: SymbolicTensor) -> Any:
+    def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
         if isinstance(tensor, GraphVariable):
             leaf = self.session.values.found.get(tensor)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:

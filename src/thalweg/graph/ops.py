@@ -231,14 +231,14 @@ def assign(
 
 def assign_add(
     ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
-) -> Any:
+) -> SymbolicTensor:
     """`ref.assign_add(value)`."""
     return ref.assign_add(value, name=name)
 
 
 def assign_sub(
     ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
-) -> Any:
+) -> SymbolicTensor:
     """`ref.assign_sub(value)`."""
     return ref.assign_sub(value, name=name)
 
@@ -261,14 +261,18 @@ def creation_node(
     return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
 
 
-def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
+def zeros(
+    shape: object, dtype: object = torch.float32, name: str | None = "zeros"
+) -> torch.Tensor | SymbolicTensor:
     """A tensor of zeros."""
     return creation_node(
         lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name or "zeros"
     )
 
 
-def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
+def ones(
+    shape: object, dtype: object = torch.float32, name: str | None = "ones"
+) -> torch.Tensor | SymbolicTensor:
     """A tensor of ones."""
     return creation_node(
         lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name or "ones"

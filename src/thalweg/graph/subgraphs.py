@@ -156,7 +156,7 @@ def wrap_outputs(nest: object, outputs: Iterable[SymbolicTensor]) -> Any:
     return packed(nest, (_sparse_like(kind, x) for kind, x in zip(kinds, outputs, strict=True)))
 
 
-def _sparse_like(result: Any, output: SymbolicTensor) -> Any:
+def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | SymbolicTensor:
     if isinstance(result, SymbolicSlices):
         output.may_be_sparse = True
         return SymbolicSlices.of(output)

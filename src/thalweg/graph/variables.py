@@ -189,7 +189,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         )
         return op.outputs[0]
 
-    def _operand(self, value: object) -> Any:
+    def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):

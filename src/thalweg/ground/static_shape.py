@@ -100,7 +100,7 @@ class Shape(tuple[int | None, ...]):
     rank = ndims
 
     @property
-    def dims(self) -> list[Any]:
+    def dims(self) -> list[UnknownDimension | Dimension | None]:
         """The sizes as a list, each with its `value`."""
         return [size if size is None else Dimension(size) for size in _sizes(self)]
 
@@ -171,7 +171,7 @@ class DimensionShape(Shape):
         return DimensionShape(found) if isinstance(key, slice) else Dimension(found)
 
     @property
-    def dims(self) -> list[Any]:
+    def dims(self) -> list[int | None]:
         """The sizes as a list, each with its `value`."""
         return list(self)
 
@@ -211,7 +211,7 @@ class UnknownShape:
         """A shape of so many unknown sizes."""
         return Shape([None] * rank)
 
-    def merge_with(self, other: object) -> Any:
+    def merge_with(self, other: object) -> UnknownShape | Shape:
         """The other shape."""
         return self if other is None or isinstance(other, UnknownShape) else Shape(other)
 

@@ -166,7 +166,9 @@ class GroupHooks(Hooks):
         elif places and places[0] != places[-1]:
             self._keys = list(places)
 
-    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
+    def group_variables(
+        self, variables: Sequence[Tensor], gradients: Sequence[Any]
+    ) -> list[Hashable] | None:
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:

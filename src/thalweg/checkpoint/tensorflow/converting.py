@@ -178,7 +178,7 @@ def _step_counter(file: TensorFlowCheckpoint) -> Variable | None:
     return Variable(np.int64(0), GLOBAL_STEP, trainable=False)
 
 
-def _rule_result(recorded: Any) -> Any:
+def _rule_result(recorded: Any) -> str | tuple[str, str] | None:
     """What a function of rules returns for a name that has this place in a file of ours."""
     match recorded:
         case [str() as target, None]:
@@ -338,7 +338,7 @@ def _convert_to_theirs(
     return {**arguments, "global_step": step, "averages": averages}, tuple(left)
 
 
-def _empty_of_ours(path: Path) -> tuple[dict[str, Any], bool]:
+def _empty_of_ours(path: Path) -> tuple[dict[str, Variable], bool]:
     """Variables as those of a file of ours, not read yet; whether TensorFlow has its optimizer."""
     place = locate_checkpoint(path).check_readable()
     if place.kind is not Kind.OURS:

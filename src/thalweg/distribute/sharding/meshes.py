@@ -146,7 +146,7 @@ class LocalStep:
             copies=copies,
         )
 
-    def _local_gradient(self, grad: Any, var: Tensor) -> Any:
+    def _local_gradient(self, grad: Any, var: Tensor) -> IndexedSlices | Tensor:
         return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
 
     def measure_whole(self, ready: Ready, asked: Request) -> Measures:

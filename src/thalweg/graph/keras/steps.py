@@ -53,7 +53,7 @@ def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> G
 
 def apply_gradients(
     optimizer: Any, given: Sequence[tuple[object, object]], name: str | None, aggregates: bool
-) -> Any:
+) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """See `GraphMode`."""
     if not given:
         return _add_empty_step(optimizer)

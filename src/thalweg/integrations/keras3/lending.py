@@ -59,7 +59,7 @@ class Lent(Optimizer):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._own_class(*args, **kwargs)
 
-    def _blank(self) -> Any:
+    def _blank(self) -> Optimizer:
         return self._own_class.__new__(self._own_class)
 
     def __reduce_ex__(self, protocol: object) -> Any:

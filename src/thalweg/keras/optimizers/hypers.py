@@ -75,7 +75,7 @@ class Hypers(TrackableSlots):
         for name, made in self._hyper.create(self._make_variable).items():
             self._handle_deferred_dependencies(name=name, trackable=made)
 
-    def _make_variable(self, name: str, initial_value: object) -> Any:
+    def _make_variable(self, name: str, initial_value: object) -> Variable | None:
         """A variable of the optimizer that is not trained.
 
         In graph mode it is one of the graph, named below the current name scope.

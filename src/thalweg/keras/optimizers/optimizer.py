@@ -211,7 +211,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
                 say_what_became(error, kept, before)
             raise
 
-    def _step_alone(self, given: object, name: str | None, aggregates: bool) -> Any:
+    def _step_alone(self, given: object, name: str | None, aggregates: bool) -> Tensor | None:
         """Apply gradients outside of any strategy."""
         given = given if type(given) is list else as_pairs(given)
         if not given:
@@ -239,7 +239,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
 
     def _end_step(
         self, outcome: Outcome | None, given: object, name: str | None, aggregates: bool
-    ) -> Any:
+    ) -> Tensor | None:
         """What `apply_gradients` returns after a step."""
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(given), name, aggregates)

@@ -9,7 +9,7 @@ from thalweg.ground.running import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 
 
-def rows_of(values: object, indices: object) -> Any:
+def rows_of(values: object, indices: object) -> IndexedSlices | None:
     """Rows of a tensor: `values` at `indices`."""
     if is_symbolic(values) or is_symbolic(indices):
         return graph_mode().slices(values, indices)

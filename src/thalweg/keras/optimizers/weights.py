@@ -324,7 +324,7 @@ class Weights(TrackableSlots):
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 
-    def _listed_weights(self) -> list[Any]:
+    def _listed_weights(self) -> list[Tensor]:
         """What `weights` lists; a subclass that wraps others may list theirs, too."""
         own = type(self).weights is Weights.weights
         return self._weights if own else self.weights

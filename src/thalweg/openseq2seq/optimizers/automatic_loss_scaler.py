@@ -76,7 +76,7 @@ class AutomaticLossScaler(Argument):
         """What the constructor was given, by name."""
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
 
-    def _made_by(self) -> tuple[Names, Any]:
+    def _made_by(self) -> tuple[Names, type[AutomaticLossScaler]]:
         return LOSS_SCALERS, type(self)
 
     @property

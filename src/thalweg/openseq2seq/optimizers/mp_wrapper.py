@@ -413,7 +413,7 @@ def check_inner(optimizer: Optimizer) -> None:
         )
 
 
-def checked_scale(loss_scale: object, as_shipped: bool) -> Any:
+def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
     """The loss scale as the wrapper keeps it; `as_shipped` None for one of a type it ignores.
 
     Raises:

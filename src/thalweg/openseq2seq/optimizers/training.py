@@ -215,7 +215,9 @@ def _global_step(given: object, in_graph: bool) -> Any:
     return Variable(torch.zeros((), dtype=torch.int64), name="global_step", trainable=False)
 
 
-def _made(optimizer: Any, rate: Any, params: Mapping[str, Any], as_shipped: bool) -> Any:
+def _made(
+    optimizer: Any, rate: Any, params: Mapping[str, Any], as_shipped: bool
+) -> Optimizer | NovoGrad:
     cls = optimizer_class(optimizer)
     given = dict(params)
     if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):

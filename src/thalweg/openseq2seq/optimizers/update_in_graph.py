@@ -139,7 +139,7 @@ def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> Any:
     return grad if is_sparse else whole(grad, target)
 
 
-def _none(is_sparse: bool, target: Tensor) -> Any:
+def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
     """No rows, or zeros that take no memory."""
     own = target.detach()
     if is_sparse:

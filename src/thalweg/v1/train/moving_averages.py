@@ -129,7 +129,7 @@ class ExponentialMovingAverage(StateDict):
             move(self._plans.now(), averages, variables, share, begun=begun)
         return None
 
-    def _without_average(self, variables: Sequence[Any]) -> list[Any]:
+    def _without_average(self, variables: Sequence[Any]) -> list[Tensor]:
         """The variables without an average, each once."""
         return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
 

@@ -139,7 +139,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         }
         return {name: own[attribute] for name, attribute in known.items() if attribute in own}
 
-    def _made_by(self) -> tuple[Names, Any]:
+    def _made_by(self) -> tuple[Names, type[Optimizer]]:
         return OPTIMIZERS, type(self)
 
     @untraced
