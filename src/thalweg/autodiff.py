@@ -101,14 +101,14 @@ class GradientTape:
         torch.set_grad_enabled(True)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_open = False
         torch.set_grad_enabled(self._grad_was_enabled)
         for tensor in self._made_differentiable:
             tensor.requires_grad_(False)
         self._stop()
 
-    def watch(self, tensor: Any) -> None:
+    def watch(self, tensor: object) -> None:
         """Make what is computed from `tensor` differentiable until the `with` block ends.
 
         A tensor that does not require a gradient is made to for that time; integer tensors are
@@ -131,7 +131,7 @@ class GradientTape:
                 leaf.requires_grad_(True)
             self._watched[id(leaf)] = (leaf, get_gradient_edge(leaf))
 
-    def watched_variables(self, target: Any = None) -> tuple[torch.Tensor, ...]:
+    def watched_variables(self, target: object = None) -> tuple[torch.Tensor, ...]:
         """The variables this tape knows, in the order in which they were created.
 
         Torch does not tell what was read, so without a target these are the watched ones alone.
@@ -145,9 +145,9 @@ class GradientTape:
     @untraced
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
         """Differentiate the sum of all elements of `target` by `sources`.
@@ -249,7 +249,7 @@ class GradientTape:
 def gradients_of(
     target: torch.Tensor | Sequence[torch.Tensor],
     variables: Iterable[torch.Tensor],
-    grad_outputs: Any = None,
+    grad_outputs: object = None,
 ) -> list[Gradient]:
     """The gradient of the sum of `target` by each variable. Frees the graph of the target.
 
@@ -276,7 +276,7 @@ def gradients_of(
     )
 
 
-def variables_of(target: Any) -> list[torch.Tensor]:
+def variables_of(target: object) -> list[torch.Tensor]:
     """The trainable variables that `target`, or a nest of tensors, was computed from.
 
     Returns:
@@ -391,7 +391,9 @@ def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
     return grad.clone() if grad is not None and is_part else grad
 
 
-def _weights(targets: Sequence[torch.Tensor], structure: Any, weights: Any) -> list[torch.Tensor]:
+def _weights(
+    targets: Sequence[torch.Tensor], structure: object, weights: object
+) -> list[torch.Tensor]:
     """The output gradient of each target: as given, or ones."""
     if weights is None or isinstance(structure, torch.Tensor):
         given = [weights] * len(targets)
@@ -404,7 +406,7 @@ def _weights(targets: Sequence[torch.Tensor], structure: Any, weights: Any) -> l
     return [_weight(target, weight) for target, weight in zip(targets, given, strict=True)]
 
 
-def _weight(target: torch.Tensor, weight: Any) -> torch.Tensor:
+def _weight(target: torch.Tensor, weight: object) -> torch.Tensor:
     if weight is None:
         return torch.ones_like(target)
     weight = to_tensor(weight, target.dtype).to(target.device)
@@ -443,7 +445,7 @@ def _by_creation(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return sorted(unique.values(), key=lambda tensor: getattr(tensor, "_uid", math.inf))
 
 
-def _leaves(structure: Any) -> Iterator[Any]:
+def _leaves(structure: object) -> Iterator[Any]:
     """What nested lists, tuples, dicts and iterators contain, in order."""
     if isinstance(structure, (list, tuple, dict, Iterator)):
         for item in structure.values() if isinstance(structure, dict) else structure:
@@ -452,7 +454,7 @@ def _leaves(structure: Any) -> Iterator[Any]:
         yield structure
 
 
-def _tensors(structure: Any) -> Iterator[torch.Tensor]:
+def _tensors(structure: object) -> Iterator[torch.Tensor]:
     for leaf in map(tensor_of, _leaves(structure)):
         if not isinstance(leaf, torch.Tensor):
             hint = ""

@@ -214,28 +214,28 @@ class IndexedSlices:
         self.check_range(self.dense_shape[0])
         return self.dense_shape
 
-    def __add__(self, other: Any) -> torch.Tensor:
+    def __add__(self, other: object) -> torch.Tensor:
         """The sum with a tensor, as a tensor."""
         return self.to_dense() + _dense(other)
 
-    def __radd__(self, other: Any) -> torch.Tensor:
+    def __radd__(self, other: object) -> torch.Tensor:
         return _dense(other) + self.to_dense()
 
-    def __sub__(self, other: Any) -> torch.Tensor:
+    def __sub__(self, other: object) -> torch.Tensor:
         return self.to_dense() - _dense(other)
 
-    def __rsub__(self, other: Any) -> torch.Tensor:
+    def __rsub__(self, other: object) -> torch.Tensor:
         return _dense(other) - self.to_dense()
 
     def __neg__(self) -> IndexedSlices:
         return IndexedSlices(-self.values, self.indices, self.dense_shape)
 
-    def __mul__(self, factor: Any) -> IndexedSlices:
+    def __mul__(self, factor: object) -> IndexedSlices:
         return IndexedSlices(self.values * _scalar(factor), self.indices, self.dense_shape)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: Any) -> IndexedSlices:
+    def __truediv__(self, divisor: object) -> IndexedSlices:
         return IndexedSlices(self.values / _scalar(divisor), self.indices, self.dense_shape)
 
     def __repr__(self) -> str:
@@ -278,7 +278,7 @@ def whole(grad: torch.Tensor | IndexedSlices, var: torch.Tensor) -> torch.Tensor
     return grad
 
 
-def table_of(params: Any) -> Any:
+def table_of(params: object) -> Any:
     """The table of a lookup, which TensorFlow also takes as a list of one.
 
     Raises:
@@ -368,7 +368,7 @@ class _RowLookup(torch.autograd.Function):
         return torch.sparse_coo_tensor(rows, values, ctx.shape, check_invariants=False), None
 
 
-def _dense(operand: Any) -> Any:
+def _dense(operand: object) -> Any:
     return operand.to_dense() if isinstance(operand, IndexedSlices) else operand
 
 
@@ -395,7 +395,7 @@ class IndexedSlicesValue(NamedTuple):
     dense_shape: Any
 
 
-def exported(value: Any) -> Any:
+def exported(value: object) -> Any:
     """A copy of a value as sessions return it: a NumPy array or scalar.
 
     A dtype that NumPy lacks remains a torch tensor; what is no tensor is returned as it is.

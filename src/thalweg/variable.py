@@ -42,14 +42,14 @@ class VariableAggregation(enum.Enum):
     ONLY_FIRST_REPLICA = 3
 
 
-def is_trained(trainable: bool | None, synchronization: Any = None) -> bool:
+def is_trained(trainable: bool | None, synchronization: object = None) -> bool:
     """Whether training updates a variable, by default unless each replica has its own value."""
     if trainable is None:
         return synchronization is not VariableSynchronization.ON_READ
     return trainable is not False
 
 
-def check_constraint(constraint: Any) -> None:
+def check_constraint(constraint: object) -> None:
     """Refuse what is neither a function nor None.
 
     Raises:
@@ -59,7 +59,7 @@ def check_constraint(constraint: Any) -> None:
         raise InvalidArgumentError(f"constraint must be None or a function, not {constraint!r}.")
 
 
-def as_dtype(dtype: Any) -> torch.dtype:
+def as_dtype(dtype: object) -> torch.dtype:
     """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, name, None)
@@ -73,7 +73,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
+def to_tensor(value: object, dtype: object = None) -> torch.Tensor:
     """Convert as TensorFlow does. Tensors are passed on as they are, everything else is copied.
 
     Args:
@@ -108,7 +108,7 @@ def to_tensor(value: Any, dtype: Any = None) -> torch.Tensor:
     return result
 
 
-def as_asked(value: Any, dtype: Any) -> torch.Tensor:
+def as_asked(value: object, dtype: object) -> torch.Tensor:
     """`to_tensor`, where a user asks for the dtype: arrays of floats become integers and bools.
 
     As in TensorFlow fractions of arrays are cut off; those of Python's numbers are refused.
@@ -129,7 +129,7 @@ def as_asked(value: Any, dtype: Any) -> torch.Tensor:
     return to_tensor(whole).to(wanted)
 
 
-def _from_numbers(value: Any) -> torch.Tensor:
+def _from_numbers(value: object) -> torch.Tensor:
     try:
         array = np.array(value, order="C")
         own = getattr(torch, array.dtype.name, None)
@@ -279,11 +279,11 @@ class Variable(torch.nn.Parameter):
 
     def __new__(
         cls,
-        initial_value: Any,
+        initial_value: object,
         name: str | None = None,
         trainable: bool = True,
         constraint: Constraint | None = None,
-        dtype: Any = None,
+        dtype: object = None,
     ) -> Variable:
         if name is not None and not isinstance(name, str):
             raise InvalidTypeError(f"name must be a string, not {name!r}.")
@@ -316,7 +316,11 @@ class Variable(torch.nn.Parameter):
         self._constraint = function
 
     def assign(
-        self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+        self,
+        value: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> Variable:
         """Replace all elements in place, unseen by autograd, and return the variable.
 
@@ -343,7 +347,11 @@ class Variable(torch.nn.Parameter):
         return self
 
     def assign_add(
-        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+        self,
+        delta: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> Variable:
         """Add to all elements in place; otherwise like `assign`."""
         with no_grad():
@@ -351,14 +359,18 @@ class Variable(torch.nn.Parameter):
         return self
 
     def assign_sub(
-        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+        self,
+        delta: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> Variable:
         """Subtract from all elements in place; otherwise like `assign`."""
         with no_grad():
             self.sub_(self._operand(delta))
         return self
 
-    def _operand(self, value: Any, takes: Shape | UnknownShape | None = None) -> torch.Tensor:
+    def _operand(self, value: object, takes: Shape | UnknownShape | None = None) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.dtype != self.dtype:
             kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
             raise InvalidTypeError(f"Cannot assign to '{self.name}': {kinds}. Cast the value.")
@@ -407,7 +419,7 @@ class Variable(torch.nn.Parameter):
         check_held(self)
         return int(self.item())
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         described = f"'{self.name}' shape={tuple(self.shape)} dtype={dtype_name(self.dtype)}"
         return f"<tf.Variable {described}, numpy={tensor_contents or self._numpy_text()}>"
 
@@ -434,7 +446,7 @@ class Variable(torch.nn.Parameter):
             memo[id(self)] = _build(type(self), data, self.requires_grad, state)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         # The data goes as a plain tensor, so that torch.save keeps sharing of storage.
         return _build, (type(self), self.detach(), self.requires_grad, self._state())
 
@@ -455,7 +467,7 @@ def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any
     forward = getattr(torch.Tensor, f"__{name}__")
 
     @functools.wraps(plain)
-    def apply(self: Variable, other: Any) -> Any:
+    def apply(self: Variable, other: object) -> Any:
         if reflects:  # torch's own would multiply by the reciprocal
             if isinstance(other, int | float) and self.is_floating_point():
                 other = torch.tensor(other, dtype=self.dtype, device=self.device)
@@ -476,7 +488,7 @@ for _name in _OPERATORS:
 
 
 def _build(
-    cls: type[Variable], data: torch.Tensor, requires_grad: bool, state: dict[str, Any]
+    cls: type[Variable], data: torch.Tensor, requires_grad: bool, state: dict[str, object]
 ) -> Variable:
     """A variable over `data` itself, without a copy; a copy or a loaded one is a new variable."""
     variable = torch.Tensor._make_subclass(cls, data, requires_grad)
@@ -521,7 +533,7 @@ class StateVariable(Variable):
     def _state(self) -> dict[str, Any]:
         return {key: value for key, value in super()._state().items() if key != "_moves"}
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return _build, (type(self), self.detach().clone(), self.requires_grad, self._state())
 
 
@@ -533,13 +545,13 @@ def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
     return _build(StateVariable, data.detach(), False, state)
 
 
-def is_variable(x: Any) -> bool:
+def is_variable(x: object) -> bool:
     """Whether `x` can be trained: a `Variable`, a parameter, or a leaf that requires a gradient."""
     is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
     return is_leaf or isinstance(x, torch.nn.Parameter)
 
 
-def is_frozen(x: Any) -> bool:
+def is_frozen(x: object) -> bool:
     """Whether `requires_grad_(False)` keeps a tensor from being trained where it is named.
 
     It does not for a `Variable` made with `trainable=False`, which TensorFlow trains then.
@@ -556,7 +568,7 @@ def frozen_among(variables: Iterable[Any]) -> str:
     return f" Frozen by requires_grad_(False): {names}." if names else ""
 
 
-def tensor_of(x: Any) -> Any:
+def tensor_of(x: object) -> Any:
     """The parameter that a variable of Keras on torch keeps as its `value`, named and constrained
     as it is; anything else as it is.
     """

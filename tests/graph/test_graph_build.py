@@ -278,6 +278,11 @@ def test_control_dependencies_nest_and_clear() -> None:
         pass
 
 
+def test_an_unknown_argument_of_a_graph_is_told_by_its_name() -> None:
+    with pytest.raises(TypeError, match=r"^Graph\.__init__\(\) got an unexpected keyword"):
+        tf.Graph(strange=1)  # pyright: ignore
+
+
 def test_finalized_graph(graph: tf.Graph) -> None:
     x = tf.constant(1.0)
     graph.finalize()

@@ -17,6 +17,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
+from thalweg.optim.kinds import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
 OTHER: dict[str, Any] = {
@@ -100,6 +101,24 @@ def test_a_group_has_momentum_where_all_have(name: str) -> None:
     got = outcome(lambda: cls([{"params": [param_of()], "momentum": 0.0}], lr=0.1, momentum=0.5))
     assert got is None or torch.equal(got, wanted)
     assert (got is None) == (name == "RMSprop")
+
+
+CLASSES = [
+    *((optim, name) for name in (*KINDS, "Mixed")),
+    *((tensorflow, name) for name in tensorflow.__all__ if name != "RuleOptimizer"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), CLASSES)
+def test_an_unknown_argument_is_told_by_the_name_of_the_class(module: Any, name: str) -> None:
+    cls = getattr(module, name)
+    for each in (cls, type("Derived", (cls,), {})):
+        title = each.__name__ if module is tensorflow else name
+        with pytest.raises(TypeError, match="strange") as told:  # before any value is looked at
+            each([param_of()], strange=1, lr="fast", accumulate=0)
+        assert str(told.value).startswith((f"{title}.__init__() got", f"{title} takes no"))
+    with pytest.raises(TypeError, match=rf"^{name}\.__init__\(\) missing 1 .* 'params'$"):
+        cls()
 
 
 @pytest.mark.parametrize("option", ["weight_decay", "amsgrad", "momentum", "maximize"])

@@ -48,7 +48,7 @@ def optax_step(entry: Entry, problem: Problem) -> Step | None:
     grads = [jax.numpy.asarray(each.float().numpy()) for each in problem.gradients]
     held = (params, transform.init(params))
 
-    def update(params: Any, state: Any, grads: Any) -> Any:
+    def update(params: object, state: object, grads: object) -> Any:
         updates, state = transform.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 

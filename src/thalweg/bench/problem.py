@@ -45,7 +45,7 @@ def make_optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> An
 
 
 def thalweg_step(
-    entry: Entry, problem: Problem, options: Mapping[str, Any] | None = None
+    entry: Entry, problem: Problem, options: Mapping[str, object] | None = None
 ) -> Callable[[], object]:
     """A step through the public call, as a training loop makes it."""
     made = make_optimizer(entry, options)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
@@ -179,7 +179,7 @@ def _state_dict(path: Path) -> list[tuple[Shape, torch.dtype]]:
     return [(shape, tensor.dtype) for (_, shape), tensor in found.items()]
 
 
-def _tensors_in(loaded: Any) -> list[torch.Tensor]:
+def _tensors_in(loaded: object) -> list[torch.Tensor]:
     if not isinstance(loaded, Mapping):
         return []
     tensors = [value for value in loaded.values() if isinstance(value, torch.Tensor)]

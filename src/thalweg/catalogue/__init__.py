@@ -88,7 +88,7 @@ class Named:
     cls: type[Any]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def make(self, learning_rate: float, **options: Any) -> Any:
+    def make(self, learning_rate: float, **options: object) -> Any:
         """The optimizer, with its `options` and these.
 
         One that reads the number of the step gets a variable of its own for it; see `applied`.
@@ -211,7 +211,7 @@ def applied(optimizer: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
     return optimizer.apply_gradients
 
 
-def rate_name(optimizer: Any) -> str | None:
+def rate_name(optimizer: object) -> str | None:
     """The attribute that holds the learning rate; None where that is not known."""
     if isinstance(optimizer, train.Optimizer):
         return getattr(optimizer, "HYPERS", {}).get("learning_rate")

@@ -24,7 +24,7 @@ class ByPairs:
     made_of: ClassVar[type[Any]]
     rule: ClassVar[Rule | None]
 
-    def __init__(self, learning_rate: float, **options: Any) -> None:
+    def __init__(self, learning_rate: float, **options: object) -> None:
         self.learning_rate, self._options = learning_rate, options
         self._made: list[Any] = []  # at the first step
 
@@ -66,7 +66,7 @@ def by_pairs(cls: type[Any], rule: Rule | None) -> type[ByPairs]:
     return type(cls.__name__, (ByPairs,), own)
 
 
-def _as_torchs(grad: Any) -> Any:
+def _as_torchs(grad: object) -> Any:
     if isinstance(grad, IndexedSlices):
         return torch.sparse_coo_tensor(grad.indices[None], grad.values, grad.dense_shape)
     return grad

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import Any
 
 import torch
 
@@ -88,10 +87,10 @@ atexit.register(_under_way.clear)  # failures that nobody heard of are warned of
 def save_async(
     path: Path,
     *,
-    optimizer: Any = None,
+    optimizer: object = None,
     variables: Variables | None = None,
     module: torch.nn.Module | None = None,
-    extra: Any = None,
+    extra: object = None,
     progress: Progress | None = None,
 ) -> Saving:
     """As `save`, but only until all is copied; a thread writes the copy, that of rank 0 where slots

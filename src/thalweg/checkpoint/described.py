@@ -32,7 +32,7 @@ NUMBER = "$number"  # [dtype, number]: a tensor of shape ()
 YOURS = "$yours"  # what only its owner can make again, in words
 
 
-def describe_optimizer(optimizer: Any, variables: Mapping[str, Tensor]) -> dict[str, Any]:
+def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """The optimizer's class and arguments, as JSON.
 
     Args:
@@ -72,7 +72,7 @@ def describe_differences(
     return found
 
 
-def _value_differences(name: str, own: Any, other: Any) -> list[str]:
+def _value_differences(name: str, own: object, other: object) -> list[str]:
     """Where two values differ, by the names of what they hold."""
     if own == other:
         return []
@@ -145,7 +145,7 @@ class _Described:
             "arguments": self._writer(optimizer._arguments(), ""),
         }
 
-    def __call__(self, value: Any, name: str) -> Any:
+    def __call__(self, value: object, name: str) -> Any:
         if isinstance(value, LearningRateSchedule):
             return self._describe_schedule(value)
         if isinstance(value, Rule):
@@ -236,7 +236,7 @@ def _all_rules() -> Sequence[Rule]:
     return RULES
 
 
-def _only_yours(plain: Any) -> str:
+def _only_yours(plain: object) -> str:
     """The part of a description that only the user's code can make; "" if there is none."""
     own, parts = as_object(plain), list[Any]()
     if isinstance(plain, list):
@@ -245,11 +245,11 @@ def _only_yours(plain: Any) -> str:
     return next(filter(None, found), "")
 
 
-def _is_number(plain: Any) -> bool:
+def _is_number(plain: object) -> bool:
     return type(plain) in (int, float) or SCALAR in as_object(plain)
 
 
-def _short_repr(plain: Any) -> str:
+def _short_repr(plain: object) -> str:
     for content in as_object(plain).values() if len(as_object(plain)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(plain)

@@ -26,7 +26,7 @@ def extra_states(module: Module | None) -> dict[str, Any]:
 
 
 @contextmanager
-def with_extra_states(module: Module | None, given: Mapping[str, Any]) -> Generator[None]:
+def with_extra_states(module: Module | None, given: Mapping[str, object]) -> Generator[None]:
     """Set extra states, and set them back if the block fails.
 
     Args:

@@ -124,7 +124,7 @@ def list_verified(path: Path, progress: Progress | None = None) -> Listing:
 def differences(
     one: Path,
     other: Path,
-    rules: Any = None,
+    rules: object = None,
     progress: Callable[[Path], Progress | None] = _report_nothing,
 ) -> list[str]:
     """Where the tensors of two files differ, in words; their bits are compared.

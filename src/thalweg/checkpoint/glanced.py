@@ -60,7 +60,7 @@ def _first_count(tensors: Mapping[str, Stored], counters: Sequence[str]) -> int 
 
 
 def _steps_from_powers(
-    document: Mapping[str, Any], tensors: Mapping[str, Stored], powers: Mapping[str, str]
+    document: Mapping[str, object], tensors: Mapping[str, Stored], powers: Mapping[str, str]
 ) -> int | None:
     """How often one of the powers was multiplied by what the optimizer was given as beta."""
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
@@ -74,7 +74,7 @@ def _steps_from_powers(
     return None
 
 
-def _tensor_name(plain: Mapping[str, Any], name: str) -> str:
+def _tensor_name(plain: Mapping[str, object], name: str) -> str:
     """The tensor behind a name, there or in what is wrapped; "" if there is none."""
     found = as_object(plain.get(name)).get(kinds.TENSOR)
     if isinstance(found, str):
@@ -82,7 +82,7 @@ def _tensor_name(plain: Mapping[str, Any], name: str) -> str:
     return next(filter(None, (_tensor_name(as_object(each), name) for each in plain.values())), "")
 
 
-def _find_argument(arguments: Mapping[str, Any], name: str) -> Any:
+def _find_argument(arguments: Mapping[str, object], name: str) -> Any:
     """An argument of an optimizer, or of one that it wraps."""
     if name in arguments:
         return arguments[name]

@@ -130,10 +130,10 @@ class CheckpointManager:
         self,
         step: int,
         *,
-        optimizer: Any = None,
+        optimizer: object = None,
         variables: Variables | None = None,
         module: torch.nn.Module | None = None,
-        extra: Any = None,
+        extra: object = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Path:
         """Save a training under a number, and remove what need not stay; see `save`.
@@ -206,7 +206,7 @@ class CheckpointManager:
         self,
         step: int | None = None,
         *,
-        optimizer: Any = None,
+        optimizer: object = None,
         variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
         check_arguments: bool = True,
@@ -245,7 +245,7 @@ class CheckpointManager:
     def restore_or_initialize(
         self,
         *,
-        optimizer: Any = None,
+        optimizer: object = None,
         variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
         check_arguments: bool = True,

@@ -25,7 +25,7 @@ Variables = Mapping[str, Tensor] | Iterable[Tensor]
 NAMELESS = "Variable"  # what `name_of` calls what has no name
 
 
-def name_tensors(variables: Variables | None, module: Any) -> dict[str, Tensor]:
+def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
     """The tensors by name: those given, and the parameters and buffers of a module.
 
     Raises:
@@ -90,12 +90,12 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
     return dict(zip(names, tensors, strict=True))
 
 
-def slots_of(optimizer: Any) -> SlotStore | None:
+def slots_of(optimizer: object) -> SlotStore | None:
     """Where an optimizer, or that of a step of `optimize_loss`, has its slots."""
     return getattr(optimizer, "_slots", None)
 
 
-def as_checkpointable(optimizer: Any) -> Any:
+def as_checkpointable(optimizer: object) -> OfTorch | Described:
     """An optimizer with the methods that are needed here: itself, or an `OfTorch`.
 
     Raises:
@@ -163,7 +163,7 @@ def prepare_values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> L
     return Loading([(entry, given[entry.name]) for entry in entries], what="The variables")
 
 
-def _prefix_hint(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def _prefix_hint(own: Mapping[str, object], given: Mapping[str, object]) -> str:
     """A hint at why names differ, where they show it."""
     for prefix in _WRAPPED:
         if {f"{prefix}{name}" for name in given} == {*own}:

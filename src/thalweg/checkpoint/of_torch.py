@@ -110,7 +110,7 @@ class OfTorch:
 
     @contextmanager
     def _loading(
-        self, given: Mapping[str, Any], variables: Any = None, names: Names = keys_of
+        self, given: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
         with self._locked(), writable():
             found: list[str] = []
@@ -200,19 +200,19 @@ class OfTorch:
         return made
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_number, cast("list[Any]", value)))
     return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
 
 
-def _copy_value(value: Any, what: str) -> Any:
+def _copy_value(value: object, what: str) -> Any:
     return (
         state.taken(value, what) if isinstance(value, Tensor) else _map_tensors(value, state.taken)
     )
 
 
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: object, change: Callable[[Tensor], Tensor]) -> Any:
     """A value whose tensors are changed."""
     if isinstance(value, Tensor):
         return change(value)

@@ -78,7 +78,7 @@ class Writer:
             " tensors, arrays, and lists, tuples and dicts of those can be saved."
         )
 
-    def _write_mapping(self, value: Mapping[Any, Any], name: str) -> Any:
+    def _write_mapping(self, value: Mapping[object, object], name: str) -> Any:
         items = {key: self(each, f"{name}/{key}") for key, each in value.items()}
         if all(type(key) is str and not key.startswith("$") for key in items):
             return items

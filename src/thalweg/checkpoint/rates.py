@@ -12,12 +12,12 @@ from thalweg.core.state import Loading, differences, mismatch
 from thalweg.schedules import LearningRateSchedule
 
 
-def states_of(optimizer: Any) -> dict[str, dict[str, Any]]:
+def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
     """The states of an optimizer's learning rates, by the arguments that they are."""
     return {name: each.state_dict() for name, each in _rates_by_path(optimizer).items()}
 
 
-def prepare_rates(optimizer: Any, given: Mapping[str, Any], check: bool) -> Loading:
+def prepare_rates(optimizer: object, given: Mapping[str, object], check: bool) -> Loading:
     """What sets an optimizer's learning rates to their states.
 
     Args:

@@ -117,10 +117,10 @@ class Restored:
 @untraced
 def take_snapshot(
     *,
-    optimizer: Any = None,
+    optimizer: object = None,
     variables: Variables | None = None,
     module: torch.nn.Module | None = None,
-    extra: Any = None,
+    extra: object = None,
     metrics: Mapping[str, float] | None = None,
     copies: bool = True,
 ) -> Snapshot:
@@ -141,10 +141,10 @@ def _hold_steps(optimizer: Any) -> AbstractContextManager[Any]:
 
 
 def _copy_training(
-    optimizer: Any,
+    optimizer: object,
     tensors: dict[str, Tensor],
     module: torch.nn.Module | None,
-    extra: Any,
+    extra: object,
     metrics: Mapping[str, float] | None,
     copies: bool,
 ) -> Snapshot:
@@ -175,10 +175,10 @@ def _copy_training(
 def save(
     path: Path,
     *,
-    optimizer: Any = None,
+    optimizer: object = None,
     variables: Variables | None = None,
     module: torch.nn.Module | None = None,
-    extra: Any = None,
+    extra: object = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a training to a file, from which `restore` goes on with the same bits.
@@ -234,7 +234,7 @@ def save(
 def restore(
     path: Path,
     *,
-    optimizer: Any = None,
+    optimizer: object = None,
     variables: Variables | Literal[False] | None = None,
     module: torch.nn.Module | None = None,
     check_arguments: bool = True,
@@ -315,7 +315,7 @@ def restore(
     return restored
 
 
-def _warn_of_states(path: str, left: Mapping[str, Any]) -> None:
+def _warn_of_states(path: str, left: Mapping[str, object]) -> None:
     if left:
         warn(
             f"{path} has extra states of modules, such as {next(iter(left))!r}, which were not"
@@ -334,7 +334,7 @@ def _warn_of_variables(path: str, left: Sequence[str]) -> None:
 
 
 def _choose_optimizer(
-    document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
+    document: Mapping[str, object], given: object, tensors: Mapping[str, Tensor], check: bool
 ) -> Any:
     """The optimizer that a file's state is for: the one that is given, or a new one; or None."""
     if given is False:
@@ -347,9 +347,9 @@ def _choose_optimizer(
 
 
 def _of_optimizer(
-    optimizer: Any,
+    optimizer: object,
     reader: Reader,
-    document: Mapping[str, Any],
+    document: Mapping[str, object],
     tensors: dict[str, Tensor],
     check: bool,
     held: ExitStack,
@@ -412,7 +412,7 @@ def _read_by_name(reader: Reader, document: Mapping[str, Any], part: str) -> dic
     return as_object(found)
 
 
-def _check_document(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any]:
     kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")

@@ -99,7 +99,7 @@ def beta_of(power: Any, steps: int) -> Any:
     return None
 
 
-def steps_and_betas(powers: Mapping[str, Any], counters: Mapping[str, int]) -> Steps:
+def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
     """The steps and betas that the powers of an optimizer imply.
 
     Args:
@@ -139,11 +139,11 @@ def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
     return sorted(found)
 
 
-def _are_usual(betas: Mapping[str, Any]) -> bool:
+def _are_usual(betas: Mapping[str, object]) -> bool:
     return all(beta in _USUAL.get(name, ()) for name, beta in betas.items())
 
 
-def _betas_of(powers: Mapping[str, Any], count: int) -> dict[str, Any] | None:
+def _betas_of(powers: Mapping[str, object], count: int) -> dict[str, Any] | None:
     """The betas behind powers that are not 0 after so many steps; None if one has none."""
     found = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
     return None if not found or None in found.values() else found
@@ -158,7 +158,7 @@ def _other_counters(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
     )
 
 
-def _describe_several(found: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
+def _describe_several(found: Mapping[int, Mapping[str, object]]) -> tuple[str, ...]:
     ways = [
         f"{' and '.join(f'{name}={beta}' for name, beta in betas.items())} after {count} steps"
         for count, betas in list(found.items())[:_SHOWN]
@@ -166,6 +166,6 @@ def _describe_several(found: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]
     return (f"the powers of beta are those of {', and of '.join(ways)}",)
 
 
-def _describe_unexplained(powers: Mapping[str, Any]) -> tuple[str, ...]:
+def _describe_unexplained(powers: Mapping[str, object]) -> tuple[str, ...]:
     shown = ", ".join(f"{name}_power={power}" for name, power in powers.items())
     return (f"{shown} are no powers of usual betas after the same number of steps",)

@@ -177,7 +177,7 @@ def bench(
         torch.set_num_threads(before)
 
 
-def _print_table(made: Callable[[int], Any], warning: str) -> None:
+def _print_table(made: Callable[[int], object], warning: str) -> None:
     from rich.console import Console
     from rich.text import Text
 

@@ -89,9 +89,9 @@ def _split_values(
 def conform(
     theirs: str | None,
     rule: str | None,
-    given: dict[str, Any],
-    own: dict[str, Any],
-    group: dict[str, Any],
+    given: dict[str, object],
+    own: dict[str, object],
+    group: dict[str, object],
     steps: int,
     atlas: Path | None,
     listed: Path | None,
@@ -130,8 +130,8 @@ def conform(
 
 
 def _compare(
-    name: str, rule: str | None, given: dict[str, Any], own: dict[str, Any],
-    group: dict[str, Any], steps: int, as_json: bool,
+    name: str, rule: str | None, given: dict[str, object], own: dict[str, object],
+    group: dict[str, object], steps: int, as_json: bool,
 ) -> NoReturn:  # fmt: skip
     from thalweg.conform import ConformError, compare
     from thalweg.conform.ours import find_like, find_rule
@@ -157,7 +157,7 @@ def _fail(message: str) -> NoReturn:
     raise NothingToCompare(message)
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     """What JSON has: no infinity, and the text of what it does not know."""
     match value:
         case dict():
@@ -215,7 +215,7 @@ def _describe_closing(found: Outcome) -> str:
     return f"None of the {len(found.tried)} changes tried closes it: {', '.join(found.tried)}."
 
 
-def _list_arguments(values: dict[str, Any]) -> str:
+def _list_arguments(values: dict[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 

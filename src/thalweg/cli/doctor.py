@@ -88,7 +88,7 @@ def _processor() -> dict[str, Any]:
         return {"name": name, "trouble": str(error)}
 
 
-def _suits(found: dict[str, Any]) -> str:
+def _suits(found: dict[str, object]) -> str:
     if "trouble" in found:
         return f"{found['name']}: {found['trouble']}"
     bytes_ahead = found["prefetch"]

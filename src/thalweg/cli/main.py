@@ -28,7 +28,11 @@ class Commands(click.Group):
     """A group whose errors are one red line, and a traceback with --debug."""
 
     def main(
-        self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **__: Any
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *_: object,
+        **__: object,
     ) -> Any:
         """Run a command and exit: 0 if it went well, 1 if it failed, 2 for a wrong command line,
         130 after Ctrl-C.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 import click
 
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError, ThalwegError
 
 
-def launch_ranks(count: int, function: Callable[..., None], *args: Any) -> None:
+def launch_ranks(count: int, function: Callable[..., None], *args: object) -> None:
     """Call a function on each of `count` ranks, which `Strategy()` then joins.
 
     Args:
@@ -49,7 +48,9 @@ def launch_ranks(count: int, function: Callable[..., None], *args: Any) -> None:
         raise click.ClickException(failed[0][1])
 
 
-def _call_on_rank(function: Callable[..., None], args: tuple[Any, ...]) -> tuple[bool, str] | None:
+def _call_on_rank(
+    function: Callable[..., None], args: tuple[object, ...]
+) -> tuple[bool, str] | None:
     """Call it; a failure is whether it is about another rank, and a message."""
     try:
         function(*args)

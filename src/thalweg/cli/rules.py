@@ -139,7 +139,7 @@ def formula_source(rule: Rule) -> str:
     return "\n\n\n".join(texts)
 
 
-def _helpers_of(functions: list[Any]) -> list[Any]:
+def _helpers_of(functions: list[object]) -> list[Any]:
     """The functions that these call, directly or by way of others, but those of libraries."""
     found: list[Any] = []
     pending = list(filter(inspect.isfunction, functions))
@@ -152,7 +152,7 @@ def _helpers_of(functions: list[Any]) -> list[Any]:
     return found
 
 
-def _is_known(function: Any) -> bool:
+def _is_known(function: object) -> bool:
     """Whether a formula may take the function for granted."""
     room, *below = function.__module__.split(".")
     if room == "thalweg":

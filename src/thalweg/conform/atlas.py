@@ -173,7 +173,7 @@ def _read_row(told: dict[str, Any], columns: list[Column]) -> Row:
     return Row(told["name"], told["rule"], dict(told.get("set", {})), cells)
 
 
-def _read_cell(told: str | dict[str, Any], column: Column) -> Cell:
+def _read_cell(told: str | dict[str, object], column: Column) -> Cell:
     own: dict[str, Any] = {"class": told} if isinstance(told, str) else told
     name = own["class"]
     name = name if not name or ":" in name else f"{column.module}:{name}"

@@ -77,7 +77,7 @@ class Outcome:
         return self.verdict != PARTS
 
 
-def compare(theirs: Any, ours: Any, *, steps: int = STEPS, search: bool = True) -> Outcome:
+def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = True) -> Outcome:
     """Drive two optimizers over the same gradients.
 
     Args:

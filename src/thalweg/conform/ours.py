@@ -83,10 +83,10 @@ def _load_rule(name: str) -> Side:
     return Side(_with_signature(make, as_options(defaults_of(rule))), rule.name)
 
 
-def _adapt(make: Callable[..., Any], defaults: Mapping[str, Any]) -> Callable[..., Any]:
+def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., Any]:
     """An optimizer that is given gradients in pairs, in the form of torch's."""
 
-    def made(params: Iterable[Tensor], *, lr: float, **options: Any) -> Any:
+    def made(params: Iterable[Tensor], *, lr: float, **options: object) -> Any:
         return ByPairs(make(lr, **options), list(params))
 
     return _with_signature(made, {_NAMES.get(key, key): each for key, each in defaults.items()})

@@ -33,7 +33,7 @@ class Side:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     group: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_arguments(self, **arguments: Any) -> Side:
+    def with_arguments(self, **arguments: object) -> Side:
         """The same with these arguments, too.
 
         Raises:
@@ -116,7 +116,7 @@ def shared_arguments(theirs: Side, ours: Side) -> dict[str, Any]:
     }
 
 
-def _is_like(value: Any, other: Any) -> bool:
+def _is_like(value: object, other: object) -> bool:
     if isinstance(value, bool) or isinstance(other, bool):
         return type(value) is type(other)
     if isinstance(value, int | float):

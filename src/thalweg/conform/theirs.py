@@ -97,7 +97,7 @@ def _import_alone(package: str, top: str) -> ModuleType:
         raise
 
 
-def _as_optimizer(thing: Any, name: str) -> Side:
+def _as_optimizer(thing: object, name: str) -> Side:
     title = name.rpartition(":")[2]
     if not inspect.isclass(thing):
         raise ConformError(f"'{name}' is {_with_article(type(thing).__name__)}, not a class.")

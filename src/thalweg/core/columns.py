@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
 _GIVEN = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
-def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict[str, Any]:
+def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> dict[str, Any]:
     """All that a rule's formulas may ask for.
 
     Args:
@@ -57,7 +57,7 @@ def derived(rule: Rule, values: dict[str, Any], dtype: Dtype, step: int) -> dict
     return found
 
 
-def defaults_of(rule: Any) -> dict[str, Any]:
+def defaults_of(rule: object) -> dict[str, Any]:
     """The hyperparameters of a rule, for a constructor that is handed one.
 
     Raises:
@@ -85,7 +85,7 @@ def _taken(rule: Rule, what: str, names: Any) -> RuleError:
     )
 
 
-def _converted(rule: Rule, name: str, value: Any, dtype: Dtype) -> Any:
+def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> Any:
     """What `prepare` made of the scalar `name`, in the compute dtype."""
     try:
         with np.errstate(over="ignore"):
@@ -153,7 +153,6 @@ def per_variable(
     names = [slot.name for slot in rule.scalar_slots]
     measures = {name: known.measure(each, columns) for name, each in rule.measures.items()}
     there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
-    taken = columns.taken
     slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
     if there is None:
         _check_numbers(asked, scalar_slots)
@@ -165,10 +164,7 @@ def per_variable(
     dtypes = [compute_dtype(var.dtype) for var in variables]
     for members in _in_turn(variables, dtypes):
         dtype = dtypes[members[0]]
-        given = vectors.rounded(columns.shared[dtype], dtype)
-        for name, each in columns.separate.items():
-            given[name] = vectors.round_to(vectors.pick_members(each, members), dtype, there)
-        given |= {name: vectors.pick_members(each, members) for name, each in measures.items()}
+        given = _scalars_of_members(columns, measures, members, dtype, there)
         for place, name in enumerate(names):
             own = [now[id(scalar_slots[i][place])] for i in members]
             given[name] = vectors.round_to(vectors.join_numbers(own, there), dtype, there)
@@ -188,14 +184,7 @@ def per_variable(
                     of_all[i] = each
     separate = {**columns.separate}
     separate |= {name: vectors.join_numbers(each, there) for name, each in found.items()}
-    writes: list[Call] = []
-    if slots:
-        moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
-        if taken is not None:
-            pairs = zip(moved, slots.values(), strict=True)
-            moved = [torch.where(taken, each, slot) for each, slot in pairs]
-        copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        writes.append(partial(copy, list(slots.values()), moved))
+    writes = _writes_of(slots, now, columns.taken) if slots else []
     return columns._replace(separate=separate), writes
 
 
@@ -211,6 +200,30 @@ def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> 
                 check_memory(slot, f"'{kind.name}' of '{title}'")
 
 
+def _scalars_of_members(
+    columns: Columns,
+    measures: Mapping[str, object],
+    members: list[int],
+    dtype: Dtype,
+    there: Device,
+) -> dict[str, Any]:
+    """The scalars of a rule and its measures, for some variables of one dtype."""
+    given = vectors.rounded(columns.shared[dtype], dtype)
+    for name, each in columns.separate.items():
+        given[name] = vectors.round_to(vectors.pick_members(each, members), dtype, there)
+    return given | {name: vectors.pick_members(each, members) for name, each in measures.items()}
+
+
+def _writes_of(slots: Mapping[int, Tensor], now: Mapping[int, Any], taken: Any) -> list[Call]:
+    """What writes numbers to scalar slots, both by `id` of the slot, if the step is taken."""
+    moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
+    if taken is not None:
+        pairs = zip(moved, slots.values(), strict=True)
+        moved = [torch.where(taken, each, slot) for each, slot in pairs]
+    copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    return [partial(copy, list(slots.values()), moved)]
+
+
 def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
     """Positions of variables that are computed alike, each variable once, the first ones first."""
     for own in in_rounds(variables):
@@ -218,7 +231,7 @@ def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[l
             yield [index for index in own if dtypes[index] == dtype]
 
 
-def _over(rule: Rule, name: str, value: Any, dtype: Dtype, count: int, there: Device) -> Any:
+def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, there: Device) -> Any:
     """What `per_variable` made of a name, a vector over the variables."""
     try:
         return vectors.spread_over(value, dtype, count, there)

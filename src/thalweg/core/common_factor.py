@@ -61,7 +61,7 @@ class Factor(NamedTuple):
         return self.scale if isinstance(self.unit, float) else self.scale * self.unit
 
 
-def exact_norm(squares_of: Callable[[Formula], Any], is_narrow: bool) -> Norm:
+def exact_norm(squares_of: Callable[[Formula], object], is_narrow: bool) -> Norm:
     """The common norm of gradients.
 
     Args:

@@ -83,7 +83,7 @@ def _has_arithmetic_alone(formula: Formula) -> bool:
 
 
 def update_analytic(
-    rule: Rule, grad: Gradient, tensors: Sequence[Tensor], scalars: Mapping[str, Any]
+    rule: Rule, grad: Gradient, tensors: Sequence[Tensor], scalars: Mapping[str, object]
 ) -> None:
     """Write a step of an analytic rule.
 

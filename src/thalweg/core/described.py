@@ -25,7 +25,7 @@ class Names:
         self._things: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
-    def tell(self, name: str, thing: Any, *others: Any) -> None:
+    def tell(self, name: str, thing: object, *others: object) -> None:
         """Say what files call something.
 
         Args:
@@ -52,7 +52,7 @@ class Names:
             load()
         return dict(self._things)
 
-    def name_of(self, thing: Any) -> str | None:
+    def name_of(self, thing: object) -> str | None:
         """What files call something; None for what nobody has told, such as a class of yours."""
         return self._names.get(thing)
 

@@ -22,6 +22,6 @@ def titles_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     return [names.get(id(p), title) for p, title in zip(params, titles_of(params), strict=True)]
 
 
-def states_of(state: Mapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+def states_of(state: Mapping[object, object]) -> list[tuple[Tensor, dict[str, Any]]]:
     """The states of parameters; what else is in the state of an optimizer is the user's."""
     return [(k, own) for k, own in state.items() if isinstance(k, Tensor) and isinstance(own, dict)]

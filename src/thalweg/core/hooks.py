@@ -84,7 +84,7 @@ class Hooks:
         """The pairs as the user's own functions change them; checked."""
         return pairs
 
-    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
+    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[object]) -> Groups:
         """For each variable what tells its hyperparameters from those of others; None for none."""
         return None
 

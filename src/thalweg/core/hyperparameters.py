@@ -43,14 +43,14 @@ def is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, torch.Tensor | torch.nn.Module)
 
 
-def is_on(value: Any) -> bool:
+def is_on(value: object) -> bool:
     """Whether a momentum makes a slot: a number above 0, or any tensor or callable."""
     if _is_array(value):
         value = value[()]
     return bool(value > 0) if is_number(value) else True
 
 
-def as_number(name: str, value: Any) -> Any:
+def as_number(name: str, value: object) -> Any:
     """A plain number, also from a 0-d tensor or array; a NumPy scalar of one of float64.
 
     Raises:
@@ -71,7 +71,7 @@ def as_number(name: str, value: Any) -> Any:
     return value
 
 
-def check_size(name: str, value: Any) -> None:
+def check_size(name: str, value: object) -> None:
     """Refuse a whole number that no float can hold.
 
     Raises:
@@ -105,7 +105,7 @@ def _flush_denormal(number: Any, source: ScalarType, dtype: ScalarType) -> Any:
     return dtype(math.copysign(0.0, number) if flushes else number)
 
 
-def as_step_scalar(name: str, value: Any, dtype: ScalarType) -> Any:
+def as_step_scalar(name: str, value: object, dtype: ScalarType) -> Any:
     """As `as_hyper`.
 
     Raises:
@@ -125,7 +125,7 @@ def as_step_scalar(name: str, value: Any, dtype: ScalarType) -> Any:
         ) from error
 
 
-def check_fraction(name: str, value: Any) -> None:
+def check_fraction(name: str, value: object) -> None:
     """Refuse a number outside [0, 1].
 
     Raises:
@@ -137,7 +137,7 @@ def check_fraction(name: str, value: Any) -> None:
         )
 
 
-def check_value(name: str, value: Any) -> Any:
+def check_value(name: str, value: object) -> Any:
     """The value, if a hyperparameter can be it; a number of an array of shape ().
 
     Raises:
@@ -152,7 +152,7 @@ def check_value(name: str, value: Any) -> Any:
     return value[()] if _is_array(value) else value
 
 
-def check_scalar(name: str, value: Any, accepted: str) -> None:
+def check_scalar(name: str, value: object, accepted: str) -> None:
     """Refuse what is neither a real number nor a tensor of one, of this or another mode.
 
     Args:
@@ -202,7 +202,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def hint(value: Any) -> str:
+def hint(value: object) -> str:
     """A way out for those who come from `torch.optim`, or from a graph."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
@@ -214,7 +214,7 @@ def hint(value: Any) -> str:
     return ""
 
 
-def _in_kind_of(old: Any, value: int | float) -> Any:
+def _in_kind_of(old: object, value: int | float) -> Any:
     """A number as a hyperparameter that is `old` would keep it, exactly or rounded or truncated.
 
     Raises:
@@ -327,7 +327,7 @@ class Hyperparameters(Mapping[str, Any]):
             assign(old, int(number) if is_whole else number)
         self.calls = any(map(is_function, self._values.values()))
 
-    def all_of(self, called: dict[str, Any]) -> dict[str, Any]:
+    def all_of(self, called: dict[str, object]) -> dict[str, Any]:
         """The values as they are kept now, but for callables what those have given."""
         return {**self._values, **called}
 
@@ -341,7 +341,7 @@ class Hyperparameters(Mapping[str, Any]):
                     as_step_scalar(name, found[name], np.float64)
         return found
 
-    def knowing(self, known: dict[Any, Any]) -> Within:
+    def knowing(self, known: dict[object, object]) -> Within:
         """Let steps in the `with` block take what a run of a graph has found, and call nothing.
 
         Args:
@@ -353,11 +353,11 @@ class Hyperparameters(Mapping[str, Any]):
         """Let NaN stand for what callables would give in the `with` block, and call nothing."""
         return self._with_value("_given", dict.fromkeys(self._values, math.nan))
 
-    def _with_value(self, name: str, value: Any) -> Within:
+    def _with_value(self, name: str, value: object) -> Within:
         change = partial(setattr, self, name)
         return Within(lambda: ([partial(change, value)], [partial(change, getattr(self, name))]))
 
-    def create(self, make: Callable[[str, Any], Any]) -> dict[str, Any]:
+    def create(self, make: Callable[[str, Any], object]) -> dict[str, Any]:
         """Let variables that `make(name, number)` returns take the place of plain numbers.
 
         They are made in alphabetical order.
@@ -458,7 +458,7 @@ class Hyperparameters(Mapping[str, Any]):
                 found[name] = str(value)
         return found
 
-    def setting(self, name: str, value: Any) -> list[Callable[[], Any]]:
+    def setting(self, name: str, value: object) -> list[Callable[[], Any]]:
         """Calls, in C alone, that set a number; schedules, callables and tensors stay in force.
 
         Raises:

@@ -14,13 +14,13 @@ def is_imported() -> bool:
     return "torch.distributed.tensor" in sys.modules
 
 
-def is_on_mesh(tensor: Any) -> bool:
+def is_on_mesh(tensor: object) -> bool:
     """Whether something is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def any_on_mesh(tensors: Iterable[Any]) -> bool:
+def any_on_mesh(tensors: Iterable[object]) -> bool:
     """Whether a DTensor is among them; asked in every step."""
     return is_imported() and any(map(is_on_mesh, tensors))
 

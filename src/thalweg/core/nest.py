@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 
-def leaves_of(nest: Any) -> Iterator[Any]:
+def leaves_of(nest: object) -> Iterator[Any]:
     """What a nest holds, in order; dicts in the order of their items."""
     if isinstance(nest, (list, tuple)):
         for item in cast("list[Any]", nest):
@@ -22,7 +22,7 @@ def leaves_of(nest: Any) -> Iterator[Any]:
         yield nest
 
 
-def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+def mapped(function: Callable[[Any], object], nest: object) -> Any:
     """The same nest with `function` applied to each leaf."""
     if isinstance(nest, (list, tuple)):
         items = cast("list[Any]", nest)
@@ -35,11 +35,11 @@ def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
     return function(nest)
 
 
-def packed(nest: Any, leaves: Iterator[Any]) -> Any:
+def packed(nest: object, leaves: Iterator[object]) -> Any:
     """The same nest with its leaves replaced, one after the other."""
     return mapped(lambda _: next(leaves), nest)
 
 
-def _nest_like(nest: Any, items: list[Any]) -> Any:
+def _nest_like(nest: object, items: list[object]) -> Any:
     kind = cast("type[Any]", type(nest))
     return kind(*items) if hasattr(nest, "_fields") else kind(items)

@@ -34,7 +34,7 @@ def norms_of(squares: Any, overflow: Any) -> Any:
     return of.sqrt(squares)
 
 
-def global_norm(squares: Any, overflow: bool) -> Any:
+def global_norm(squares: object, overflow: bool) -> Any:
     """The common norm of tensors with these sums of squares, of shape (); see `norms_of`."""
     return norms_of(sum_in_order(squares), overflow)
 

@@ -27,11 +27,11 @@ def apply_as_one_update(cls: type[Any], base: type[Any]) -> None:
         cls.apply_gradients = _as_one_update(own)
 
 
-def _as_one_update(method: Callable[..., Any]) -> Callable[..., Any]:
+def _as_one_update(method: Callable[..., object]) -> Callable[..., Any]:
     """A method, what each call of which adds to a graph is one update."""
 
     @untraced
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> Any:
         if executing_eagerly():
             return method(*args, **kwargs)
         return graph_mode().as_one_update(functools.partial(method, *args, **kwargs))

@@ -152,7 +152,7 @@ def write_step(
 
 
 def _come_to_the_end(
-    remaining: Iterator[Any],
+    remaining: Iterator[object],
     pending: Iterator[Call],
     begun: Sequence[str],
     errors: list[BaseException],
@@ -188,7 +188,7 @@ class Gathered:
         self._then += then
         self._counts += counts
 
-    def hold(self, ready: Any) -> None:
+    def hold(self, ready: object) -> None:
         """Keep what the writes need until they are done."""
         self._ready.append(ready)
 
@@ -226,7 +226,7 @@ def following(copies: Sequence[Tensor | None], values: Sequence[Tensor]) -> list
 
 
 @contextlib.contextmanager
-def restored(tensors: Sequence[Tensor], unless: Sequence[Any] = ()) -> Generator[None]:
+def restored(tensors: Sequence[Tensor], unless: Sequence[object] = ()) -> Generator[None]:
     """Put these tensors back from copies if the block fails, unless a list is no longer empty."""
     with no_grad():
         undo = calls(putting_back(tensors))

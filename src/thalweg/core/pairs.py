@@ -39,7 +39,7 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     return [(grad, tensor_of(var)) for grad, var in pairs]
 
 
-def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
+def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
     """A tensor or IndexedSlices from anything a caller may give as a gradient.
 
     Args:
@@ -74,7 +74,7 @@ def as_gradient(grad: Any, var: Tensor, title: str) -> Gradient:
         ) from None
 
 
-def concrete(grad: Any) -> Gradient | None:
+def concrete(grad: object) -> Gradient | None:
     """A gradient as a tensor, `IndexedSlices` or None, whatever its variable is."""
     if type(grad) is Tensor and grad.layout == torch.strided and not grad.requires_grad:
         return grad
@@ -83,7 +83,7 @@ def concrete(grad: Any) -> Gradient | None:
     return from_torch(to_tensor(grad).detach())
 
 
-def has_rows(grad: Any) -> bool:
+def has_rows(grad: object) -> bool:
     """Whether a gradient is sparse, torch's or ours."""
     return not isinstance(grad, Tensor) or grad.layout is not torch.strided
 
@@ -122,7 +122,7 @@ def _sort_named(named: Mapping[Any, Any], title: str) -> list[Any]:
         ) from error
 
 
-def refuse_no_variables(var_list: Any, title: str = "var_list") -> None:
+def refuse_no_variables(var_list: object, title: str = "var_list") -> None:
     """Refuse None and modules, which stand for no variables.
 
     Raises:
@@ -144,7 +144,7 @@ def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
     return list({id(var): var for var in variables}.values())
 
 
-def check_variables(variables: Sequence[Any]) -> None:
+def check_variables(variables: Sequence[object]) -> None:
     """Refuse what cannot be trained.
 
     Raises:

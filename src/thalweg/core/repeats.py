@@ -24,11 +24,11 @@ class Due:
     def __init__(self, make: Make) -> None:
         self._make = make
 
-    def is_over(self, pairs: list[Any]) -> bool:
+    def is_over(self, pairs: list[object]) -> bool:
         """Whether it may be a step over pairs."""
         return True
 
-    def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
+    def take(self, optimizer: object, kept: PlanCache, given: object) -> bool:
         """Take the step if it can be planned; whether it was taken."""
         kept.quick = self._make(optimizer, kept, given)
         return kept.quick is not None and kept.quick.take(optimizer, kept, given)

@@ -35,7 +35,7 @@ def calls(functions: Iterable[Call]) -> Iterator[Any]:
     return map(operator.call, functions)
 
 
-def when(condition: Iterable[Any], call: Call) -> Call:
+def when(condition: Iterable[object], call: Call) -> Call:
     """A call that is made if a lazy condition, an iterator in C of one item, is true by then."""
     return partial(drain, map(operator.call, compress([call], condition)))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.core.one_update import apply_as_one_update
 from thalweg.core.trackable import TrackableSlots
 from thalweg.engines import Selection, check_name, current
@@ -15,7 +13,7 @@ class SlotOptimizer(TrackableSlots):
 
     _engine: EngineName | None = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if SlotOptimizer not in cls.__bases__:
             apply_as_one_update(cls, SlotOptimizer)

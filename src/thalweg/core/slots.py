@@ -102,7 +102,7 @@ class SlotStore:
         own = self._settled().get(id(handle_of(var)), {})
         return {name: resolve(slot) for name, slot in own.items()}
 
-    def handed_out(self, slots: Iterable[Any]) -> None:
+    def handed_out(self, slots: Iterable[object]) -> None:
         """Note that a caller holds these slots, and may do to them what their store does not see.
 
         A steady step looks at them from then on.
@@ -137,11 +137,11 @@ class SlotStore:
             self._names.append(name)
         return slot
 
-    def key(self, var: Any) -> Any:
+    def key(self, var: object) -> Any:
         """What stands for a variable where its slots are told by keys."""
         return id(handle_of(var))
 
-    def forget(self, var: Any, name: str) -> None:
+    def forget(self, var: object, name: str) -> None:
         """Let go of a slot, if there is one."""
         key = id(handle_of(var))
         own = self._settled().get(key, {})
@@ -285,7 +285,7 @@ class SlotStore:
             for name, slot in own.items():
                 self.put(var, name, slot)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SlotStore:
+    def __deepcopy__(self, memo: dict[int, object]) -> SlotStore:
         self.check_whole()
         copied = type(self)()
         own = [slot for *_, slot in self.triples()]
@@ -308,7 +308,7 @@ class SlotStore:
             )
 
 
-def _is_here(slot: Any) -> bool:
+def _is_here(slot: object) -> bool:
     return isinstance(slot, Tensor) and not isinstance(slot, SymbolicVariable)
 
 

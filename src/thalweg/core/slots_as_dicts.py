@@ -11,13 +11,13 @@ from thalweg.ground.running import handle_of, is_symbolic, resolve
 from thalweg.ground.tensorflow_names import unique_id
 
 
-def variable_key(var: Any) -> str:
+def variable_key(var: object) -> str:
     """A name that no other variable of eager mode, or of the graph, has."""
     handle = handle_of(var)
     return handle.op.name if is_symbolic(handle) else unique_id(handle)
 
 
-def variable_key_in_graph(var: Any) -> Any:
+def variable_key_in_graph(var: object) -> Any:
     """`variable_key`; of a variable of a graph with the graph."""
     handle = handle_of(var)
     return (handle.graph, handle.op.name) if is_symbolic(handle) else unique_id(handle)
@@ -44,7 +44,7 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
         except KeyError:
             return name
 
-    def __getitem__(self, key: Any) -> Mapping[Any, Any]:
+    def __getitem__(self, key: object) -> Mapping[Any, Any]:
         found = self._nested()[key]
         self.handed_out(found.values())
         return MappingProxyType(found)
@@ -67,7 +67,7 @@ class SlotsByName(_SlotDict):
 
     BY_NAME = True
 
-    def key(self, var: Any) -> Any:
+    def key(self, var: object) -> Any:
         """See `variable_key_in_graph`."""
         return variable_key_in_graph(var)
 
@@ -77,6 +77,6 @@ class SlotsByVariable(_SlotDict):
 
     BY_NAME = False
 
-    def key(self, var: Any) -> Any:
+    def key(self, var: object) -> Any:
         """See `variable_key`."""
         return variable_key(var)

@@ -58,7 +58,7 @@ def along(keys: Sequence[Hashable], values: Mapping[Any, Any], there: torch.devi
 
 
 def derived_there(
-    rule: Rule, values: dict[str, Any], dtype: Dtype, step: Tensor, there: torch.device
+    rule: Rule, values: dict[str, object], dtype: Dtype, step: Tensor, there: torch.device
 ) -> dict[str, Any]:
     """As `derived`, where the number of the step, and other numbers, are tensors of a device.
 

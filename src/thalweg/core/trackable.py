@@ -45,7 +45,7 @@ class Position(Protocol):
         """The value; not to be written to."""
         ...
 
-    def restore(self, trackable: Any) -> None:
+    def restore(self, trackable: object) -> None:
         """Give an object what the checkpoint has for it; CheckpointMismatchError if it differs."""
 
     def release(self) -> None:
@@ -81,7 +81,7 @@ class Trackable:
         """The object whose state is saved in place of this one's."""
         return self
 
-    def _track_trackable(self, trackable: Any, name: str, overwrite: bool = False) -> Any:
+    def _track_trackable(self, trackable: object, name: str, overwrite: bool = False) -> Any:
         """Make an object a child; it takes what was restored for a child of this name.
 
         Args:
@@ -107,7 +107,9 @@ class Trackable:
         self._tracked[name] = trackable
         return trackable
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: object
+    ) -> dict[str, Any]:
         """The children by name, those of the graph that is being built.
 
         Args:
@@ -135,7 +137,7 @@ class Trackable:
         found = [each for each in self._awaited(name, None) if each.is_simple_variable()]
         return max(found, key=_uid_of).value() if found else None
 
-    def _handle_deferred_dependencies(self, name: str, trackable: Any) -> None:
+    def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
         """Give a new child what was restored for it.
 
         Raises:
@@ -156,13 +158,13 @@ class Trackable:
         # Not in place: a twin that is given up must leave the original as it was.
         self._deferred_dependencies = {**self._deferred_dependencies, name: [*before, position]}
 
-    def _awaited(self, name: str, graph: Any) -> list[Position]:
+    def _awaited(self, name: str, graph: object) -> list[Position]:
         """What waits for a child of this name that is made in `graph`, or in eager mode."""
         self._maybe_initialize_trackable()
         found = self._deferred_dependencies.get(name, [])
         return [each for each in found if each.graph is graph or not self.PER_GRAPH]
 
-    def _begun(self, name: str, initial_value: Any) -> Any:
+    def _begun(self, name: str, initial_value: object) -> Any:
         """What a child that is made in eager mode begins with: what was restored, or this.
 
         Raises:
@@ -203,7 +205,7 @@ class TrackableSlots(Trackable):
     _slots: SlotStore
     _waiting: SlotStore  # of places in checkpoints
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         self = super().__new__(cls)
         self._set_up()
         return self
@@ -222,7 +224,7 @@ class TrackableSlots(Trackable):
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in self._NOT_COPIED}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self._set_up()  # the oldest protocols of pickle call no `__new__`
         vars(self).update(state)
         self._maybe_initialize_trackable()
@@ -259,7 +261,7 @@ class TrackableSlots(Trackable):
             self._await_slot(slot_variable_position, slot_name, variable)
         return found
 
-    def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: Any) -> None:
+    def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: object) -> None:
         """Give a new slot what was restored for it; called for each slot that is made.
 
         Args:
@@ -275,11 +277,13 @@ class TrackableSlots(Trackable):
             position.restore(slot_variable)
             self._waiting.forget(variable, slot_name)
 
-    def _await_slot(self, position: Position, slot_name: str, variable: Any) -> None:
+    def _await_slot(self, position: Position, slot_name: str, variable: object) -> None:
         """Let a place wait for a slot, instead of what an earlier restore left to wait for it."""
         self._waiting.put(variable, slot_name, position)
 
-    def _take_slots(self, slot_name: str, variables: Sequence[Any], slots: Sequence[Any]) -> None:
+    def _take_slots(
+        self, slot_name: str, variables: Sequence[object], slots: Sequence[object]
+    ) -> None:
         """Take slots that have just been made: all that are made come by here.
 
         If one of them is refused, it and those after it are forgotten.
@@ -297,7 +301,7 @@ class TrackableSlots(Trackable):
                 self._slots.forget(var, slot_name)
             raise
 
-    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         """Have other slots.
 
         Args:
@@ -306,7 +310,7 @@ class TrackableSlots(Trackable):
         """
         self._slots = store
 
-    def _keep_slot(self, slot: Any) -> None:
+    def _keep_slot(self, slot: object) -> None:
         """A slot was made and has its value."""
 
     def _settle(self, var: Any = None, slot_name: str | None = None) -> None:
@@ -328,7 +332,7 @@ class TrackableSlots(Trackable):
                 finally:
                     del vars(self)["_settling"]
 
-    def _make_awaited(self, variables: list[Any]) -> None:
+    def _make_awaited(self, variables: list[object]) -> None:
         """Make all slots of these variables."""
         self._create_slots(variables)
 

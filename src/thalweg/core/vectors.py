@@ -22,12 +22,12 @@ _INTERPRETS = is_interpreted()  # then tensors of the CPU are those of a GPU
 TORCH: dict[Any, torch.dtype] = {np.float32: torch.float32, np.float64: torch.float64}
 
 
-def functions_of(vector: Any) -> Any:
+def functions_of(vector: object) -> Any:
     """The namespace of a vector: that of torch or of NumPy."""
     return torch if isinstance(vector, Tensor) else np
 
 
-def place_of(vector: Any) -> Device:
+def place_of(vector: object) -> Device:
     """Where a vector is."""
     return vector.device if isinstance(vector, Tensor) else None
 
@@ -37,14 +37,14 @@ def is_host(tensor: Tensor) -> bool:
     return tensor.is_cpu and not _INTERPRETS
 
 
-def send_to(values: Any, device: torch.device) -> Tensor:
+def send_to(values: object, device: torch.device) -> Tensor:
     """An array on a device."""
     there = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
     there = there.pin_memory() if device.type == "cuda" else there
     return there.to(device, non_blocking=True)
 
 
-def place_like(values: Any, vector: Any) -> Any:
+def place_like(values: object, vector: object) -> Any:
     """An array where a vector is."""
     there = place_of(vector)
     if isinstance(values, Tensor):
@@ -91,7 +91,7 @@ def split_numbers(vector: Any) -> Sequence[Any]:
     return vector.unbind() if isinstance(vector, Tensor) else vector.tolist()
 
 
-def number(value: Any, there: Device) -> Any:
+def number(value: object, there: Device) -> Any:
     """A scalar of the host where the vectors are; a vector as it is."""
     if there is None or not isinstance(value, np.floating):
         return value
@@ -99,7 +99,7 @@ def number(value: Any, there: Device) -> Any:
     return torch.full((), float(value), dtype=dtype, device=there)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def spread_over(value: Any, dtype: Dtype, count: int, there: Device) -> Any:
+def spread_over(value: object, dtype: Dtype, count: int, there: Device) -> Any:
     """A number or vector as a vector of so many, in a compute dtype."""
     if there is None:
         return np.broadcast_to(np.asarray(value, dtype), (count,))
@@ -125,13 +125,13 @@ def without_denormals(values: Tensor) -> Tensor:
     return torch.where(values.abs() < torch.finfo(values.dtype).tiny, 0, values)
 
 
-def as_slot(value: Any, slot: Tensor) -> Tensor:
+def as_slot(value: object, slot: Tensor) -> Tensor:
     """A number as a tensor of a slot's dtype, where it can be copied to it."""
     if isinstance(value, Tensor):
         return value.to(slot.dtype)
     return torch.tensor(value, dtype=slot.dtype, device=slot.device)
 
 
-def rounded(values: Mapping[str, Any], dtype: Dtype) -> dict[str, Any]:
+def rounded(values: Mapping[str, object], dtype: Dtype) -> dict[str, Any]:
     """Scalars with Python's numbers among them, which kernels would round, in the compute dtype."""
     return {n: dtype(each) if isinstance(each, float | int) else each for n, each in values.items()}

@@ -31,7 +31,7 @@ Pairs = list[tuple[Any, Any]]
 _of_groups: WeakKeyDictionary[Any, Strategy] = WeakKeyDictionary()
 
 
-def strategy_of(given: Any) -> Strategy:
+def strategy_of(given: object) -> Strategy:
     """A strategy: itself, or one over a process group.
 
     None stands for the default group, or for this process alone where there is none.
@@ -52,7 +52,7 @@ def current_strategy() -> Strategy:
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
-def sum_gradients(owner: Any, strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pairs:
+def sum_gradients(owner: object, strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pairs:
     """The pairs that have a gradient on some rank, with the sums over all ranks.
 
     Args:
@@ -123,7 +123,7 @@ def _sum_in_graph(strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pa
     return [(grad, var) for grad, (_, var) in zip(sums, pairs, strict=True)]
 
 
-def report_errors(owner: Any, strategy: Strategy | None = None) -> AbstractContextManager[None]:
+def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
     """A block in which gradients of an optimizer are summed: errors before that are told.
 
     Args:
@@ -142,7 +142,7 @@ def fill_missing_gradients(given: Pairs) -> Pairs:
     return match_kinds(convert_pairs(given), get_strategy().ranks)
 
 
-def guard_backward(owner: Any) -> AbstractContextManager[None]:
+def guard_backward(owner: object) -> AbstractContextManager[None]:
     """A block in which an optimizer computes the gradients that it then applies.
 
     What it raises is told to the other replicas, and they are sent as they come.

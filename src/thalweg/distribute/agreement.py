@@ -183,7 +183,7 @@ def _shape_of(var: Any) -> Any:
     return None if var.shape is None else tuple(var.shape)  # of a graph's variable
 
 
-def _strides_of(var: Any) -> str:
+def _strides_of(var: object) -> str:
     """Where elements lie, if not in rows: parts of variables, and sums, go by that."""
     if not isinstance(var, Tensor) or var.is_contiguous():
         return ""

@@ -58,7 +58,7 @@ def enter_replica(replica: Replica) -> Within:
     return _enter_scope(Entered(replica.strategy, replica))
 
 
-def _enter_scope(entered: Entered, given: Any = None) -> Within:
+def _enter_scope(entered: Entered, given: object = None) -> Within:
     def enter_section() -> Sections:
         return [partial(thread.strategies.append, entered)], [thread.strategies.pop]
 

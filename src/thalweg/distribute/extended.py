@@ -38,7 +38,7 @@ class Extended:
         return self.worker_devices
 
     def reduce_to(
-        self, reduce_op: Any, value: Any, destinations: Any = None, options: Any = None
+        self, reduce_op: object, value: object, destinations: object = None, options: object = None
     ) -> Any:
         """The sum or mean of a value over all replicas; it is on all of them.
 
@@ -58,9 +58,9 @@ class Extended:
 
     def batch_reduce_to(
         self,
-        reduce_op: Any,
-        value_destination_pairs: Iterable[tuple[Any, Any]],
-        options: Any = None,
+        reduce_op: object,
+        value_destination_pairs: Iterable[tuple[object, object]],
+        options: object = None,
     ) -> list[Any]:
         """The sums or means of several values, which are sent together.
 
@@ -75,10 +75,10 @@ class Extended:
 
     def update(
         self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        var: object,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
         """Call a function that updates a variable: once in each process.
@@ -95,10 +95,10 @@ class Extended:
 
     def update_non_slot(
         self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        colocate_with: object,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
         """Call a function that updates what belongs to no variable: once in each process."""
@@ -106,15 +106,15 @@ class Extended:
             found = fn(*args, **(kwargs or {}))
         return found if group else (found,)
 
-    def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
+    def non_slot_devices(self, var_list: Sequence[object]) -> tuple[str, ...]:
         """Where variables that belong to none of the list are made: on the device of its first."""
         return tuple(dict.fromkeys(str(getattr(var, "device", "cpu")) for var in var_list))[:1]
 
-    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
+    def colocate_vars_with(self, colocate_with_variable: object) -> AbstractContextManager[None]:
         """A block in which variables are made beside another one, which they always are."""
         return contextlib.nullcontext()
 
-    def value_container(self, value: Any) -> Any:
+    def value_container(self, value: object) -> Any:
         """The variable that a value is a copy of: itself."""
         return value
 

@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     dtypes: tuple[bool, ...] = (False,) * len(_DTYPES)
 
     @classmethod
-    def of(cls, grad: Any, var: Any) -> Kind:
+    def of(cls, grad: Any, var: object) -> Kind:
         """The kind of a gradient, symbolic or not; `var` is its variable, or None for a value."""
         if grad is None:
             return cls(missing=var is None)
@@ -70,7 +70,7 @@ class Kind(NamedTuple):
                 f" give the same kind and dtype{'.' if self.missing else ', or None.'}"
             )
 
-    def fill(self, grad: Any, var: Any) -> Any:
+    def fill(self, grad: object, var: Any) -> Any:
         """The gradient; zeros or no rows where it is None here and not on another rank."""
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
@@ -101,7 +101,7 @@ def check_dtype(dtype: torch.dtype) -> None:
         )
 
 
-def signature(gradients: Sequence[Any]) -> bytes:
+def signature(gradients: Sequence[object]) -> bytes:
     """What kinds gradients are of, a byte each; equal on two ranks if the kinds are."""
     return bytes(map(kind_of, gradients))
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 _reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
 
-def note_sums(owner: Any, reducer: Reducer) -> None:
+def note_sums(owner: object, reducer: Reducer) -> None:
     """Note who has summed the gradients of an optimizer; `commit_sums` may follow."""
     _reducers[owner] = reducer
 
 
-def commit_sums(owner: Any, failed: bool = False) -> None:
+def commit_sums(owner: object, failed: bool = False) -> None:
     """Say that an optimizer has applied the sums that it was given last, if there were any.
 
     Args:

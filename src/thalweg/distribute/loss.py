@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.strategy import get_strategy
@@ -22,7 +21,7 @@ class _Record(threading.local):
 _record = _Record()
 
 
-def record_loss_reduction(reduce_op: Any) -> None:
+def record_loss_reduction(reduce_op: object) -> None:
     """Note how the loss that was computed last came of its elements.
 
     Args:

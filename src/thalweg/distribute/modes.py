@@ -44,7 +44,7 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
     return variable
 
 
-def as_mode(kind: type[Mode], given: Any) -> Mode:
+def as_mode(kind: type[Mode], given: object) -> Mode:
     """One of the modes, or its number; None is the first of them.
 
     Raises:

@@ -20,7 +20,9 @@ from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.variable import check_held, to_tensor
 
 
-def all_reduce(strategy: Replicas, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+def all_reduce(
+    strategy: Replicas, reduce_op: object, value: object, axis: int | None = None
+) -> Any:
     """A nest of sums or means over all replicas, and over a dimension if `axis` is one.
 
     See `ReplicaContext.all_reduce` and `Strategy.reduce`.
@@ -33,7 +35,7 @@ def all_reduce(strategy: Replicas, reduce_op: Any, value: Any, axis: int | None 
 
 
 def reduce_leaves(
-    strategy: Replicas, op: ReduceOp, leaves: Sequence[Any], axis: int | None
+    strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
     """The sums or means of concrete values, one after the other."""
     if axis is None:
@@ -52,7 +54,7 @@ def reduce_leaves(
     return [None if one is None else one / many for one, many in pairs]
 
 
-def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) -> list[Any]:
+def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
     with report_error(strategy.ranks, Doing.VALUES):
         gradients = [_as_concrete(leaf) for leaf in leaves]
     if strategy.ranks.is_alone and op is ReduceOp.SUM:
@@ -65,7 +67,7 @@ def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[Any]) ->
     return [None if total is None else total / count for total in found]
 
 
-def _as_concrete(leaf: Any) -> Tensor | IndexedSlices | None:
+def _as_concrete(leaf: object) -> Tensor | IndexedSlices | None:
     if leaf is not None and not isinstance(leaf, IndexedSlices):
         leaf = as_gradient(to_tensor(leaf))
     if leaf is None:

@@ -198,7 +198,7 @@ class Ranks:
         if said[0].strip():
             raise CheckpointWriteError(f"Rank 0 has not written {path}. {said[0]}")
 
-    def _run_collective(self, function: Any, *args: Any, **kwargs: Any) -> None:
+    def _run_collective(self, function: object, *args: object, **kwargs: object) -> None:
         work = self._begin_collective(function, *args, **kwargs)
         with self._detect_loss():
             self._finish_work(work)
@@ -255,7 +255,7 @@ class Ranks:
 class Pending:
     """Messages under way."""
 
-    def __init__(self, ranks: Ranks, works: Sequence[Any]) -> None:
+    def __init__(self, ranks: Ranks, works: Sequence[object]) -> None:
         self._ranks, self._works = ranks, works
 
     def wait(self) -> None:
@@ -269,7 +269,7 @@ class Pending:
                 self._ranks._finish_work(work)
 
 
-def _is_group(given: Any) -> bool:
+def _is_group(given: object) -> bool:
     return distributed.is_available() and isinstance(given, distributed.ProcessGroup)
 
 
@@ -295,7 +295,7 @@ def _join_torchrun(timeout: timedelta | None) -> None:
             atexit.register(_leave_group, weakref.ref(default_group()), os.getpid())
 
 
-def _leave_group(joined: weakref.ref[Any], process: int) -> None:
+def _leave_group(joined: weakref.ref[object], process: int) -> None:
     """End Gloo's threads at exit: one with a tensor in hand would abort the interpreter's end.
 
     (https://github.com/pytorch/pytorch/pull/179291)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 from thalweg.errors import InvalidArgumentError
 
@@ -15,7 +14,7 @@ class ReduceOp(enum.Enum):
     MEAN = "MEAN"
 
     @classmethod
-    def of(cls, given: Any) -> ReduceOp:
+    def of(cls, given: object) -> ReduceOp:
         """What `given` names: a `ReduceOp`, or "sum" or "mean" in any case.
 
         Raises:

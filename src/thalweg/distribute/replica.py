@@ -36,7 +36,7 @@ class ReplicaContext:
         """The devices of this replica."""
         return (str(torch.get_default_device()),)
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: object, value: object, options: object = None) -> Any:
         """Sums or means of what all replicas give, the same for each of them.
 
         Args:
@@ -56,9 +56,9 @@ class ReplicaContext:
 
     def merge_call(
         self,
-        merge_fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        merge_fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         """Call a function across replicas.
 

@@ -52,7 +52,7 @@ def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
 
 
 def sum_for_shards(
-    owner: Any,
+    owner: object,
     strategy: Strategy,
     given: Pairs,
     said: StepFingerprint,

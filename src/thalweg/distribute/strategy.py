@@ -85,7 +85,7 @@ class Strategy:
 
     def __init__(
         self,
-        group: Any = None,
+        group: object = None,
         *,
         timeout: float | None = None,
         bucket_size: int = SIZE,
@@ -132,7 +132,7 @@ class Strategy:
         self.assignments = Agreement(ranks, values=False)
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
-    def reducer_of(self, optimizer: Any) -> Reducer:
+    def reducer_of(self, optimizer: object) -> Reducer:
         """What sends the gradients of an optimizer."""
         found = self._reducers.get(optimizer)
         if found is None:
@@ -163,10 +163,10 @@ class Strategy:
 
     def run(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        options: Any = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        options: object = None,
     ) -> Any:
         """Call a function as this rank's replica.
 
@@ -187,7 +187,7 @@ class Strategy:
 
     experimental_run_v2 = run
 
-    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+    def experimental_run(self, fn: Callable[..., object], input_iterator: Any = None) -> Any:
         """`run`, with what an iterator gives next as the argument of `fn`, if there is one."""
         if input_iterator is None:
             return self.run(fn)
@@ -195,7 +195,7 @@ class Strategy:
         given = input_iterator.get_next() if is_of_tensorflow else next(input_iterator)
         return self.run(fn, (given,))
 
-    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+    def reduce(self, reduce_op: object, value: object, axis: int | None = None) -> Any:
         """Sums or means of what `run` returned on all ranks.
 
         Args:
@@ -221,7 +221,7 @@ class Strategy:
         self.extended.broadcast(variables)
 
     def gradients(
-        self, loss: Callable[[int], torch.Tensor], variables: Any, micro_batches: int
+        self, loss: Callable[[int], torch.Tensor], variables: object, micro_batches: int
     ) -> list[tuple[Any, torch.Tensor]]:
         """The gradients of the sum of losses of this rank's micro-batches, in a fixed order.
 
@@ -264,7 +264,7 @@ class Strategy:
             sums = over_batches(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 
-    def group(self, value: Any, name: str | None = None) -> Any:
+    def group(self, value: object, name: str | None = None) -> Any:
         """An operation that is done when all of `value` are; None in eager mode, where they are.
 
         Args:
@@ -273,7 +273,7 @@ class Strategy:
         """
         return None if executing_eagerly() else graph_mode().group(value, name=name)
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """The values of this process' replicas: there is one."""
         return (value,)
 

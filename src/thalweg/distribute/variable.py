@@ -44,7 +44,7 @@ def in_replicas() -> Strategy | None:
 
 @no_grad()
 def of_all(
-    strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: Any
+    strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: object
 ) -> Tensor:
     """What the values that all replicas assign to a variable become; refused on all if on one."""
     own, trouble = variable, None

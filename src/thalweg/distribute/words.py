@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from thalweg.formula import Rule
 
 
-def in_words(arguments: Mapping[str, Any]) -> list[str]:
+def in_words(arguments: Mapping[str, object]) -> list[str]:
     """A line for each argument; numbers as float32, which is what steps compute with.
 
     Functions count by their names, and what has a `get_config` by that.
@@ -19,7 +18,7 @@ def in_words(arguments: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {_describe_value(value)}" for name, value in arguments.items()]
 
 
-def _describe_value(value: Any) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, float | np.floating):
         return repr(float(np.float32(value)))
     if value is None or isinstance(value, bool | int | str | np.integer):
@@ -44,5 +43,5 @@ def _describe_value(value: Any) -> str:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _describe_pairs(value: Mapping[Any, Any]) -> Iterator[str]:
+def _describe_pairs(value: Mapping[object, object]) -> Iterator[str]:
     return (f"{name}: {_describe_value(each)}" for name, each in value.items())

@@ -124,7 +124,7 @@ class CompositeStep:
 def share_of(asked: Request, members: Sequence[int]) -> Request:
     """The share of some of the variables in a step."""
 
-    def pick_members(each: Sequence[Any]) -> list[Any]:
+    def pick_members(each: Sequence[object]) -> list[Any]:
         return [each[index] for index in members]
 
     return asked._replace(

@@ -181,7 +181,7 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
     return _only(found or (), "sizes and strides")
 
 
-def _over(storage: Any, dtype: torch.dtype) -> Tensor:
+def _over(storage: object, dtype: torch.dtype) -> Tensor:
     made: Any = torch.empty(0, dtype=dtype)
     return made.set_(storage, 0, (4,))
 

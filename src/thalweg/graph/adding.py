@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,8 +25,8 @@ _CPU = torch.device("cpu")
 def add(
     graph: Nodes,
     name: str,
-    function: Callable[..., Any] | None,
-    arguments: Sequence[Any] = (),
+    function: Callable[..., object] | None,
+    arguments: Sequence[object] = (),
     *,
     outputs: Sequence[Output] = (),
     picks: tuple[int, ...] | None = None,
@@ -64,18 +63,7 @@ def add(
         raise FailedPreconditionError("Graph is finalized and cannot be modified.")
     inputs = tuple(dict.fromkeys((*inputs_of(arguments, graph), *captured)))
     controls = tuple(dict.fromkeys((*graph.control, *control_inputs)))
-    for needed in (*(tensor.op for tensor in inputs), *controls):
-        if needed.block is not None and (
-            graph.block is None or not graph.block.can_use(needed.block)
-        ):
-            raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
-    stale = {} if graph.unit is None else graph.unit.stale
-    for tensor in inputs if stale else ():
-        if tensor in stale:
-            raise InvalidArgumentError(
-                f"'{tensor.name}' was made before '{stale[tensor]}' wrote to the memory that it"
-                " looks into: make it after that."
-            )
+    _check_needed(graph, inputs, controls)
     device = next((tensor.device for tensor in inputs), _CPU)
     with graph.lock:
         full = _full_name(graph, name, absolute)
@@ -96,6 +84,24 @@ def add(
     if outputs and all(out.flows is not None for out in outputs):
         op.flows = tuple(out.flows or () for out in outputs)
     return op
+
+
+def _check_needed(
+    graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
+) -> None:
+    """Refuse what is not to be had where the operation is, or not any more."""
+    for needed in (*(tensor.op for tensor in inputs), *controls):
+        if needed.block is not None and (
+            graph.block is None or not graph.block.can_use(needed.block)
+        ):
+            raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
+    stale = {} if graph.unit is None else graph.unit.stale
+    for tensor in inputs if stale else ():
+        if tensor in stale:
+            raise InvalidArgumentError(
+                f"'{tensor.name}' was made before '{stale[tensor]}' wrote to the memory that it"
+                " looks into: make it after that."
+            )
 
 
 def _full_name(graph: Nodes, name: str, absolute: bool) -> str:

@@ -46,7 +46,7 @@ class Dense:
         return value.to_dense() if isinstance(value, IndexedSlices) else value
 
 
-def densify(leaf: Any) -> Any:
+def densify(leaf: object) -> Any:
     """`leaf`, as functions of torch's need it: never rows alone."""
     return Dense(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
@@ -62,7 +62,7 @@ IN_EAGER_MODE = (
 )
 
 
-def inputs_of(arguments: Any, graph: Nodes) -> tuple[SymbolicTensor, ...]:
+def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
     """The symbolic tensors whose values the arguments need, each once.
 
     Raises:
@@ -84,12 +84,12 @@ def inputs_of(arguments: Any, graph: Nodes) -> tuple[SymbolicTensor, ...]:
     return tuple(inputs)
 
 
-def written_by(arguments: Any) -> tuple[SymbolicTensor, ...]:
+def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
     """The variables that arrive to be written in place."""
     return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
 
 
-def argument_filler(arguments: Sequence[Any]) -> Filler:
+def argument_filler(arguments: Sequence[object]) -> Filler:
     """A function that gives the arguments of one run, as its `Frame` holds them."""
     if not arguments:
         return no_arguments
@@ -97,7 +97,7 @@ def argument_filler(arguments: Sequence[Any]) -> Filler:
         return itemgetter(*arguments)
     given, moving = list(arguments), _moving(enumerate(arguments))
 
-    def fill_arguments(frame: Any) -> list[Any]:
+    def fill_arguments(frame: object) -> list[Any]:
         filled = given.copy()
         for place, fill in moving:
             filled[place] = fill(frame)
@@ -106,18 +106,18 @@ def argument_filler(arguments: Sequence[Any]) -> Filler:
     return fill_arguments
 
 
-def no_arguments(frame: Any) -> Sequence[Any]:
+def no_arguments(frame: object) -> Sequence[Any]:
     """Fills in nothing."""
     return ()
 
 
-def _moving(items: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Filler]]:
+def _moving(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
     """The places of what is not the same in each run, and what fills it in."""
     fillers = [(place, _filler(item)) for place, item in items]
     return [(place, fill) for place, fill in fillers if fill is not None]
 
 
-def _filler(nest: Any) -> Filler | None:
+def _filler(nest: object) -> Filler | None:
     """What gives a nest as a frame fills it in; None if nothing of it is."""
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
@@ -142,7 +142,7 @@ def _filler(nest: Any) -> Filler | None:
     return lambda frame: made(fill(frame))
 
 
-def _are_many(items: Sequence[Any], kind: type[Any]) -> bool:
+def _are_many(items: Sequence[object], kind: type[Any]) -> bool:
     return len(items) > 1 and all(isinstance(item, kind) for item in items)
 
 
@@ -169,5 +169,5 @@ def _nest_filler(
     return fill_nest
 
 
-def _copied(nest: Any, frame: Any) -> Any:
+def _copied(nest: object, frame: object) -> Any:
     return mapped(lambda leaf: leaf, nest)

@@ -29,7 +29,7 @@ from thalweg.variable import to_tensor
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
-def gradient_symbol(grad: Any) -> Any:
+def gradient_symbol(grad: object) -> Any:
     """A gradient as a tensor or slices of the graph."""
     if is_symbolic(grad):
         return grad.read_value() if isinstance(grad, GraphVariable) else grad
@@ -40,7 +40,7 @@ def gradient_symbol(grad: Any) -> Any:
     return constant(to_tensor(grad))
 
 
-def update_of(owner: Any, var: GraphVariable, hook: Callable[[], Any]) -> Any:
+def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
     """What a hook returns that updates a variable, or the variable's constraint after it.
 
     Args:
@@ -61,7 +61,7 @@ def update_of(owner: Any, var: GraphVariable, hook: Callable[[], Any]) -> Any:
             return apply_constraint(var, made)
 
 
-def apply_constraint(var: GraphVariable, update: Any) -> Any:
+def apply_constraint(var: GraphVariable, update: object) -> Any:
     """A variable's constraint applied, after an update."""
     constraint: Any = var.constraint
     with var.graph.control_dependencies([] if update is None else [update]):
@@ -69,7 +69,7 @@ def apply_constraint(var: GraphVariable, update: Any) -> Any:
 
 
 @contextlib.contextmanager
-def explain_errors(owner: Any, hook: str) -> Iterator[None]:
+def explain_errors(owner: object, hook: str) -> Iterator[None]:
     """Tell of what a hook cannot do where it was called from, and how it can."""
     try:
         yield

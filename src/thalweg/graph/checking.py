@@ -14,10 +14,10 @@ from thalweg.graph.operation import operation
 
 
 def must_hold(
-    check: Callable[..., Any],
-    tensors: Sequence[Any],
+    check: Callable[..., object],
+    tensors: Sequence[object],
     message: str,
-    data: Sequence[Any] = (),
+    data: Sequence[object] = (),
     summarize: int | None = None,
     name: str = "Assert",
 ) -> Any:
@@ -37,7 +37,7 @@ def must_hold(
     """
     shown = list(data) or list(tensors)
 
-    def check_values(values: Sequence[Any], seen: Sequence[Any]) -> None:
+    def check_values(values: Sequence[object], seen: Sequence[object]) -> None:
         if not torch.as_tensor(check(*values)).all():
             listed = " ".join(f"[{excerpt(each, summarize)}]" for each in seen)
             raise InvalidArgumentError(f"{message} {listed}".strip())
@@ -47,7 +47,7 @@ def must_hold(
     return check_values(tensors, shown)
 
 
-def excerpt(value: Any, summarize: int | None) -> str:
+def excerpt(value: object, summarize: int | None) -> str:
     """The first elements of a value."""
     if not isinstance(value, torch.Tensor):
         return str(value)

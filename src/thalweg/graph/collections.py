@@ -46,20 +46,20 @@ class Collections:
         super().__init__()
         self._collections: dict[Any, list[Any]] = {}
 
-    def add_to_collection(self, name: Any, value: Any) -> None:
+    def add_to_collection(self, name: object, value: object) -> None:
         """Append a value to the collection `name`."""
         self._collections.setdefault(name, []).append(value)
 
-    def add_to_collections(self, names: Any, value: Any) -> None:
+    def add_to_collections(self, names: Any, value: object) -> None:
         """Append a value to each collection, once."""
         for name in [names] if isinstance(names, str) else dict.fromkeys(names):
             self.add_to_collection(name, value)
 
-    def get_collection_ref(self, name: Any) -> list[Any]:
+    def get_collection_ref(self, name: object) -> list[Any]:
         """The collection's own list, which may be changed."""
         return self._collections.setdefault(name, [])
 
-    def get_collection(self, name: Any, scope: str | None = None) -> list[Any]:
+    def get_collection(self, name: object, scope: str | None = None) -> list[Any]:
         """A copy of the collection.
 
         Args:
@@ -76,6 +76,6 @@ class Collections:
         """The names of the collections that hold something."""
         return [name for name, values in self._collections.items() if values]
 
-    def clear_collection(self, name: Any) -> None:
+    def clear_collection(self, name: object) -> None:
         """Empty a collection."""
         self._collections.pop(name, None)

@@ -25,7 +25,7 @@ Branch = Callable[[], Any]
 
 
 def cond(
-    pred: Any,
+    pred: object,
     true_fn: Branch | None = None,
     false_fn: Branch | None = None,
     *,
@@ -78,12 +78,12 @@ def cond(
     return whole if strict else _unpack_single(whole)
 
 
-def _run_branch(then: Branch, otherwise: Branch, pred: Any) -> Any:
+def _run_branch(then: Branch, otherwise: Branch, pred: object) -> Any:
     return then() if pred else otherwise()
 
 
 def case(
-    pred_fn_pairs: Mapping[Any, Branch] | Sequence[tuple[Any, Branch]],
+    pred_fn_pairs: Mapping[object, Branch] | Sequence[tuple[object, Branch]],
     default: Branch | None = None,
     exclusive: bool = False,
     strict: bool = False,
@@ -125,6 +125,6 @@ def case(
     return found if strict or not in_graph else _unpack_single(found)
 
 
-def _unpack_single(nest: Any) -> Any:
+def _unpack_single(nest: object) -> Any:
     """The one element of a list or tuple; anything else as it is."""
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

@@ -29,7 +29,7 @@ def no_op(name: str | None = None) -> Any:
     return add(get_default_graph(), "NoOp" if name is None else name, None, type="NoOp")
 
 
-def group(*inputs: Any, name: str | None = None) -> Any:
+def group(*inputs: object, name: str | None = None) -> Any:
     """An operation that is done when all of `inputs`, in nested lists, are; None is left out.
 
     None inside of a node that runs, and of tensors of eager mode: they are done.
@@ -47,7 +47,7 @@ def group(*inputs: Any, name: str | None = None) -> Any:
 
 
 def tuple_(
-    tensors: Sequence[Any], name: str | None = "tuple", control_inputs: Iterable[Any] = ()
+    tensors: Sequence[object], name: str | None = "tuple", control_inputs: Iterable[object] = ()
 ) -> list[Any]:
     """The same tensors, none of which is available before all are; None stays None.
 

@@ -25,14 +25,14 @@ def Variable(
     collections: Iterable[str] | None = None,
     validate_shape: bool = True,
     name: str | None = None,
-    dtype: Any = None,
+    dtype: object = None,
     constraint: Constraint | None = None,
     shape: Sequence[int] | None = None,
     *,
     use_resource: bool | None = None,
-    caching_device: Any = None,
-    synchronization: Any = None,
-    aggregation: Any = None,
+    caching_device: object = None,
+    synchronization: object = None,
+    aggregation: object = None,
 ) -> Any:
     """A variable of the default graph; in eager mode a `thalweg.Variable`.
 
@@ -90,13 +90,13 @@ def Variable(
 
 
 def make_variable(
-    initial_value: Any,
+    initial_value: object,
     name: str,
     *,
     like: SymbolicTensor | torch.Tensor | None = None,
     trainable: bool = False,
     collections: Iterable[str] | None = None,
-    dtype: Any = None,
+    dtype: object = None,
 ) -> GraphVariable:
     """A variable for an optimizer's own use, such as a slot.
 

@@ -55,7 +55,7 @@ def disable_eager_execution() -> None:
 
 
 def enable_eager_execution(
-    config: Any = None, device_policy: Any = None, execution_mode: Any = None
+    config: object = None, device_policy: object = None, execution_mode: object = None
 ) -> None:
     """Undo `disable_eager_execution`; all arguments are ignored."""
     process.settled = True
@@ -74,7 +74,7 @@ def begin_graphs() -> None:
         process.resource_variables = False
 
 
-def graph_variable_of(parameter: Any) -> Any:
+def graph_variable_of(parameter: object) -> Any:
     """The variable that stands for `parameter` in the default graph, made when first asked.
 
     Its initial value is the value that the parameter has when a session initializes it. An object
@@ -86,14 +86,14 @@ def graph_variable_of(parameter: Any) -> Any:
     return variable_of(graph, parameter) if is_parameter else graph.symbol_of(parameter)
 
 
-def has_symbol(item: Any) -> bool:
+def has_symbol(item: object) -> bool:
     """Whether `graph_variable_of` finds something else than `item` itself in a graph."""
     return isinstance(item, torch.nn.Parameter) or hasattr(type(item), "_as_graph_element")
 
 
 @contextlib.contextmanager
 def name_scope(
-    name: str | None = None, default_name: str | None = None, values: Any = None
+    name: str | None = None, default_name: str | None = None, values: object = None
 ) -> Iterator[str]:
     """`Graph.name_scope` of the default graph; `default_name` stands in for a name of None."""
     with get_default_graph().name_scope(default_name if name is None else name) as scope:
@@ -101,7 +101,7 @@ def name_scope(
 
 
 def control_dependencies(
-    control_inputs: Sequence[Any] | None,
+    control_inputs: Sequence[object] | None,
 ) -> contextlib.AbstractContextManager[None]:
     """`Graph.control_dependencies` of the default graph.
 
@@ -114,16 +114,16 @@ def control_dependencies(
     return get_default_graph().control_dependencies(control_inputs)
 
 
-def add_to_collection(name: Any, value: Any) -> None:
+def add_to_collection(name: object, value: object) -> None:
     """Append a value to a collection of the default graph."""
     get_default_graph().add_to_collection(name, value)
 
 
-def get_collection(key: Any, scope: str | None = None) -> list[Any]:
+def get_collection(key: object, scope: str | None = None) -> list[Any]:
     """A copy of a collection of the default graph; see `Collections.get_collection`."""
     return get_default_graph().get_collection(key, scope)
 
 
-def get_collection_ref(key: Any) -> list[Any]:
+def get_collection_ref(key: object) -> list[Any]:
     """The own list of a collection of the default graph."""
     return get_default_graph().get_collection_ref(key)

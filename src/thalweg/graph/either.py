@@ -14,7 +14,7 @@ class Either(type):
 
     CLASSES: tuple[type, ...] = ()
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.CLASSES)
 
 

@@ -24,7 +24,7 @@ _DTYPES = {
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def fetched_element(graph: Nodes, fetch: Any) -> Operation | SymbolicTensor:
+def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
     """What `fetch` asks for.
 
     Raises:
@@ -51,7 +51,7 @@ def fetched_element(graph: Nodes, fetch: Any) -> Operation | SymbolicTensor:
     return element
 
 
-def convert_feeds(graph: Nodes, feeds: Mapping[Any, Any]) -> dict[SymbolicTensor, Any]:
+def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
     """The tensors to feed, and their values as torch tensors of their dtypes.
 
     Raises:
@@ -113,7 +113,7 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, A
     return tensor, fed
 
 
-def _fed_value(value: Any, dtype: torch.dtype | None) -> torch.Tensor:
+def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
     """A value as a tensor; whole numbers are taken for integers whatever their dtype, as labels
     often come as floats.
     """
@@ -129,7 +129,7 @@ def _fed_value(value: Any, dtype: torch.dtype | None) -> torch.Tensor:
         return found.to(dtype)
 
 
-def _fed_tensor(graph: Nodes, key: Any) -> SymbolicTensor:
+def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
     try:
         element = graph.as_graph_element(key)
     except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:

@@ -43,14 +43,14 @@ class Values(Protocol):
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """The value of a tensor that the run of `frame` has not computed, or has released."""
 
-    def copy_if_shared(self, value: Any) -> Any:
+    def copy_if_shared(self, value: object) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
         """What gives variables again what they have now, as functions in C."""
         ...
 
-    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
+    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         """Run a plan in `frame`; the values of its fetches."""
         ...
 
@@ -60,7 +60,7 @@ class Frame(dict[SymbolicTensor, Any]):
 
     __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
 
-    def __init__(self, session: Values, feeds: Mapping[SymbolicTensor, Any]) -> None:
+    def __init__(self, session: Values, feeds: Mapping[SymbolicTensor, object]) -> None:
         super().__init__(feeds)
         self.session = session
         self.feeds = feeds
@@ -69,7 +69,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.read: list[GraphVariable] = []  # since a step that may give them other memory
         self.undo: dict[Unit, Iterator[Any]] = {}  # what puts back the units under way, in C
 
-    def __missing__(self, tensor: SymbolicTensor) -> Any:
+    def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
         if isinstance(tensor, GraphVariable):
             leaf = self.session.values.found.get(tensor)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
@@ -81,7 +81,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self[tensor] = value
         return value
 
-    def resolve(self, x: Any) -> Any:
+    def resolve(self, x: object) -> Any:
         """What `x` stands for in this run; see `running.resolve`."""
         if isinstance(x, GraphVariable):
             return self.session.leaf(x)
@@ -89,7 +89,9 @@ class Frame(dict[SymbolicTensor, Any]):
             return self[x.source]
         return self[x] if isinstance(x, SymbolicTensor) else x
 
-    def run(self, steps: Sequence[Step], results: list[Any], export: Callable[[Any], Any]) -> None:
+    def run(
+        self, steps: Sequence[Step], results: list[object], export: Callable[[Any], object]
+    ) -> None:
         """Run steps in order; what is fetched is exported into its places among the results.
 
         An error gets a note that names the operation, and nothing after it runs. What was written
@@ -143,7 +145,7 @@ class Frame(dict[SymbolicTensor, Any]):
         say(error, [])
 
     def _store_results(
-        self, step: Step, value: Any, results: list[Any], export: Callable[[Any], Any]
+        self, step: Step, value: Any, results: list[object], export: Callable[[Any], object]
     ) -> None:
         """Store the outputs of a step that later steps need, and export what is fetched."""
         values: Sequence[Any] = [value]

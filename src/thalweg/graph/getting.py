@@ -25,19 +25,19 @@ from thalweg.variable import Variable as EagerVariable
 def get_variable(
     name: str,
     shape: Sequence[int] | int | None = None,
-    dtype: Any = None,
-    initializer: Any = None,
-    regularizer: Callable[[Any], Any] | None = None,
+    dtype: object = None,
+    initializer: object = None,
+    regularizer: Callable[[Any], object] | None = None,
     trainable: bool | None = None,
     collections: Iterable[str] | None = None,
     validate_shape: bool = True,
     constraint: Constraint | None = None,
     *,
     use_resource: bool | None = None,
-    caching_device: Any = None,
-    synchronization: Any = None,
-    aggregation: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    synchronization: object = None,
+    aggregation: object = None,
+    partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
     """The variable of that name in the current variable scope, found or made.
@@ -107,19 +107,19 @@ def get_variable(
 def _get_whole_name(
     name: str,
     shape: Sequence[int] | int | None = None,
-    dtype: Any = None,
-    initializer: Any = None,
-    regularizer: Callable[[Any], Any] | None = None,
-    reuse: Any = None,
+    dtype: object = None,
+    initializer: object = None,
+    regularizer: Callable[[Any], object] | None = None,
+    reuse: object = None,
     trainable: bool | None = None,
     collections: Iterable[str] | None = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    partitioner: object = None,
     validate_shape: bool = True,
     use_resource: bool | None = None,
     constraint: Constraint | None = None,
-    synchronization: Any = None,
-    aggregation: Any = None,
+    synchronization: object = None,
+    aggregation: object = None,
 ) -> GraphVariable | EagerVariable:
     """`get_variable` of a whole name, without the defaults of a scope."""
     check_whole(partitioner, f"'{name}'")
@@ -205,7 +205,7 @@ def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer:
 def _check_reuse(
     found: GraphVariable,
     name: str,
-    reuse: Any,
+    reuse: object,
     shape: Sequence[int] | None,
     kind: torch.dtype | None,
 ) -> GraphVariable:
@@ -227,7 +227,7 @@ def _check_reuse(
     return found
 
 
-def _takes_argument(function: Callable[..., Any], name: str) -> bool:
+def _takes_argument(function: Callable[..., object], name: str) -> bool:
     """Whether a function's signature, if it has one, takes an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()

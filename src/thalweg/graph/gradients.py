@@ -25,14 +25,14 @@ _AGGREGATIONS = [0, 1, 2]
 
 
 def gradients(
-    ys: Any,
-    xs: Any,
-    grad_ys: Any = None,
+    ys: object,
+    xs: object,
+    grad_ys: object = None,
     name: str | None = "gradients",
     colocate_gradients_with_ops: bool = False,
     gate_gradients: bool = False,
-    aggregation_method: Any = None,
-    stop_gradients: Any = None,
+    aggregation_method: object = None,
+    stop_gradients: object = None,
     unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
 ) -> list[Any]:
     """The derivative of the sum of all elements of `ys` by each of `xs`.
@@ -73,7 +73,7 @@ def gradients(
 
 def _add_derivatives(
     targets: Sequence[SymbolicTensor],
-    weights: Sequence[Any],
+    weights: Sequence[object],
     sources: Sequence[SymbolicTensor],
     stops: Sequence[SymbolicTensor],
     zero: bool,
@@ -99,14 +99,14 @@ def _add_derivatives(
     return dict(zip(connected, map(_as_slices, op.outputs, by_rows), strict=True))
 
 
-def _check_mode(ys: Any, xs: Any) -> None:
+def _check_mode(ys: object, xs: object) -> None:
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
         hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
         raise FailedPreconditionError(f"gradients() needs a graph.{hint}")
 
 
-def _check_aggregation(method: Any) -> None:
+def _check_aggregation(method: object) -> None:
     if method is not None and method not in _AGGREGATIONS:
         raise InvalidArgumentError(
             f"Invalid `aggregation_method` specified {method}. Accepted values are {_AGGREGATIONS}."
@@ -180,7 +180,7 @@ class Backward:
         return results
 
 
-def as_differentiable(value: Any) -> Any:
+def as_differentiable(value: object) -> Any:
     """`value` as a node of torch's graph that no other value shares."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
@@ -191,7 +191,7 @@ def _block_gradient(stop: torch.Tensor) -> Any:
     """Let no gradient pass from `stop` to what it was computed from."""
     place = stop.output_nr
 
-    def cut_gradient(incoming: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cut_gradient(incoming: tuple[object, ...]) -> tuple[Any, ...]:
         return tuple(None if i == place else gradient for i, gradient in enumerate(incoming))
 
     node: Any = stop.grad_fn
@@ -262,19 +262,19 @@ def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | Symbol
     return SymbolicSlices.of(output) if by_rows else output
 
 
-def _as_symbols(nest: Any) -> list[SymbolicTensor]:
+def _as_symbols(nest: object) -> list[SymbolicTensor]:
     items = list(nest) if isinstance(nest, (list, tuple)) else [] if nest is None else [nest]
     return [_as_symbol(item) for item in items]
 
 
-def _as_symbol(item: Any) -> SymbolicTensor:
+def _as_symbol(item: object) -> SymbolicTensor:
     symbol = graph_variable_of(item)
     if not isinstance(symbol, SymbolicTensor):
         raise InvalidTypeError(f"Passed in object {item!r}, expected a symbolic tensor.")
     return symbol
 
 
-def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: Any) -> list[Any]:
+def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[Any]:
     if grad_ys is None:
         return [None] * len(targets)
     given = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]

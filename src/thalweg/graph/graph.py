@@ -49,9 +49,9 @@ class Graph(Nodes):
 
     def call(
         self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None = None,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
         name: str | None = None,
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
@@ -66,7 +66,10 @@ class Graph(Nodes):
         return record(self, function, args, kwargs or {}, title, sparse_flows)
 
     def write(
-        self, variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Add an operation that writes to a variable in place; see `in_place.write`."""
         write(variable, name, args, kwargs)
+
+
+Nodes.__init__.__qualname__ = "Graph.__init__"  # by which Python's errors call it

@@ -39,6 +39,9 @@ def write(variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _call_method(
-    method: Callable[..., Any], variable: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]
+    method: Callable[..., object],
+    variable: torch.Tensor,
+    args: Sequence[object],
+    kwargs: dict[str, object],
 ) -> Any:
     return method(variable, *args, **kwargs)

@@ -28,7 +28,7 @@ class Span(NamedTuple):
         return len(range(whole)[self.as_slice()])
 
 
-def to_spans(index: Any) -> Any:
+def to_spans(index: object) -> Any:
     """An index with spans in place of slices."""
     if isinstance(index, tuple):
         return tuple(to_spans(part) for part in index)
@@ -44,7 +44,7 @@ def item(whole: Any, index: Any) -> Any:
     return whole[index]
 
 
-def shape_of_item(shape: Sequence[int | None] | None, index: Any) -> list[int | None] | None:
+def shape_of_item(shape: Sequence[int | None] | None, index: object) -> list[int | None] | None:
     """What is known of the sizes of `whole[index]`; None if the index has more than slices and
     places, or nothing is known.
     """
@@ -67,6 +67,6 @@ def shape_of_item(shape: Sequence[int | None] | None, index: Any) -> list[int | 
     return found
 
 
-def _is_plain(part: Any) -> bool:
+def _is_plain(part: object) -> bool:
     is_place = is_symbolic(part) and getattr(part, "shape", None) == ()
     return part is None or part is ... or isinstance(part, int | Span) or is_place

@@ -54,7 +54,7 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
     return generator
 
 
-def _random_node(draw: Draw, shape: Any, dtype: Any, seed: int | None, name: str) -> Any:
+def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> Any:
     """A node that draws new numbers in each run; with a seed, the same sequence in each session."""
     generator = numbers_of(seed)
 
@@ -65,10 +65,10 @@ def _random_node(draw: Draw, shape: Any, dtype: Any, seed: int | None, name: str
 
 
 def random_normal(
-    shape: Any,
+    shape: object,
     mean: float = 0.0,
     stddev: float = 1.0,
-    dtype: Any = torch.float32,
+    dtype: object = torch.float32,
     seed: int | None = None,
     name: str | None = "random_normal",
 ) -> Any:
@@ -78,10 +78,10 @@ def random_normal(
 
 
 def truncated_normal(
-    shape: Any,
+    shape: object,
     mean: float = 0.0,
     stddev: float = 1.0,
-    dtype: Any = torch.float32,
+    dtype: object = torch.float32,
     seed: int | None = None,
     name: str | None = "truncated_normal",
 ) -> Any:
@@ -96,10 +96,10 @@ def truncated_normal(
 
 
 def random_uniform(
-    shape: Any,
+    shape: object,
     minval: float = 0,
     maxval: float | None = None,
-    dtype: Any = torch.float32,
+    dtype: object = torch.float32,
     seed: int | None = None,
     name: str | None = "random_uniform",
 ) -> Any:
@@ -128,7 +128,9 @@ class Initializer:
 
     dtype: Any = torch.float32
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         """The initial value; `partition_info` is ignored."""
         raise NotImplementedError
 
@@ -139,7 +141,9 @@ class Constant(Initializer):
     def __init__(self, value: Any = 0, dtype: Any = torch.float32) -> None:
         self.value, self.dtype = value, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
             values = to_tensor(self.value, kind)
             return values.expand(size).clone() if values.dim() == 0 else values.reshape(size)
@@ -150,14 +154,14 @@ class Constant(Initializer):
 class Zeros(Constant):
     """Zeros."""
 
-    def __init__(self, dtype: Any = torch.float32) -> None:
+    def __init__(self, dtype: object = torch.float32) -> None:
         super().__init__(0, dtype)
 
 
 class Ones(Constant):
     """Ones."""
 
-    def __init__(self, dtype: Any = torch.float32) -> None:
+    def __init__(self, dtype: object = torch.float32) -> None:
         super().__init__(1, dtype)
 
 
@@ -175,7 +179,9 @@ class RandomNormal(Initializer):
     ) -> None:
         self.mean, self.stddev, self.seed, self.dtype = mean, stddev, seed, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         return self._draw(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
 
 
@@ -197,7 +203,9 @@ class RandomUniform(Initializer):
     ) -> None:
         self.minval, self.maxval, self.seed, self.dtype = minval, maxval, seed, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         return random_uniform(shape, self.minval, self.maxval, dtype or self.dtype, self.seed)
 
 
@@ -210,7 +218,9 @@ class GlorotUniform(Initializer):
     def __init__(self, seed: int | None = None, dtype: Any = torch.float32) -> None:
         self.seed, self.dtype = seed, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         inputs, outputs = _fan_in_and_out(tuple(shape))
         limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
         return random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)

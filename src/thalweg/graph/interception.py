@@ -70,8 +70,8 @@ def intercept_modules() -> Iterator[None]:
         stop_intercepting()
 
 
-def _intercepting_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _intercepting_call(original: Callable[..., object]) -> Callable[..., Any]:
+    def call(module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         if not executing_eagerly():
             symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))
             symbol = next(symbols, None)

@@ -66,7 +66,7 @@ class Leaves:
             found.append(leaf)
         return found
 
-    def put(self, variable: GraphVariable, value: Any) -> None:
+    def put(self, variable: GraphVariable, value: object) -> None:
         """Give a variable a value; a leaf of the same shape and dtype is written in place.
 
         Raises:
@@ -128,7 +128,7 @@ class Leaves:
         self.found.clear()
         self.memory.clear()
 
-    def copy_if_shared(self, value: Any) -> Any:
+    def copy_if_shared(self, value: object) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
         if isinstance(value, torch.Tensor):
             shares = value.layout == torch.strided and self._shares_memory(value)
@@ -141,7 +141,7 @@ class Leaves:
         return tensor.untyped_storage().data_ptr() in self.memory
 
 
-def _check_fits(variable: GraphVariable, value: Any) -> torch.Tensor:
+def _check_fits(variable: GraphVariable, value: object) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         value = readable(value, f"The value for '{variable.name}'")
     tensor = to_tensor(value, variable.dtype).detach()

@@ -24,14 +24,14 @@ Step = Callable[..., Any]
 def while_loop(
     cond: Step,
     body: Step,
-    loop_vars: Sequence[Any],
-    shape_invariants: Any = None,
+    loop_vars: Sequence[object],
+    shape_invariants: object = None,
     *,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
     name: str | None = None,
-    maximum_iterations: Any = None,
+    maximum_iterations: object = None,
     return_same_structure: bool | None = None,
 ) -> Any:
     """`while cond(*loop_vars): loop_vars = body(*loop_vars)`.
@@ -77,7 +77,7 @@ def while_loop(
     return values[0] if alone and len(values) == 1 else values
 
 
-def _as_list(found: Any, count: int) -> Any:
+def _as_list(found: object, count: int) -> Any:
     """What `body` returned, which may be the only variable alone."""
     is_alone = count == 1 and not (isinstance(found, list | tuple) and len(found) == 1)
     return [found] if is_alone else found
@@ -88,7 +88,12 @@ def _count_to(limit: Any) -> Iterator[int]:
 
 
 def _add_loop(
-    cond: Step, body: Step, loop_vars: Sequence[Any], shapes: Any, back_prop: bool, limit: Any
+    cond: Step,
+    body: Step,
+    loop_vars: Sequence[object],
+    shapes: object,
+    back_prop: bool,
+    limit: object,
 ) -> Any:
     graph = get_default_graph()
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
@@ -119,7 +124,7 @@ def _as_invariants(shapes: Any) -> list[Any]:
     return [Shape(shapes)] if is_shape else [each for x in shapes for each in _as_invariants(x)]
 
 
-def _run_loop(proceed: Step, step: Step, values: Any, limit: Any, back_prop: bool) -> Any:
+def _run_loop(proceed: Step, step: Step, values: Any, limit: object, back_prop: bool) -> Any:
     for _ in _count_to(limit):
         if not proceed(*values)[0]:
             break
@@ -133,14 +138,14 @@ def _find_flows(inputs: Iterable[SymbolicTensor], step: Subgraph) -> list[Symbol
 
 def map_fn(
     fn: Step,
-    elems: Any,
-    dtype: Any = None,
+    elems: object,
+    dtype: object = None,
     parallel_iterations: int | None = None,
     back_prop: bool = True,
     swap_memory: bool = False,
     infer_shape: bool = True,
     name: str | None = None,
-    fn_output_signature: Any = None,
+    fn_output_signature: object = None,
 ) -> Any:
     """What `fn` returns for each row of `elems`, stacked.
 
@@ -169,8 +174,8 @@ def map_fn(
 
 def scan(
     fn: Step,
-    elems: Any,
-    initializer: Any = None,
+    elems: object,
+    initializer: object = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
@@ -187,8 +192,8 @@ def scan(
 
 def foldl(
     fn: Step,
-    elems: Any,
-    initializer: Any = None,
+    elems: object,
+    initializer: object = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
@@ -212,8 +217,8 @@ def foldl(
 
 def foldr(
     fn: Step,
-    elems: Any,
-    initializer: Any = None,
+    elems: object,
+    initializer: object = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
@@ -224,7 +229,7 @@ def foldr(
 
 
 def _add_fold(
-    fn: Step, elems: Any, initializer: Any, stacks: bool, backwards: bool, name: str
+    fn: Step, elems: object, initializer: object, stacks: bool, backwards: bool, name: str
 ) -> Any:
     elems = mapped(convert_to_tensor, elems)
     start = None if initializer is None else mapped(convert_to_tensor, initializer)
@@ -236,7 +241,7 @@ def _add_fold(
         value = elems if start is None else mapped(identity, start)
         first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(value)]
 
-        def apply_once(*given: Any) -> Any:
+        def apply_once(*given: object) -> Any:
             leaves = iter(given)
             return fn(packed(value, leaves), packed(elems, leaves))
 
@@ -260,11 +265,11 @@ def _add_fold(
         return packed(body.nest, iter(found))
 
 
-def _map_rows(step: Step, elems: Any) -> Any:
+def _map_rows(step: Step, elems: object) -> Any:
     return _stack_nests([step(row) for row in _split_rows(elems)])
 
 
-def _fold_rows(step: Step, elems: Any, start: Any, stacks: bool, backwards: bool) -> Any:
+def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards: bool) -> Any:
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()
@@ -282,13 +287,13 @@ def _fold_rows(step: Step, elems: Any, start: Any, stacks: bool, backwards: bool
     return _stack_nests(passed) if stacks else start
 
 
-def _split_rows(elems: Any) -> list[Any]:
+def _split_rows(elems: object) -> list[Any]:
     """The rows of tensors, each in the structure of the tensors."""
     columns = (column.unbind() for column in leaves_of(elems))
     return [packed(elems, iter(row)) for row in zip(*columns, strict=True)]
 
 
-def _stack_nests(nests: Sequence[Any]) -> Any:
+def _stack_nests(nests: Sequence[object]) -> Any:
     if not nests:
         raise InvalidArgumentError("There are no rows, so what is made of each is not known.")
     columns = zip(*(leaves_of(nest) for nest in nests), strict=True)
@@ -304,7 +309,7 @@ def _output_like(tensor: SymbolicTensor) -> Output:
     return Output(tensor.dtype, tensor.shape)
 
 
-def _row_of(elems: Any) -> list[Output]:
+def _row_of(elems: object) -> list[Output]:
     """What is known of one row."""
     return [Output(x.dtype, None if x.shape is None else x.shape[1:]) for x in leaves_of(elems)]
 

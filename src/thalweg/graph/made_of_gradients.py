@@ -49,5 +49,5 @@ def made_of_gradients(
     return results
 
 
-def _shape_of_slot(var: Any, grad: Any) -> Any:
+def _shape_of_slot(var: object, grad: object) -> Any:
     return getattr(grad if var is None else var, "shape", None)

@@ -49,7 +49,7 @@ class Failure(TorchFunctionMode):
         self.call: Call | None = None
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         try:
             return func(*args, **(kwargs or {}))

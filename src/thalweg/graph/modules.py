@@ -19,7 +19,7 @@ from thalweg.ground.switches import no_grad
 
 
 def call_module(
-    graph: Nodes, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    graph: Nodes, module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Any:
     """Add one operation that calls `module`, and return its outputs as the module does.
 
@@ -86,7 +86,7 @@ def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, 
     return _call_functionally(module, weights, buffers, args, kwargs)
 
 
-def _clone_tensor(leaf: Any) -> Any:
+def _clone_tensor(leaf: object) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -84,7 +84,7 @@ class Operation:
             return ()
         return tuple(tensor for tensor in self.inputs if tensor.is_differentiable())
 
-    def run(self, feed_dict: Any = None, session: Any = None) -> None:
+    def run(self, feed_dict: object = None, session: object = None) -> None:
         """Run it and what it needs, in `session` or the default one.
 
         Raises:
@@ -95,11 +95,11 @@ class Operation:
     def __repr__(self) -> str:
         return f"<tf.Operation '{self.name}' type={self.type}>"
 
-    def __deepcopy__(self, memo: Any) -> Operation:
+    def __deepcopy__(self, memo: object) -> Operation:
         return self
 
 
-def session_for(session: Any, purpose: str, argument: str = "session") -> Any:
+def session_for(session: object, purpose: str, argument: str = "session") -> Any:
     """`session`, or the default one; InvalidArgumentError if there is none."""
     found = session or get_default_session()
     if found is None:
@@ -213,7 +213,7 @@ class SymbolicTensor(Operators):
         """Whether a gradient may flow through it, by its dtype."""
         return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
 
-    def eval(self, feed_dict: Any = None, session: Any = None) -> Any:
+    def eval(self, feed_dict: object = None, session: object = None) -> Any:
         """The value in `session` or the default one, as `Session.run` gives it.
 
         Raises:
@@ -230,10 +230,10 @@ class SymbolicTensor(Operators):
             )
         return iter([self[index] for index in range(size)])
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._way_out()}")
 
-    def __array_function__(self, function: Any, *_: Any) -> Any:
+    def __array_function__(self, function: object, *_: object) -> Any:
         """What functions of NumPy's make of it: these two look at no element."""
         if function is np.shape:
             return self.shape
@@ -264,10 +264,10 @@ class SymbolicTensor(Operators):
         shape = "<unknown>" if self.shape is None else tuple(self.shape)
         return f"shape={shape} dtype={dtype}"
 
-    def __deepcopy__(self, memo: Any) -> SymbolicTensor:
+    def __deepcopy__(self, memo: object) -> SymbolicTensor:
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise InvalidTypeError(f"'{self.name}' belongs to its graph and cannot be pickled.")
 
 
@@ -299,9 +299,9 @@ class Nodes(Scopes, Collections, ABC):
     @abstractmethod
     def call(
         self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None = None,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
         name: str | None = None,
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
@@ -309,7 +309,7 @@ class Nodes(Scopes, Collections, ABC):
 
     @abstractmethod
     def write(
-        self, variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Add an operation that calls a method of torch's which writes to a variable in place."""
 
@@ -318,7 +318,7 @@ class Nodes(Scopes, Collections, ABC):
         """TensorFlow's name for what no other graph has while this one lives."""
         return f"graph-key-{id(self)}/"
 
-    def __deepcopy__(self, memo: Any) -> Nodes:
+    def __deepcopy__(self, memo: object) -> Nodes:
         return self  # as its tensors and operations are their own copies
 
     def finalize(self) -> None:
@@ -354,12 +354,12 @@ class Nodes(Scopes, Collections, ABC):
             raise NotFoundError(f"The name '{name}' refers to a Tensor which does not exist.")
         return op.outputs[int(index)]
 
-    def as_operation(self, item: Any) -> Operation:
+    def as_operation(self, item: object) -> Operation:
         """The operation that `item` is or comes from; errors as in `as_graph_element`."""
         element = self.as_graph_element(item)
         return element if isinstance(element, Operation) else element.op
 
-    def symbol_of(self, item: Any) -> Any:
+    def symbol_of(self, item: object) -> Any:
         """The symbol of an object whose class has TensorFlow's method `_as_graph_element`, which
         is asked once in each graph; anything else as it is.
         """
@@ -372,7 +372,7 @@ class Nodes(Scopes, Collections, ABC):
                     self.symbols[id(item)] = item, find(item)
             return self.symbols[id(item)][1]
 
-    def as_graph_element(self, item: Any) -> Operation | SymbolicTensor:
+    def as_graph_element(self, item: object) -> Operation | SymbolicTensor:
         """The operation or tensor that `item` is, names, or stands for.
 
         Raises:

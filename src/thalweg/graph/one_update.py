@@ -12,7 +12,7 @@ from thalweg.graph.default import get_default_graph
 from thalweg.graph.nodes import Nodes, Operation
 
 
-def as_one_update(call: Callable[[], Any]) -> Any:
+def as_one_update(call: Callable[[], object]) -> Any:
     """What a call returns; what it adds to the graph is one update, or part of that around it.
 
     What torch's functions write in place comes before what the call returns, if only that.
@@ -22,7 +22,7 @@ def as_one_update(call: Callable[[], Any]) -> Any:
         return after_writes(graph, call())
 
 
-def after_writes(graph: Nodes, made: Any) -> Any:
+def after_writes(graph: Nodes, made: object) -> Any:
     """What has been made in a unit, or an operation after it and all that was written in place."""
     last: Any = () if graph.unit is None else graph.unit.last
     found = [getattr(each, "op", each) for each in leaves_of(made)]

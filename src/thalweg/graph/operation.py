@@ -16,13 +16,13 @@ from thalweg.ground.running import first_graph
 
 
 def operation(
-    function: Callable[..., Any],
-    inputs: Sequence[Any],
+    function: Callable[..., object],
+    inputs: Sequence[object],
     name: str,
     *,
     kind: str = "update",
     outputs: Any = None,
-    control_inputs: Sequence[Any] = (),
+    control_inputs: Sequence[object] = (),
 ) -> Any:
     """Add an operation that calls `function` with the values of `inputs` when it runs.
 
@@ -72,6 +72,6 @@ def operation(
     return list(op.outputs) if is_several else op.outputs[0]
 
 
-def _read_variable(leaf: Any) -> Any:
+def _read_variable(leaf: object) -> Any:
     """Variables are read before the updates of a run, not when one of those takes its inputs."""
     return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

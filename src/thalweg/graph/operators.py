@@ -32,21 +32,21 @@ class Recorder(Protocol):
 
     def call(
         self,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None = None,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
         name: str | None = None,
     ) -> Any:
         """Add a node that calls `function`, and return its outputs."""
 
 
-def _binary_operators(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
     """An operator and its reflection."""
 
-    def forward(self: Operators, other: Any) -> Any:
+    def forward(self: Operators, other: object) -> Any:
         return self.graph.call(function, (self, self.operand(other)))
 
-    def reflected(self: Operators, other: Any) -> Any:
+    def reflected(self: Operators, other: object) -> Any:
         return self.graph.call(function, (self.operand(other), self))
 
     return forward, reflected
@@ -59,7 +59,7 @@ def truediv(x: Any, y: Any) -> Any:
     return torch.true_divide(x, y)
 
 
-def _unary_operator(function: Callable[[Any], Any]) -> Any:
+def _unary_operator(function: Callable[[Any], object]) -> Any:
     def apply(self: Operators) -> Any:
         return self.graph.call(function, (self,))
 
@@ -79,7 +79,7 @@ class Operators(Symbolic):
         """The graph that records."""
         raise NotImplementedError
 
-    def operand(self, other: Any) -> Any:
+    def operand(self, other: object) -> Any:
         """The other operand of an operator: arrays and lists take this tensor's dtype."""
         if isinstance(other, (np.ndarray, np.generic, list)):
             return to_tensor(other, self.dtype)
@@ -102,7 +102,7 @@ class Operators(Symbolic):
     __neg__, __invert__ = _unary_operator(operator.neg), _unary_operator(operator.invert)
     __abs__ = _unary_operator(operator.abs)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         parts = to_spans(index)
         found = self.graph.call(item, (self, parts), name="strided_slice")
         if found.shape is None:
@@ -133,7 +133,7 @@ class Operators(Symbolic):
         if not callable(found):
             return self.graph.call(operator.attrgetter(name), (self,), name=name)
 
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def method(*args: object, **kwargs: object) -> Any:
             return self.graph.call(found, (self, *args), kwargs, name)
 
         return method
@@ -146,7 +146,7 @@ class Operators(Symbolic):
         """Whether a method of torch's, here and now, becomes a node that writes in place."""
         return False
 
-    def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _write(self, name: str, *args: object, **kwargs: object) -> Any:
         """Add that node; the tensor itself."""
         raise NotImplementedError
 
@@ -158,7 +158,7 @@ class Operators(Symbolic):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+        cls, function: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         title = getattr(function, "__name__", type(function).__name__)
@@ -175,7 +175,7 @@ class Operators(Symbolic):
         return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)
 
 
-def _record_write(title: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """A call of torch's that writes in place, as nodes, if there are such; InvalidTypeError."""
     target = args[0] if args else None
     name = title.removeprefix("_foreach")

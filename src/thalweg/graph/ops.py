@@ -25,7 +25,7 @@ from thalweg.variable import as_asked, as_dtype, check_held, dtype_name
 
 
 def placeholder(
-    dtype: Any, shape: Sequence[int | None] | None = None, name: str | None = None
+    dtype: object, shape: Sequence[int | None] | None = None, name: str | None = None
 ) -> SymbolicTensor:
     """A tensor whose value is given in `feed_dict` in each run.
 
@@ -63,7 +63,7 @@ def placeholder(
 
 
 def placeholder_with_default(
-    input: Any, shape: Sequence[int | None] | None, name: str | None = None
+    input: object, shape: Sequence[int | None] | None, name: str | None = None
 ) -> SymbolicTensor:
     """A tensor that has the value `input` in runs in which it is not fed."""
     value = convert_to_tensor(input)
@@ -128,7 +128,7 @@ def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.T
     return torch.cat([tensor.reshape(-1), last.expand(room - count)])
 
 
-def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
+def convert_to_tensor(value: object, dtype: object = None, name: str | None = None) -> Any:
     """`value` as a symbolic tensor, or in eager mode as a torch tensor.
 
     Args:
@@ -162,11 +162,11 @@ def convert_to_tensor(value: Any, dtype: Any = None, name: str | None = None) ->
     return value
 
 
-def _is_symbol(leaf: Any) -> bool:
+def _is_symbol(leaf: object) -> bool:
     return isinstance(leaf, SymbolicTensor)
 
 
-def identity(input: Any, name: str | None = None) -> Any:
+def identity(input: object, name: str | None = None) -> Any:
     """The same value, computed where control dependencies put it."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
@@ -174,7 +174,7 @@ def identity(input: Any, name: str | None = None) -> Any:
     return alias_node(value, name or "Identity")
 
 
-def stop_gradient(input: Any, name: str | None = None) -> Any:
+def stop_gradient(input: object, name: str | None = None) -> Any:
     """The same value, through which no gradient flows."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
@@ -182,7 +182,7 @@ def stop_gradient(input: Any, name: str | None = None) -> Any:
     return value.graph.call(torch.Tensor.detach, (value,), name=name or "StopGradient")
 
 
-def embedding_lookup(params: Any, ids: Any, name: str | None = None) -> Any:
+def embedding_lookup(params: object, ids: object, name: str | None = None) -> Any:
     """The rows of `params` that `ids` names; the gradient of a variable is then slices.
 
     Args:
@@ -203,12 +203,14 @@ def embedding_lookup(params: Any, ids: Any, name: str | None = None) -> Any:
     )
 
 
-def gather(params: Any, indices: Any, validate_indices: Any = None, name: str | None = None) -> Any:
+def gather(
+    params: object, indices: object, validate_indices: object = None, name: str | None = None
+) -> Any:
     """`embedding_lookup` under the name it has in TensorFlow; `validate_indices` is ignored."""
     return embedding_lookup(convert_to_tensor(params), indices, name or "Gather")
 
 
-def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+def cast(x: object, dtype: object, name: str | None = None) -> Any:
     """`x` converted to a dtype."""
     kind = as_dtype(dtype)
     value = convert_to_tensor(x)
@@ -218,7 +220,7 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 
 
 def assign(
-    ref: GraphVariable, value: Any, validate_shape: Any = None, use_locking: Any = None,
+    ref: GraphVariable, value: object, validate_shape: object = None, use_locking: object = None,
     name: str | None = None,
 ) -> Any:  # fmt: skip
     """`ref.assign(value)`; where `validate_shape` is False the variable may change its shape."""
@@ -228,20 +230,22 @@ def assign(
 
 
 def assign_add(
-    ref: GraphVariable, value: Any, use_locking: Any = None, name: str | None = None
-) -> Any:
+    ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
+) -> SymbolicTensor:
     """`ref.assign_add(value)`."""
     return ref.assign_add(value, name=name)
 
 
 def assign_sub(
-    ref: GraphVariable, value: Any, use_locking: Any = None, name: str | None = None
-) -> Any:
+    ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
+) -> SymbolicTensor:
     """`ref.assign_sub(value)`."""
     return ref.assign_sub(value, name=name)
 
 
-def creation_node(function: Callable[..., torch.Tensor], shape: Any, dtype: Any, name: str) -> Any:
+def creation_node(
+    function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str
+) -> Any:
     """A node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself.
 
     `shape` is what `sizes_of` takes, and `function` gets a tuple of ints.
@@ -251,20 +255,24 @@ def creation_node(function: Callable[..., torch.Tensor], shape: Any, dtype: Any,
         return function(sizes, kind)
     outputs = [Output(kind, known_sizes(sizes), ())]
 
-    def create_tensor(sizes: Any) -> torch.Tensor:
+    def create_tensor(sizes: object) -> torch.Tensor:
         return function(ints(sizes), kind)
 
     return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
 
 
-def zeros(shape: Any, dtype: Any = torch.float32, name: str | None = "zeros") -> Any:
+def zeros(
+    shape: object, dtype: object = torch.float32, name: str | None = "zeros"
+) -> torch.Tensor | SymbolicTensor:
     """A tensor of zeros."""
     return creation_node(
         lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name or "zeros"
     )
 
 
-def ones(shape: Any, dtype: Any = torch.float32, name: str | None = "ones") -> Any:
+def ones(
+    shape: object, dtype: object = torch.float32, name: str | None = "ones"
+) -> torch.Tensor | SymbolicTensor:
     """A tensor of ones."""
     return creation_node(
         lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name or "ones"

@@ -126,7 +126,7 @@ class SubgraphRun:
         self.parameters = subgraph.parameters
         self.plan = plan
 
-    def __call__(self, *values: Any) -> list[Any]:
+    def __call__(self, *values: object) -> list[Any]:
         frame = thread.frames[-1]
         frame.update(zip(self.parameters, values, strict=True))
         with grad_kept():
@@ -363,7 +363,7 @@ def _watch_var(variable: GraphVariable) -> Step:
     return _pseudo_step(variable, as_differentiable, kept=True)
 
 
-def _pseudo_step(variable: GraphVariable, function: Callable[..., Any], kept: bool) -> Step:
+def _pseudo_step(variable: GraphVariable, function: Callable[..., object], kept: bool) -> Step:
     def fill_variable(frame: Any) -> Sequence[Any]:
         return (frame.session.leaf(variable),)
 

@@ -29,9 +29,9 @@ _VIEWS |= {"double", "float", "half", "bfloat16", "to", "type", "type_as"}
 
 def record(
     graph: Nodes,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     name: str,
     sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     stateful: bool = False,
@@ -70,7 +70,7 @@ def record(
 
 
 def _looked_up(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> frozenset[SymbolicTensor]:
     """The table of torch's embedding, if its gradient is to be sparse."""
     if function is not torch.nn.functional.embedding or not kwargs.get("sparse"):
@@ -79,7 +79,7 @@ def _looked_up(
     return frozenset({table} if isinstance(table, SymbolicTensor) else ())
 
 
-def prepare_nest(graph: Nodes, nest: Any) -> Any:
+def prepare_nest(graph: Nodes, nest: object) -> Any:
     """The nest as a node keeps it: slices and parameters are symbols, arrays are copies."""
     return mapped(functools.partial(_prepare_leaf, graph), nest)
 
@@ -94,10 +94,12 @@ def _prepare_leaf(graph: Nodes, leaf: Any) -> Any:
     return graph.symbol_of(leaf)
 
 
-def symbol_in(leaf: Any) -> Any:
+def symbol_in(leaf: object) -> Any:
     """The symbol, as shapes are found by it."""
     return leaf.symbol if isinstance(leaf, Dense) else leaf
 
 
-def _call_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _call_with(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Any:
     return function(*args, **kwargs)

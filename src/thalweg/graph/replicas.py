@@ -24,7 +24,7 @@ from thalweg.variable import VariableAggregation, to_tensor
 
 
 def all_reduce(
-    strategy: Replicas, op: ReduceOp, leaves: Sequence[Any], axis: int | None
+    strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
     """See `GraphMode`."""
     present = [place for place, leaf in enumerate(leaves) if leaf is not None]
@@ -47,7 +47,7 @@ def all_reduce(
     return found
 
 
-def _as_value(leaf: Any) -> Any:
+def _as_value(leaf: object) -> Any:
     is_one = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
     return leaf if is_one else to_tensor(leaf)
 
@@ -70,7 +70,7 @@ class AggregatedGraphVariable(GraphVariable):
 
     _aggregation: VariableAggregation
 
-    def _operand(self, value: Any) -> Any:
+    def _operand(self, value: object) -> Any:
         own, strategy = super()._operand(value), in_replicas()
         if strategy is None:
             return own

@@ -54,7 +54,7 @@ class Unit:
         self.stale: dict[Any, str] = {}
         self._views: dict[Any, Any] = {}  # the variables whose memory they look into
 
-    def note_views(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
+    def note_views(self, inputs: Iterable[object], outputs: Iterable[object]) -> None:
         """Note that outputs may be views of the first of these inputs."""
         first = next(iter(inputs), None)
         base = self._views.get(first, first)
@@ -75,7 +75,7 @@ class Scopes:
         self._names = Names()
         self.lock = Lock()
 
-    def as_operation(self, item: Any) -> Any:
+    def as_operation(self, item: object) -> Any:
         """The operation that `item` is or comes from."""
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ class Scopes:
             self._place.scope = before
 
     @contextlib.contextmanager
-    def control_dependencies(self, control_inputs: Sequence[Any] | None) -> Iterator[None]:
+    def control_dependencies(self, control_inputs: Sequence[object] | None) -> Iterator[None]:
         """Let operations made in the `with` block run after all of `control_inputs`.
 
         They add to those of outer blocks; None leaves all of them out, and leads out of the
@@ -179,7 +179,7 @@ class Scopes:
         return self._build_at(block, ())
 
     @contextlib.contextmanager
-    def _build_at(self, block: Block | None, control: tuple[Any, ...]) -> Iterator[None]:
+    def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
         before = self._place.block, self._place.control  # without what a unit waits for
         self._place.block, self._place.control = block, control
         try:

@@ -49,7 +49,7 @@ class Session:
         plans_made: How many plans were made; a fetch that was run before needs no new one.
     """
 
-    def __init__(self, target: str = "", graph: Nodes | None = None, config: Any = None) -> None:
+    def __init__(self, target: str = "", graph: Nodes | None = None, config: object = None) -> None:
         self.graph = get_default_graph() if graph is None else graph
         self.plans_made = 0
         self.values = Leaves()
@@ -82,7 +82,11 @@ class Session:
 
     @untraced
     def run(
-        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+        self,
+        fetches: object,
+        feed_dict: Any = None,
+        options: object = None,
+        run_metadata: object = None,
     ) -> Any:
         """Compute `fetches`, and what they need, each operation once.
 
@@ -113,11 +117,13 @@ class Session:
         results = self._execute_plan(plan, feeds)
         return results[0] if is_one else packed(fetches, iter(results))
 
-    def make_callable(self, fetches: Any, feed_list: Sequence[Any] = ()) -> Callable[..., Any]:
+    def make_callable(
+        self, fetches: object, feed_list: Sequence[object] = ()
+    ) -> Callable[..., Any]:
         """A function that runs `fetches`, given the values of `feed_list` in order."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
-    def _tell_abandoned(self, wanted: tuple[Any, ...], error: BaseException) -> None:
+    def _tell_abandoned(self, wanted: tuple[object, ...], error: BaseException) -> None:
         """Tell of a run that cannot begin those who wait for a part of it."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):
@@ -125,7 +131,7 @@ class Session:
             fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
             make_plan(fetches, fed).abandon_waiting(None, error)
 
-    def _plan_for(self, wanted: tuple[Any, ...], fed: frozenset[SymbolicTensor]) -> Plan:
+    def _plan_for(self, wanted: tuple[object, ...], fed: frozenset[SymbolicTensor]) -> Plan:
         key = (wanted, fed)
         try:
             return self._plans[key]
@@ -140,8 +146,8 @@ class Session:
     def _execute_plan(
         self,
         plan: Plan,
-        feeds: Mapping[SymbolicTensor, Any],
-        export: Callable[[Any], Any] = exported,
+        feeds: Mapping[SymbolicTensor, object],
+        export: Callable[[Any], object] = exported,
     ) -> list[Any]:
         frame, frames = Frame(self, feeds), thread.frames
         records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
@@ -153,7 +159,7 @@ class Session:
                     plan.abandon_waiting(frame.failed, error)
                 raise
 
-    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
+    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         """Run a plan, with what a run has been fed and has computed; the values of its fetches.
 
         Whether torch records is another question afterwards.
@@ -165,7 +171,7 @@ class Session:
         with save(lambda value: self.values.copy_if_shared(value.detach()), lambda value: value):
             return self._carry_out(plan, frame, export)
 
-    def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], Any]) -> list[Any]:
+    def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -226,11 +232,11 @@ class Session:
         """Whether the variable has a value here."""
         return variable in self.values
 
-    def initialize(self, variable: GraphVariable, value: Any) -> None:
+    def initialize(self, variable: GraphVariable, value: object) -> None:
         """Give the variable its first value; called by the operation `variable.initializer`."""
         self.values.put(variable, value)
 
-    def copy_if_shared(self, value: Any) -> Any:
+    def copy_if_shared(self, value: object) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
         return self.values.copy_if_shared(value)
 
@@ -240,7 +246,7 @@ class Session:
             self._generators[key] = torch.Generator().manual_seed(seed)
         return self._generators[key]
 
-    def load(self, variable: GraphVariable, value: Any) -> None:
+    def load(self, variable: GraphVariable, value: object) -> None:
         """Give the variable a value outside of a run."""
         self._run_exclusively(lambda: self.values.put(variable, value))
 
@@ -280,7 +286,7 @@ class Session:
 
         self._run_exclusively(load_values)
 
-    def resource(self, key: Any, make: Callable[[], Any]) -> Any:
+    def resource(self, key: object, make: Callable[[], object]) -> Any:
         """What `make()` returned when this session was first asked for `key`.
 
         It has a method `close`, called when the session is closed: that must end all waits.
@@ -357,7 +363,7 @@ class Session:
             self._context = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._context is not None:
             self._context.close()
         self.close()
@@ -366,7 +372,7 @@ class Session:
 class InteractiveSession(Session):
     """A session that is the default one from its construction until it is closed."""
 
-    def __init__(self, target: str = "", graph: Nodes | None = None, config: Any = None) -> None:
+    def __init__(self, target: str = "", graph: Nodes | None = None, config: object = None) -> None:
         super().__init__(target, graph, config)
         self.__enter__()
 

@@ -43,7 +43,7 @@ class Output:
     flows: tuple[SymbolicTensor, ...] | None = None
 
 
-def infer_outputs(function: Callable[..., Any], arguments: Sequence[Any], name: str) -> Any:
+def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
     """What `function(*arguments)` will return: the same nest, with an `Output` for each tensor.
 
     Numbers and other Python objects come back as they are. A single `Output` that knows at most
@@ -90,9 +90,9 @@ def _asks_for_data(error: Exception) -> bool:
 
 
 def _with_small(
-    merged: Any,
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
+    merged: object,
+    function: Callable[..., object],
+    arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
 ) -> Any:
     """The outputs, after a trial with small inputs."""
@@ -104,8 +104,8 @@ def _with_small(
 
 
 def _infer_broadcast(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
+    function: Callable[..., object],
+    arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
     name: str,
 ) -> Any:
@@ -144,7 +144,7 @@ def _without_size(output: Output, size: int) -> Output:
     return Output(output.dtype, shape, output.flows)
 
 
-def _forget_unequal_sizes(merged: Any, small: Any) -> Any:
+def _forget_unequal_sizes(merged: object, small: object) -> Any:
     """The outputs, without the sizes that a trial with small inputs does not have."""
     ours, theirs = list(leaves_of(merged)), list(leaves_of(small))
     if len(ours) != len(theirs):
@@ -154,7 +154,7 @@ def _forget_unequal_sizes(merged: Any, small: Any) -> Any:
     )
 
 
-def _sizes_in_common(one: Any, other: Any) -> Any:
+def _sizes_in_common(one: object, other: object) -> Any:
     if not (isinstance(one, Output) and isinstance(other, Output)):
         return one
     known, found = one.shape, tuple(other.shape or ())
@@ -164,17 +164,17 @@ def _sizes_in_common(one: Any, other: Any) -> Any:
 
 
 def _run_trial(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
+    function: Callable[..., object],
+    arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
     size: int,
     rank: int = 0,
-    watch: contextlib.AbstractContextManager[Any] | None = None,
+    watch: contextlib.AbstractContextManager[object] | None = None,
 ) -> Any:
     """Run one trial inside of `watch`; each tensor of the result becomes an `Output`."""
     trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
-    def trial_value(leaf: Any) -> Any:
+    def trial_value(leaf: object) -> Any:
         if isinstance(leaf, SymbolicTensor):
             return trials[leaf].clone()  # what is no leaf may be written in place
         if isinstance(leaf, Reference):
@@ -189,7 +189,7 @@ def _run_trial(
 
 
 def _describe_misfit(
-    function: Callable[..., Any], arguments: Sequence[Any], inputs: Sequence[SymbolicTensor]
+    function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
 ) -> str:
     """Why the known shapes do not fit together; "" if they may."""
     calls = []
@@ -206,7 +206,7 @@ def _describe_misfit(
     return describe_misfit(calls)
 
 
-def _describe_inputs(arguments: Sequence[Any]) -> str:
+def _describe_inputs(arguments: Sequence[object]) -> str:
     """The tensors among the arguments and their shapes, for a message."""
     leaves = [x.symbol if isinstance(x, Reference) else x for x in leaves_of(arguments)]
     tensors = [x for x in leaves if isinstance(x, SymbolicTensor | torch.Tensor)]
@@ -222,7 +222,7 @@ def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
     return torch.empty(sizes, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
 
 
-def _output_of(leaf: Any, symbols: dict[int, SymbolicTensor]) -> Any:
+def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     reached = variables_of(leaf) if leaf.requires_grad else []
@@ -230,12 +230,12 @@ def _output_of(leaf: Any, symbols: dict[int, SymbolicTensor]) -> Any:
     return Output(leaf.dtype, tuple(leaf.shape), flows)
 
 
-def _merge_trials(results: Sequence[Any], name: str) -> Any:
+def _merge_trials(results: Sequence[object], name: str) -> Any:
     pairs = zip(*(leaves_of(result) for result in results), strict=True)
     return packed(results[0], (_merge_outputs(pair[0], pair[-1], name) for pair in pairs))
 
 
-def _merge_outputs(one: Any, other: Any, name: str) -> Any:
+def _merge_outputs(one: object, other: object, name: str) -> Any:
     """What two trials with different sizes have in common."""
     if not isinstance(one, Output):
         if one is not other and one != other:
@@ -254,7 +254,7 @@ def _in_common(one: Sequence[int | None], other: Sequence[int | None]) -> tuple[
 
 
 def _without_ranks(
-    function: Callable[..., Any], arguments: Sequence[Any], inputs: Sequence[SymbolicTensor]
+    function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
 ) -> Any:
     """The dtypes alone, or None; a scalar for each rank that works is taken for a scalar."""
     results = []

@@ -19,7 +19,7 @@ _TRIALS = (0, 1, 1000, 1361, 1_000_003)
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def sizes_of(shape: Any) -> Any:
+def sizes_of(shape: object) -> Any:
     """A shape as a tuple of ints, or as a nest that a run fills where sizes are symbolic.
 
     Args:
@@ -45,7 +45,7 @@ def ints(shape: Any) -> tuple[int, ...]:
     return (int(shape),)
 
 
-def known_sizes(shape: Any) -> list[int | None] | None:
+def known_sizes(shape: object) -> list[int | None] | None:
     """What is known of the numbers in a nest before a run; None if not even how many they are.
 
     Arithmetic on sizes of tensors is known where these are.
@@ -61,13 +61,13 @@ def known_sizes(shape: Any) -> list[int | None] | None:
     return [values[0] if len(set(values)) == 1 else None for values in columns]
 
 
-def known_size(number: Any) -> int | None:
+def known_size(number: object) -> int | None:
     """What is known of one number before a run."""
     found = known_sizes(number)
     return found[0] if found is not None and len(found) == 1 else None
 
 
-def _trial_sizes(nest: Any, trial: _Trial) -> list[int]:
+def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
     leaves = [trial[x] if isinstance(x, SymbolicTensor) else x for x in leaves_of(nest)]
     return [number for leaf in leaves for number in ints(leaf)]
 

@@ -88,7 +88,9 @@ class SymbolicSlices(SymbolicRows):
         """The static shape of the dense tensor."""
         return self.source.shape
 
-    def _scale_values(self, function: Callable[[Any, Any], Any], factor: Any) -> SymbolicSlices:
+    def _scale_values(
+        self, function: Callable[[Any, Any], object], factor: object
+    ) -> SymbolicSlices:
         if getattr(factor, "shape", None) not in ((), None):
             raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
         return SymbolicSlices(function(self.values, factor), self.indices, self.dense_shape)
@@ -96,22 +98,22 @@ class SymbolicSlices(SymbolicRows):
     def __neg__(self) -> SymbolicSlices:
         return SymbolicSlices(-self.values, self.indices, self.dense_shape)
 
-    def __mul__(self, factor: Any) -> SymbolicSlices:
+    def __mul__(self, factor: object) -> SymbolicSlices:
         return self._scale_values(lambda values, by: values * by, factor)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: Any) -> SymbolicSlices:
+    def __truediv__(self, divisor: object) -> SymbolicSlices:
         return self._scale_values(lambda values, by: values / by, divisor)
 
-    def eval(self, feed_dict: Any = None, session: Any = None) -> IndexedSlicesValue:
+    def eval(self, feed_dict: object = None, session: object = None) -> IndexedSlicesValue:
         """The value in `session` or the default one."""
         return self.source.eval(feed_dict, session)
 
     def __repr__(self) -> str:
         return f"IndexedSlices(values={self.values!r}, indices={self.indices!r})"
 
-    def __deepcopy__(self, memo: Any) -> SymbolicSlices:
+    def __deepcopy__(self, memo: object) -> SymbolicSlices:
         return self
 
 

@@ -28,7 +28,7 @@ from thalweg.graph.variables import GraphVariable, alias_node
 
 
 def trace_block(
-    graph: Nodes, function: Callable[..., Any], parameters: Iterable[Output] = ()
+    graph: Nodes, function: Callable[..., object], parameters: Iterable[Output] = ()
 ) -> Subgraph:
     """Call `function` with new tensors, one for each of `parameters`, and keep what it adds.
 
@@ -52,7 +52,7 @@ def trace_block(
     return Subgraph(block, given, results, nest)
 
 
-def _block_result(graph: Nodes, leaf: Any) -> Any:
+def _block_result(graph: Nodes, leaf: object) -> Any:
     """What a function returns, computed in its block."""
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):
@@ -65,7 +65,7 @@ def _block_result(graph: Nodes, leaf: Any) -> Any:
 def run_by(
     function: Callable[..., list[Any]],
     subgraphs: Sequence[Subgraph],
-    arguments: Sequence[Any],
+    arguments: Sequence[object],
     outputs: Sequence[Output],
     name: str,
 ) -> list[SymbolicTensor]:
@@ -150,13 +150,13 @@ def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in columns)
 
 
-def wrap_outputs(nest: Any, outputs: Iterable[SymbolicTensor]) -> Any:
+def wrap_outputs(nest: object, outputs: Iterable[SymbolicTensor]) -> Any:
     """Outputs in the structure of results, and slices where these are."""
     kinds = leaves_of(nest)
     return packed(nest, (_sparse_like(kind, x) for kind, x in zip(kinds, outputs, strict=True)))
 
 
-def _sparse_like(result: Any, output: SymbolicTensor) -> Any:
+def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | SymbolicTensor:
     if isinstance(result, SymbolicSlices):
         output.may_be_sparse = True
         return SymbolicSlices.of(output)
@@ -164,7 +164,7 @@ def _sparse_like(result: Any, output: SymbolicTensor) -> Any:
     return output
 
 
-def check_alike(one: Any, other: Any, what: str) -> None:
+def check_alike(one: object, other: object, what: str) -> None:
     """Refuse nests of different structures; InvalidTypeError."""
     shapes = [repr(mapped(lambda _: "*", nest)).replace("'*'", "*") for nest in (one, other)]
     if shapes[0] != shapes[1]:

@@ -21,7 +21,7 @@ class GradientTape(autodiff.GradientTape):
         persistent, watch_accessed_variables: As in `thalweg.GradientTape`.
     """
 
-    def watch(self, tensor: Any) -> None:
+    def watch(self, tensor: object) -> None:
         """As in eager mode; tensors of a graph are passed over while it is built."""
         if not executing_eagerly():
             tensor = [leaf for leaf in leaves_of(tensor) if not is_symbolic(leaf)]
@@ -29,9 +29,9 @@ class GradientTape(autodiff.GradientTape):
 
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
         """As in eager mode, but for symbolic targets as `gradients`."""

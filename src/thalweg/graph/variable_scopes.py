@@ -62,11 +62,11 @@ class VariableScope:
         """From now on variables must exist."""
         self.reuse = True
 
-    def set_initializer(self, initializer: Any) -> None:
+    def set_initializer(self, initializer: object) -> None:
         """Set the default initializer of variables made from now on."""
         self.initializer = initializer
 
-    def set_regularizer(self, regularizer: Any) -> None:
+    def set_regularizer(self, regularizer: object) -> None:
         """Set the default regularizer of variables made from now on."""
         self.regularizer = regularizer
 
@@ -135,11 +135,11 @@ def get_variable_scope() -> VariableScope:
 def variable_scope(
     name_or_scope: str | VariableScope | None,
     default_name: str | None = None,
-    values: Any = None,
+    values: object = None,
     initializer: Any = None,
     regularizer: Any = None,
-    caching_device: Any = None,
-    partitioner: Any = None,
+    caching_device: object = None,
+    partitioner: object = None,
     custom_getter: Getter | None = None,
     reuse: Any = None,
     dtype: Any = None,
@@ -216,7 +216,7 @@ def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
     return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)
 
 
-def check_getter(custom: Any) -> None:
+def check_getter(custom: object) -> None:
     """Refuse a custom getter that is no function; InvalidArgumentError."""
     if custom is not None and not callable(custom):
         raise InvalidArgumentError(
@@ -224,7 +224,7 @@ def check_getter(custom: Any) -> None:
         )
 
 
-def check_whole(partitioner: Any, what: str) -> None:
+def check_whole(partitioner: object, what: str) -> None:
     """Refuse a partitioner; NotImplementedError."""
     if partitioner is not None:
         raise NotImplementedError(

@@ -81,7 +81,11 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         ).outputs[0]
 
     def assign(
-        self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+        self,
+        value: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> SymbolicTensor:
         """An operation that replaces all elements; its value is the new value.
 
@@ -102,13 +106,21 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         )
 
     def assign_add(
-        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+        self,
+        delta: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> SymbolicTensor:
         """An operation that adds to all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
 
     def assign_sub(
-        self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
+        self,
+        delta: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> SymbolicTensor:
         """An operation that subtracts from all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
@@ -137,7 +149,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     _unique_id = _shared_name
     _in_graph_mode = True
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> SymbolicTensor:
+    def sparse_read(self, indices: object, name: str | None = None) -> SymbolicTensor:
         """The rows that `indices` names."""
         arguments = (self, indices)
         return self.graph.call(_gather_rows, arguments, name=name or "Gather")
@@ -146,7 +158,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self,
         update: str,
         sparse_delta: Any,
-        use_locking: Any = None,
+        use_locking: object = None,
         name: str | None = None,
     ) -> SymbolicTensor:
         title = name or f"Scatter{update.capitalize()}"
@@ -177,7 +189,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         )
         return op.outputs[0]
 
-    def _operand(self, value: Any) -> Any:
+    def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):
@@ -198,11 +210,11 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         unit = self.graph.unit
         return unit is not None and name in IN_PLACE and self.graph.block is unit.block
 
-    def _write(self, name: str, *args: Any, **kwargs: Any) -> GraphVariable:
+    def _write(self, name: str, *args: object, **kwargs: object) -> GraphVariable:
         self.graph.write(self, name, args, kwargs)
         return self
 
-    def _refuse_augmented(self, other: Any) -> Any:
+    def _refuse_augmented(self, other: object) -> Any:
         # In torch it is an update, in TensorFlow 1 another tensor.
         if not self._is_hook():
             return NotImplemented
@@ -233,7 +245,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             use_resource=self.is_resource,
         )
 
-    def eval(self, session: Any = None, feed_dict: Any = None) -> Any:
+    def eval(self, session: object = None, feed_dict: object = None) -> Any:
         """The value in `session` or the default one; a variable's takes the session first."""
         if isinstance(session, Mapping):  # in the order of any other tensor's
             session, feed_dict = feed_dict, session
@@ -252,7 +264,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         )
         return op.outputs[0]
 
-    def load(self, value: Any, session: Any = None) -> None:
+    def load(self, value: object, session: object = None) -> None:
         """Give the variable a value in `session` or the default one, outside of a run."""
         session_for(session, f"load '{self.name}'").load(self, value)
 
@@ -275,11 +287,13 @@ def _count_up_to(name: str, limit: int, leaf: Any) -> torch.Tensor:
     return before
 
 
-def _gather_rows(table: torch.Tensor, indices: Any) -> torch.Tensor:
+def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
     return table[to_tensor(indices).long()]
 
 
-def scatter_node(var: GraphVariable, indices: Any, updates: Any, update: str, name: str) -> Any:
+def scatter_node(
+    var: GraphVariable, indices: object, updates: object, update: str, name: str
+) -> Any:
     """An operation that changes the rows `indices` of `var`, as `ground.scattering.scatter` does;
     its value is the new value.
     """
@@ -288,7 +302,7 @@ def scatter_node(var: GraphVariable, indices: Any, updates: Any, update: str, na
         scatter(leaf, resolve(indices), resolve(updates), update)
         return leaf
 
-    def scatter_rows(leaf: torch.Tensor, rows: Any, values: Any) -> torch.Tensor:
+    def scatter_rows(leaf: torch.Tensor, rows: object, values: object) -> torch.Tensor:
         scatter(leaf, rows, values, update)
         return leaf.detach()
 
@@ -318,7 +332,7 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
         _check_known(grad, var)
 
 
-def _check_known(grad: Any, var: GraphVariable) -> None:
+def _check_known(grad: object, var: GraphVariable) -> None:
     """Refuse what a run would refuse, where that is known before it."""
     dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", None)
     if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
@@ -347,7 +361,7 @@ def alias_node(tensor: SymbolicTensor, name: str) -> Any:
     return alias
 
 
-def _alias_value(value: Any) -> Any:
+def _alias_value(value: object) -> Any:
     # Not view_as(), through which no sparse gradient flows.
     return value[...] if isinstance(value, torch.Tensor) else value
 
@@ -404,7 +418,7 @@ def create_variable(
     return variable
 
 
-def declared_shape(shape: Any, known: Sequence[int | None] | None) -> Shape | None:
+def declared_shape(shape: object, known: Sequence[int | None] | None) -> Shape | None:
     """The shape that a variable is to have; None if not even the number of sizes is given.
 
     Raises:
@@ -422,7 +436,7 @@ def declared_shape(shape: Any, known: Sequence[int | None] | None) -> Shape | No
     return wanted
 
 
-def needs_arguments(function: Callable[..., Any]) -> bool:
+def needs_arguments(function: Callable[..., object]) -> bool:
     """Whether a function's signature, if it has one, requires arguments."""
     try:
         inspect.signature(function).bind()
@@ -445,7 +459,7 @@ def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
     variable.initial_value = start
 
 
-def _constant_copy(value: Any, dtype: Any, name: str) -> torch.Tensor:
+def _constant_copy(value: object, dtype: object, name: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         check_held(value, f"The initial value of '{name}'")
     tensor = as_asked(value, dtype).detach()
@@ -467,7 +481,7 @@ def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None
     return op.outputs[0]
 
 
-def _initialize_in_session(variable: GraphVariable, value: Any) -> None:
+def _initialize_in_session(variable: GraphVariable, value: object) -> None:
     session = current_session()
     if session is not None:
         session.initialize(variable, value)

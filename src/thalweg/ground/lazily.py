@@ -7,7 +7,7 @@ them computes: threads wait for each other, and a child that was forked meanwhil
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, Self, TypeVar, overload
@@ -33,7 +33,7 @@ class lazy(Generic[T]):
     def __get__(self, instance: None, owner: type[Any]) -> Self: ...
     @overload
     def __get__(self, instance: object, owner: type[Any]) -> T: ...
-    def __get__(self, instance: Any, owner: type[Any]) -> Self | T:
+    def __get__(self, instance: object, owner: type[Any]) -> Self | T:
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._function(instance)
@@ -64,3 +64,28 @@ def offered(owner: str, homes: Mapping[str, str], name: str, package: str | None
         value = getattr(import_module(f"{package}.{module}"), its or name)
     setattr(sys.modules[owner], name, value)
     return value
+
+
+def offering(
+    owner: str, homes: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
+) -> tuple[Callable[[str], T], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package that offers names, and tuples of what they are.
+
+    Args:
+        owner: The name of the package, whose `__all__` has all of these.
+        homes: As in `offered`.
+        lists: The names of each tuple.
+        kind: What type checkers are told a name is.
+    """
+
+    def get(name: str) -> Any:
+        if name not in lists:
+            return offered(owner, homes, name)
+        found = tuple(offered(owner, homes, each) for each in lists[name])
+        return vars(sys.modules[owner]).setdefault(name, found)
+
+    def list_names() -> list[str]:
+        own = vars(sys.modules[owner])
+        return sorted({*own, *own["__all__"]})
+
+    return get, list_names

@@ -119,7 +119,7 @@ def _names() -> list[tuple[type, str, Any]]:
     return [(cls, name, value) for cls, names in NAMES for name, value in names.items()]
 
 
-def _put(cls: type, name: str, value: Any) -> None:
+def _put(cls: type, name: str, value: object) -> None:
     """Set an attribute of a class, or delete it: also of one in C, which takes none.
 
     CPython lets attributes into the dictionary behind such a class, and has to be told to forget

@@ -119,7 +119,7 @@ class Mark(Guard):
             return self._guard.__enter__()
         raise FailedPreconditionError(self._reason())
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._guard.__exit__(*error)
 
     def to_load(self) -> Guard:

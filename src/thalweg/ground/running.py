@@ -54,7 +54,7 @@ class SymbolicVariable(Symbolic):
         raise NotImplementedError
 
 
-def is_symbolic(x: Any) -> bool:
+def is_symbolic(x: object) -> bool:
     """Whether `x` has a value in runs only: a symbolic tensor, variable or slices."""
     return type(x) is not torch.Tensor and isinstance(x, Symbolic)
 
@@ -70,7 +70,7 @@ class SessionVariable(Variable):
     def __hash__(self) -> int:
         return hash(self._handle) if self._handle is not None else id(self)
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> bool:
         if isinstance(other, SymbolicVariable):
             return other is self._handle
         return super().__eq__(other)
@@ -80,7 +80,7 @@ class SessionVariable(Variable):
         return {key: value for key, value in super()._state().items() if key != "_handle"}
 
 
-def handle_of(leaf: Any) -> Any:
+def handle_of(leaf: object) -> Any:
     """The graph variable to which a session's leaf belongs; `leaf` itself if there is none."""
     handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
     return leaf if handle is None else handle
@@ -94,7 +94,7 @@ class TensorReference:
 
     __slots__ = ("_tensor",)
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: object) -> None:
         self._tensor = tensor
 
     def deref(self) -> Any:
@@ -187,7 +187,7 @@ def get_default_session() -> Any:
     return thread.sessions[-1] if thread.sessions else None
 
 
-def is_deferred(*parts: Any) -> bool:
+def is_deferred(*parts: object) -> bool:
     """Whether a call with these arguments belongs in a graph; none inside a running node does."""
     if not executing_eagerly():
         return True
@@ -200,12 +200,12 @@ def first_graph(parts: Iterable[Any]) -> Any:
     return process.default_graph() if found is None else found.graph
 
 
-def graph_of(*parts: Any) -> Any:
+def graph_of(*parts: object) -> Any:
     """The graph that a call with these arguments belongs in; None if it computes at once."""
     return first_graph(parts) if is_deferred(*parts) else None
 
 
-def resolve(x: Any) -> Any:
+def resolve(x: object) -> Any:
     """Inside a running node what `x` stands for in this session; otherwise `x` itself.
 
     A graph variable becomes the session's own leaf tensor, a symbolic tensor its value. A value
@@ -218,7 +218,7 @@ def resolve(x: Any) -> Any:
     return thread.frames[-1].resolve(x) if thread.frames else x
 
 
-def is_ours(function: Any) -> bool:
+def is_ours(function: object) -> bool:
     """Whether a function is the library's, or None: nobody else's code runs in it."""
     function = getattr(function, "func", function)  # of a `functools.partial`
     return function is None or str(getattr(function, "__module__", "")).startswith("thalweg.")

@@ -27,7 +27,7 @@ _TINY = {dtype: float(np.finfo(dtype).tiny) for dtype in (np.float32, np.float64
 _TINY_FLOAT32 = _TINY[np.float32]
 
 
-def scalar_type(value: Any) -> ScalarType:
+def scalar_type(value: object) -> ScalarType:
     """The type that TensorFlow computes in when it is handed `value`.
 
     float64 for a NumPy scalar, array or tensor of float64; float32 for all else, Python floats

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from thalweg.errors import InvalidArgumentError
@@ -16,7 +14,7 @@ _OPERATORS = {"mul": torch.mul, "div": torch.div, "min": torch.minimum, "max": t
 
 
 @no_grad()
-def scatter(var: torch.Tensor, indices: Any, updates: Any, update: str) -> None:
+def scatter(var: torch.Tensor, indices: object, updates: object, update: str) -> None:
     """Change the rows of `var` that `indices` names, one after the other.
 
     Args:

@@ -14,7 +14,7 @@ class Dimension(int):
 
     __slots__ = ()
 
-    def __new__(cls, value: Any) -> Any:
+    def __new__(cls, value: object) -> Any:
         is_unknown = value is None or isinstance(value, UnknownDimension)
         return UNKNOWN_SIZE if is_unknown else int.__new__(cls, cast(Any, value))
 
@@ -41,7 +41,7 @@ class UnknownDimension:
 
     __index__ = __int__
 
-    def _unknown(self, other: Any) -> UnknownDimension:
+    def _unknown(self, other: object) -> UnknownDimension:
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
@@ -54,7 +54,7 @@ class UnknownDimension:
 UNKNOWN_SIZE = UnknownDimension()
 
 
-def _sizes(shape: Iterable[Any]) -> list[Any]:
+def _sizes(shape: Iterable[object]) -> list[Any]:
     """Sizes with None for those that are not known."""
     return [None if isinstance(size, UnknownDimension) else size for size in shape]
 
@@ -67,7 +67,7 @@ class Shape(tuple[int | None, ...]):
 
     __slots__ = ()
 
-    def __new__(cls, sizes: Any = ()) -> Any:
+    def __new__(cls, sizes: object = ()) -> Any:
         if sizes is None or isinstance(sizes, UnknownShape):
             return UNKNOWN
         return tuple.__new__(cls, _sizes(sizes if isinstance(sizes, Iterable) else [sizes]))
@@ -100,7 +100,7 @@ class Shape(tuple[int | None, ...]):
     rank = ndims
 
     @property
-    def dims(self) -> list[Any]:
+    def dims(self) -> list[UnknownDimension | Dimension | None]:
         """The sizes as a list, each with its `value`."""
         return [size if size is None else Dimension(size) for size in _sizes(self)]
 
@@ -166,12 +166,12 @@ class DimensionShape(Shape):
     def __iter__(self) -> Iterator[Any]:
         return (Dimension(size) for size in super().__iter__())
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         found = super().__getitem__(key)
         return DimensionShape(found) if isinstance(key, slice) else Dimension(found)
 
     @property
-    def dims(self) -> list[Any]:
+    def dims(self) -> list[int | None]:
         """The sizes as a list, each with its `value`."""
         return list(self)
 
@@ -195,7 +195,7 @@ class UnknownShape:
         """None: it is not known."""
         return None
 
-    def is_compatible_with(self, other: Any) -> bool:
+    def is_compatible_with(self, other: object) -> bool:
         """True: it may be any shape."""
         return True
 
@@ -211,7 +211,7 @@ class UnknownShape:
         """A shape of so many unknown sizes."""
         return Shape([None] * rank)
 
-    def merge_with(self, other: Any) -> Any:
+    def merge_with(self, other: object) -> UnknownShape | Shape:
         """The other shape."""
         return self if other is None or isinstance(other, UnknownShape) else Shape(other)
 

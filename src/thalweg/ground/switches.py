@@ -32,7 +32,7 @@ class _Entering:
     section, where an interruption leaves the block open, but not entered.
     """
 
-    def __get__(self, block: Within | None, owner: Any = None) -> Any:
+    def __get__(self, block: Within | None, owner: object = None) -> Any:
         return _entered if block is None else block.opening()
 
 

@@ -53,7 +53,7 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def _is_compatible(dtype: torch.dtype, other: Any) -> bool:
+def _is_compatible(dtype: torch.dtype, other: object) -> bool:
     try:
         return dtype == as_dtype(other)
     except InvalidTypeError:
@@ -142,7 +142,7 @@ def _graph_key(var: torch.Tensor) -> str:
     return "" if graph is None else graph._graph_key
 
 
-def _sparse_read(var: torch.Tensor, indices: Any, name: str | None = None) -> torch.Tensor:
+def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) -> torch.Tensor:
     """The rows that `indices` names."""
     rows = to_tensor(indices)
     check_held(var)

@@ -41,7 +41,7 @@ def untraced(function: _F, reason: str = _REASON) -> _F:
     return cast("_F", made)
 
 
-def without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
+def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
     """What torch has marked so, as it is below the mark, where nobody compiles.
 
     The mark imports Dynamo when it is first called, which takes more than a second: longer than all
@@ -58,9 +58,9 @@ def without_dynamo(method: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(inner, *([method.__self__] if own is not method else []))
 
 
-def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+def _outside(function: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def outside(*args: Any, **kwargs: Any) -> Any:
+    def outside(*args: object, **kwargs: object) -> Any:
         before = _dynamo.set_eval_frame(None)
         try:
             return function(*args, **kwargs)

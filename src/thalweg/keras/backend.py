@@ -16,7 +16,7 @@ from thalweg.indexed_slices import exported
 from thalweg.variable import name_of, tensor_of, to_tensor
 
 
-def get_session(op_input_list: Sequence[Any] = ()) -> Any:
+def get_session(op_input_list: Sequence[object] = ()) -> Any:
     """The session of graph mode.
 
     It is the one whose operation runs; or the default one; or what `set_session` was given; or a
@@ -32,13 +32,13 @@ def get_session(op_input_list: Sequence[Any] = ()) -> Any:
     return graph_mode().session(op_input_list)
 
 
-def set_session(session: Any) -> None:
+def set_session(session: object) -> None:
     """Let this thread use a session wherever none is the default; None forgets it."""
     if session is not None or has_graphs():
         graph_mode().use_session(session)
 
 
-def get_value(x: Any) -> Any:
+def get_value(x: object) -> Any:
     """The value of a variable or tensor as a NumPy array or scalar; anything else as it is.
 
     Raises:
@@ -47,7 +47,7 @@ def get_value(x: Any) -> Any:
     return batch_get_value([x])[0]
 
 
-def batch_get_value(tensors: Iterable[Any]) -> list[Any]:
+def batch_get_value(tensors: Iterable[object]) -> list[Any]:
     """The values of variables and tensors; see `get_value`. Those of a graph are of one moment."""
     found = [tensor_of(each) for each in tensors]
     symbols = [each for each in found if is_symbolic(each)]
@@ -55,7 +55,7 @@ def batch_get_value(tensors: Iterable[Any]) -> list[Any]:
     return [next(values) if is_symbolic(each) else exported(each) for each in found]
 
 
-def set_value(x: Any, value: Any) -> None:
+def set_value(x: object, value: object) -> None:
     """Give a variable a value: at once in eager mode, and in graph mode in the session.
 
     Args:
@@ -69,7 +69,7 @@ def set_value(x: Any, value: Any) -> None:
     batch_set_value([(x, value)])
 
 
-def batch_set_value(tuples: Iterable[tuple[Any, Any]]) -> None:
+def batch_set_value(tuples: Iterable[tuple[object, object]]) -> None:
     """Give variables values; see `set_value`. Those of a graph are set together, or none is."""
     given = [(tensor_of(x), value) for x, value in tuples]
     pairs = [(x, to_tensor(value, x.dtype).detach()) for x, value in given]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from thalweg.errors import InvalidTypeError, did_you_mean
 from thalweg.v1.train.followed import signature_of
@@ -13,7 +12,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def check_call(
-    function: Callable[..., Any], given: Mapping[str, Any], supplied: str, title: str
+    function: Callable[..., object], given: Mapping[str, object], supplied: str, title: str
 ) -> None:
     """Refuse arguments that a function does not take, and those that are missing.
 
@@ -44,7 +43,11 @@ def check_call(
 
 
 def _reason(
-    signature: inspect.Signature, given: Mapping[str, Any], supplied: str, title: str, error: object
+    signature: inspect.Signature,
+    given: Mapping[str, object],
+    supplied: str,
+    title: str,
+    error: object,
 ) -> str:
     """Why a call does not bind, by the names of arguments."""
     parameters = signature.parameters

@@ -74,7 +74,9 @@ def _try(optimizer: Any) -> None:
             as_scalar(read[name], np.float32)
 
 
-def check_policy(policy: Callable[..., Any], given: Mapping[str, Any], last_step: int) -> None:
+def check_policy(
+    policy: Callable[..., object], given: Mapping[str, object], last_step: int
+) -> None:
     """Refuse parameters that a policy does not take.
 
     The library's own policies are tried at the first and at the last step.
@@ -101,7 +103,7 @@ def check_policy(policy: Callable[..., Any], given: Mapping[str, Any], last_step
             raise InvalidTypeError(f"{nones[0]} is None, which gives no learning rate.")
 
 
-def _rate(policy: Callable[..., Any], given: Mapping[str, Any], step: int) -> torch.Tensor:
+def _rate(policy: Callable[..., object], given: Mapping[str, object], step: int) -> torch.Tensor:
     try:
         rate = to_tensor(called(policy(global_step=torch.tensor(step), **given)))
     except TypeError as error:

@@ -53,7 +53,7 @@ class TrainingConfig:
         """Updates in one pass over the data; None if the config counts steps."""
         return self.length.steps_in_epoch
 
-    def learning_rate(self, global_step: Any) -> Any:
+    def learning_rate(self, global_step: object) -> Any:
         """What the policy makes of a global step: a number, a tensor, or a callable."""
         return self.params["lr_policy"](global_step=global_step, **self.lr_policy_params)
 
@@ -63,11 +63,11 @@ class TrainingConfig:
         variables: Variables,
         *,
         regularize: Chooses | None = None,
-        skip_update_ph: Any = None,
-        model: Any = None,
-        global_step: Any = None,
-        all_reduce: Callable[[Any], Any] | None = None,
-        summary_writer: Any = None,
+        skip_update_ph: object = None,
+        model: object = None,
+        global_step: object = None,
+        all_reduce: Callable[[Any], object] | None = None,
+        summary_writer: object = None,
     ) -> Any:
         """A step of training; see `optimize_loss`, which makes it.
 

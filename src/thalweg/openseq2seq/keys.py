@@ -125,7 +125,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def training_params(config: Mapping[str, Any]) -> dict[str, Any]:
+def training_params(config: Mapping[str, object]) -> dict[str, Any]:
     """What a config says about training, checked and completed with defaults.
 
     The dtype may be given by name.

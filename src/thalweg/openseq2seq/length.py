@@ -71,7 +71,7 @@ def training_length(
 
 
 def policy_params(
-    policy: Callable[..., Any], params: Mapping[str, Any], length: TrainingLength
+    policy: Callable[..., object], params: Mapping[str, Any], length: TrainingLength
 ) -> dict[str, Any]:
     """The parameters of a learning-rate policy, with those that follow from a training's length.
 
@@ -131,7 +131,7 @@ def policy_params(
     return filled
 
 
-def _parameters(policy: Any) -> Mapping[str, inspect.Parameter]:
+def _parameters(policy: object) -> Mapping[str, inspect.Parameter]:
     if not callable(policy):
         raise InvalidTypeError(f"lr_policy must be a function of the global step, not {policy!r}.")
     try:
@@ -140,7 +140,7 @@ def _parameters(policy: Any) -> Mapping[str, inspect.Parameter]:
         raise InvalidTypeError(f"lr_policy has no signature that can be read: {error}") from error
 
 
-def _positive(name: str, number: Any) -> int:
+def _positive(name: str, number: object) -> int:
     if number is None:
         raise InvalidArgumentError(f"{name} has to be given for a training in epochs.")
     if isinstance(number, bool) or not isinstance(number, int):

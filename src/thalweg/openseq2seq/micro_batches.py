@@ -63,7 +63,7 @@ class MicroBatchStep(Described):
         return self.step()
 
     @untraced
-    def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
+    def apply_gradients(self, gradients: Iterable[object]) -> bool | Tensor:
         """See `TrainingStep.apply_gradients`. They count as one batch."""
         return self.step.apply_gradients(gradients)
 
@@ -82,7 +82,7 @@ class MicroBatchStep(Described):
             return {**self.step._saved(names), _COUNT: torch.tensor(self._batches.count)}
 
     @untraced
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """See `TrainingStep.load_state_dict`.
 
         Raises:
@@ -93,7 +93,7 @@ class MicroBatchStep(Described):
 
     @contextmanager
     def _loading(
-        self, state_dict: Mapping[str, Any], var_list: Any = None, names: Names = keys_of
+        self, state_dict: Mapping[str, object], var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
         with self.step._lock.to_load():
             count = _Count(_COUNT, torch.tensor(self._batches.count), lowest=0, of=self._batches)

@@ -11,7 +11,7 @@ Kind = type | list[Any]  # what a value is an instance of, or all values there a
 
 
 def check_params(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     required: Mapping[str, Kind],
     optional: Mapping[str, Kind],
     hints: Mapping[str, str] | None = None,

@@ -16,7 +16,7 @@ from thalweg.variable import to_tensor
 Regularizer = Callable[[Any], Any]
 
 
-def made_regularizer(regularizer: Any, params: Mapping[str, Any]) -> Regularizer | None:
+def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regularizer | None:
     """The function of weights that a config means; None if it has no regularizer.
 
     Raises:
@@ -37,7 +37,7 @@ def made_regularizer(regularizer: Any, params: Mapping[str, Any]) -> Regularizer
 
 
 def with_penalties(
-    loss: Any, regularizer: Regularizer | None, weights: Sequence[Any], is_mixed: bool
+    loss: Any, regularizer: Regularizer | None, weights: Sequence[object], is_mixed: bool
 ) -> Any:
     """A loss in float32, with the penalties of weights added to it.
 

@@ -10,7 +10,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.optim.kinds import HOMES, KINDS
 
 
-def kind_of(rule: Any) -> Any:
+def kind_of(rule: object) -> Any:
     """The class of this package that a rule is called by, in a group.
 
     Args:

@@ -237,7 +237,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
     def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_ASGD
 
-    def _starts_of(self, group: Group) -> dict[str, Any]:
+    def _starts_of(self, group: Group) -> dict[str, float]:
         return {"eta": float(group["lr"])}
 
 
@@ -256,5 +256,5 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
     def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_RPROP
 
-    def _starts_of(self, group: Group) -> dict[str, Any]:
+    def _starts_of(self, group: Group) -> dict[str, float]:
         return {"step_size": float(group["lr"])}

@@ -29,7 +29,7 @@ _SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
 _HIGHEST = 3.4028234663852886e38  # of float32
 
 
-def _stored(value: Any, dtype: torch.dtype) -> Any:
+def _stored(value: object, dtype: torch.dtype) -> Any:
     """A number that a tensor can be filled with: one beyond its type is infinite, as casts have it.
 
     Torch refuses it, and would do so in the midst of a step.
@@ -40,7 +40,7 @@ def _stored(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _plainly(value: Any) -> Any:
+def _plainly(value: object) -> Any:
     return value
 
 
@@ -99,7 +99,7 @@ class Column:
             return [self.common] * len(self._views)
         return self._values
 
-    def writing(self, values: Sequence[Any]) -> list[Call]:
+    def writing(self, values: Sequence[object]) -> list[Call]:
         """What writes a number for each parameter, or one for all, as functions in C."""
         if len(values) == 1 and self._places is None:
             return [partial(self._block.fill_, _stored(values[0], self._block.dtype))]
@@ -111,7 +111,7 @@ class Column:
             return [partial(self._block.copy_, made)]
         return [partial(self._block.index_copy_, 0, self._places, made)]
 
-    def wrote(self, values: Sequence[Any]) -> None:
+    def wrote(self, values: Sequence[object]) -> None:
         """Those were written; what the type of the state rounds is known rounded."""
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
@@ -160,7 +160,7 @@ class ForeignColumn:
         self.values = [scalar(each) for scalar, each in zip(self._scalars, found, strict=True)]
         self.common = self.values[0] if len({*found}) == 1 and self.kinds is None else None
 
-    def writing(self, values: Sequence[Any]) -> list[Call]:
+    def writing(self, values: Sequence[object]) -> list[Call]:
         """What writes a number for each parameter, or one for all, as functions in C."""
         made = [*values] * len(self._views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
@@ -174,7 +174,7 @@ class ForeignColumn:
         pairs = zip(self._views, made, strict=True)
         return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
 
-    def wrote(self, values: Sequence[Any]) -> None:
+    def wrote(self, values: Sequence[object]) -> None:
         """Those were written."""
 
 
@@ -247,7 +247,9 @@ class PlainColumn:
         values: What they are before their first step.
     """
 
-    def __init__(self, name: str, owners: Sequence[dict[str, Any]], values: Sequence[Any]) -> None:
+    def __init__(
+        self, name: str, owners: Sequence[dict[str, object]], values: Sequence[object]
+    ) -> None:
         self.name = name
         self.dtype = torch.int64
         self._owners = owners
@@ -276,7 +278,7 @@ class PlainColumn:
             for own, value in zip(self._owners, made, strict=True)
         ]
 
-    def wrote(self, values: Sequence[Any]) -> None:
+    def wrote(self, values: Sequence[object]) -> None:
         """Those were written."""
 
 
@@ -296,7 +298,7 @@ class Blocks:
         """Whether a number lies in one of them."""
         return self._block_of(number) is not None
 
-    def of(self, numbers: Sequence[Any], device: torch.device) -> Tensor | None:
+    def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
         """The block of a device in which all numbers lie, if there is one."""
         blocks = [self._block_of(each) if isinstance(each, Tensor) else None for each in numbers]
         first = blocks[0] if blocks else None

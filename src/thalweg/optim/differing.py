@@ -45,7 +45,7 @@ class Want(NamedTuple):
     is_count: bool = False
     name: str = ""
 
-    def difference(self, given: Any) -> str | None:
+    def difference(self, given: object) -> str | None:
         """As that of an `Entry`, in the words of this face."""
         if given is None and self.is_optional and not self.is_count:
             return None
@@ -56,7 +56,7 @@ class Want(NamedTuple):
         return problem
 
 
-def check_form(given: Mapping[str, Any], what: str) -> None:
+def check_form(given: Mapping[str, object], what: str) -> None:
     """Refuse what is no state of an optimizer of torch's kind.
 
     Raises:
@@ -74,7 +74,7 @@ def check_form(given: Mapping[str, Any], what: str) -> None:
         raise mismatch(found, what)
 
 
-def _of_group(group: Any, place: int) -> list[str]:
+def _of_group(group: object, place: int) -> list[str]:
     """Why a group has no parameters that could be found."""
     if not isinstance(group, Mapping):
         return [f"group {place} is {_named(group)}, no dict"]
@@ -91,7 +91,7 @@ def _of_group(group: Any, place: int) -> list[str]:
     return []
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> bool:
     try:
         hash(value)
     except TypeError:
@@ -107,7 +107,7 @@ def members_of(group: Group, saved: Mapping[str, Any]) -> list[tuple[Tensor, Any
     return list(zip(group["params"], keys, (*titles, keys)[0], strict=True))
 
 
-def unmatched(names: Sequence[Any], given: Sequence[Any], where: str = "") -> list[str]:
+def unmatched(names: Sequence[object], given: Sequence[object], where: str = "") -> list[str]:
     """Names of parameters that one side alone has."""
     found = [f"{name!r}{where} is missing" for name in names if name not in given]
     strange = (name for name in given if name not in names)
@@ -158,7 +158,7 @@ def of_options(
     return found
 
 
-def _of_flag(value: Any, what: str) -> list[str]:
+def _of_flag(value: object, what: str) -> list[str]:
     if isinstance(value, np.bool_) or is_number(value):
         return []
     return [f"{what} is {_named(value)}, neither true nor false"]
@@ -170,7 +170,7 @@ def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str
 
 
 def of_state(
-    own: Any, wanted: Mapping[str, Want], title: Any, others: Container[Any] | None = None
+    own: object, wanted: Mapping[str, Want], title: object, others: Container[object] | None = None
 ) -> list[str]:
     """Why a step could not be taken with the state of a parameter.
 
@@ -197,7 +197,7 @@ def sum_of(param: Tensor) -> Want:
     return Want(param, dtypes, has_rows=True, is_optional=True)
 
 
-def _why_unlike(value: Any, want: Want, what: str) -> str | None:
+def _why_unlike(value: object, want: Want, what: str) -> str | None:
     like = want.like
     if like is None:
         return None if is_number(value) else f"{what} is {_named(value)}, no number"
@@ -225,7 +225,7 @@ def _why_rows_unfit(value: Tensor, what: str) -> str | None:
     return "; ".join(found) or None
 
 
-def is_before_steps(own: Mapping[str, Any]) -> bool:
+def is_before_steps(own: Mapping[str, object]) -> bool:
     """Whether a parameter with this state had no step yet, and so nothing that steps make."""
     if own.keys() <= {SUM}:
         return True
@@ -254,7 +254,7 @@ def kind_of(tensor: Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value is a number, or a tensor of one."""
     if isinstance(value, Tensor):
         is_none = value.is_complex() or value.dtype == torch.bool
@@ -271,14 +271,14 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def _are_numbers(value: Any, count: int) -> bool:
+def _are_numbers(value: object, count: int) -> bool:
     if not isinstance(value, list | tuple):
         return False
     items = cast("list[Any]", value)
     return len(items) == count and all(map(is_number, items))
 
 
-def _named(value: Any) -> str:
+def _named(value: object) -> str:
     if not isinstance(value, Tensor):
         return shown(value)
     return f"{kind_of(value)} without its storage" if is_cut(value) else kind_of(value)

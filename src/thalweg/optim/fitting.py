@@ -20,7 +20,7 @@ _COMPUTED = (*STORED, torch.complex64, torch.complex128)
 
 def fits(
     pairs: Sequence[tuple[Tensor, Tensor]],
-    state: Mapping[Tensor, Any],
+    state: Mapping[Tensor, object],
     names: Container[str],
     wide: bool = False,
     anywhere: bool = False,

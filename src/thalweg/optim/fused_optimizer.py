@@ -247,7 +247,7 @@ class FusedOptimizer(Scaled):
         return [
             *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
             *of_strange(group, self._strange_options(group), place),
-            *(f"{why.rstrip('.')} in group {place}" for why in kind._unfit_choices(group)),
+            *(f"{why} in group {place}" for why in kind._unfit_choices(group)),
         ]
 
     @classmethod

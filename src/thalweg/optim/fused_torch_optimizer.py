@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import Group, titles_in
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.outcome import Gathered, raise_first
-from thalweg.core.rows import check_inside, is_misplaced, is_sparse
+from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.engines.layout import all_have_memory, check_parts
-from thalweg.errors import InvalidArgumentError, LayoutError, NumericsWarning, warn
+from thalweg.errors import InvalidArgumentError, NumericsWarning, warn
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
-from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
+from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
-from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.hooks import Aimed, TorchHooks
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
-from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
+from thalweg.optim.step_options import KEYWORDS, GradientReport, StepOptions, gradient_transforms
 
 
 class _Share(NamedTuple):
@@ -43,6 +42,14 @@ class _Share(NamedTuple):
 
     pairs: list[tuple[Tensor, Tensor]]
     places: list[int]
+
+
+class _SubStep(NamedTuple):
+    """A share, what is kept of its parameters, and what the step has to know of them."""
+
+    share: _Share
+    part: ParamState
+    hooks: TorchHooks
 
 
 class FusedTorchOptimizer(FusedOptimizer):
@@ -65,19 +72,31 @@ class FusedTorchOptimizer(FusedOptimizer):
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
+    __signature__: ClassVar[inspect.Signature]
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
-        own = inspect.signature(cls._torch)
+        own = cls._signature()
         added = inspect.signature(StepOptions).parameters.values()
         cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
         apart = ("params", *HOW, *cls._unread)
         cls._wanted = [name for name in own.parameters if name not in apart]
         cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
 
+    @classmethod
+    def _signature(cls) -> inspect.Signature:
+        """What is taken beside options."""
+        return inspect.signature(cls._torch)
+
     def __init__(self, *args: Any, **keywords: Any) -> None:
+        try:
+            self.__signature__.bind(*args, **keywords)
+        except TypeError:  # which Python tells before anybody looks at a value
+            rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
+            self._torch.__init__(self, *args, **rest)
+            raise
         super().__init__(*args, **keywords)
         if not self._around.keeps_as_torch:
             self._keep_as_options_say()
@@ -100,7 +119,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         group, place = self.param_groups[-1], len(self.param_groups) - 1
         kind = self._kind_of(group)
         if found := kind._unfit_choices(group):
-            raise InvalidArgumentError(f"{found[0].rstrip('.')} in group {place}.")
+            raise InvalidArgumentError(f"{found[0]} in group {place}.")
         if kind._of_matrices:
             with importing:
                 from thalweg.engines.matrices import check_matrices
@@ -145,66 +164,94 @@ class FusedTorchOptimizer(FusedOptimizer):
         shares = self._shares() if only is None else self._share_of(only)
         if not shares:
             return None
-        hooks: dict[Rule, TorchHooks] = {}
-        for rule, share in shares.items():
-            if rule not in parts:
-                kinds, blocks = self._around.kinds, self._own.blocks
-                own = self._kind_of(self.param_groups[share.places[0]])
-                numbers = self._numbers(rule, own)
-                parts[rule] = ParamState(rule, numbers, own._plain, kinds, blocks)
-            part = parts[rule]
-            hooks[rule] = TorchHooks(self, part, [param for _, param in share.pairs], share.places)
-        if not all(each.repeats or self._fits(shares[rule]) for rule, each in hooks.items()):
-            return self._step_of_torch()
-        if not all(each.repeats for each in hooks.values()) and self._counts_in_common(shares):
+        steps = [self._sub_step(rule, share, parts) for rule, share in shares.items()]
+        if not self._are_ours(steps):
             return self._step_of_torch()
         with no_grad():
-            given = {rule: hooks[rule].aim(share.pairs) for rule, share in shares.items()}
-        seen, factor = GradientReport(), None
-        # In one section with the last of them: `rule` is that at which the loop above ended.
-        hooks[rule].ending = self._ending(seen) if only is None else self._ending_alone(only)
-        around, unscaling = self._around, self._unscaling()
-        if len(shares) > 1 and around.beside.global_clipnorm is not None:
-            norm, all_of_it = self._own.norm, [(hooks[rule], given[rule][0]) for rule in shares]
-            if not norm.try_rebind(all_of_it) and not all(map(self._fits, shares.values())):
+            aimed = [each.hooks.aim(each.share.pairs) for each in steps]
+        seen, last = GradientReport(), steps[-1]  # with which the others are written
+        last.hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
+        transforms = partial(
+            gradient_transforms, self._around, self._unscaling(), seen=seen, is_torchs=True
+        )
+        if len(steps) > 1 and self._around.beside.global_clipnorm is not None:
+            all_of_it = [(own.hooks, pairs) for own, (pairs, _) in zip(steps, aimed, strict=True)]
+            if not self._own.norm.try_rebind(all_of_it) and not self._all_fit(steps):
                 return self._step_of_torch()
-            count = sum(len(share.pairs) for share in shares.values())
-            how = gradient_transforms(around, unscaling, count, seen, is_torchs=True)
+            how = transforms(sum(len(each.share.pairs) for each in steps))
             with no_grad():
-                factor = norm.clip_factor(all_of_it, how, seen)
-        gathered = Gathered() if len(shares) > 1 else None
+                factor = self._own.norm.clip_factor(all_of_it, how, seen)
+            transforms = partial(transforms, factor=factor)
+        written = self._write(steps, aimed, transforms)
+        if written is None:
+            return self._step_of_torch()
+        errors, is_repeated = written
+        for each in steps:
+            each.hooks.settle()
+        raise_first(errors)
+        if only is None and len(steps) == 1:
+            self._keep_steady(last.part, last.share.places)
+            if is_repeated:
+                self._own.note_repeated(last.part, last.hooks, last.share.places)
+        return None
+
+    def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
+        """What a step has of a rule, whose part is made if there is none."""
+        if rule not in parts:
+            kinds, blocks = self._around.kinds, self._own.blocks
+            own = self._kind_of(self.param_groups[share.places[0]])
+            numbers = self._numbers(rule, own)
+            parts[rule] = ParamState(rule, numbers, own._plain, kinds, blocks)
+        part = parts[rule]
+        return _SubStep(
+            share, part, TorchHooks(self, part, [param for _, param in share.pairs], share.places)
+        )
+
+    def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
+        """Whether everything is computed here, and nothing by torch."""
+        anew = [each for each in steps if not each.hooks.repeats]
+        return not anew or (self._all_fit(anew) and not self._counts_in_common(steps))
+
+    def _all_fit(self, steps: Sequence[_SubStep]) -> bool:
+        return all(self._fits(each.share) for each in steps)
+
+    def _write(
+        self,
+        steps: Sequence[_SubStep],
+        aimed: Sequence[Aimed],
+        transforms: Callable[[int], GradientTransforms],
+    ) -> tuple[list[BaseException], bool] | None:
+        """Take all of a step, several in one section.
+
+        Returns:
+            What was raised after the writes, and whether the step is the one before with other
+            gradients; None if the step is torch's after all, and nothing was written.
+        """
+        gathered = Gathered() if len(steps) > 1 else None
         errors: list[BaseException] = []
         is_repeated = False
         try:
-            for rule, (pairs, copies) in given.items():
-                own, kept = hooks[rule], parts[rule].kept
+            for own, (pairs, copies) in zip(steps, aimed, strict=True):
+                hooks, kept, how = own.hooks, own.part.kept, transforms(len(pairs))
                 if gathered is not None:
-                    own.gathered, own.begun = gathered, gathered.begun
-                how = gradient_transforms(around, unscaling, len(pairs), seen, True, factor)
+                    hooks.gathered, hooks.begun = gathered, gathered.begun
                 outcome = None
-                if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
-                    outcome = repeat(own, kept, pairs, how, copies)
+                if self._may_repeat(own.part, [grad for grad, _ in pairs]):
+                    outcome = repeat(hooks, kept, pairs, how, copies)
                 is_repeated = outcome is not None
                 if outcome is None:
                     # A step that is not the one before is looked at as a first one is.
-                    if own.repeats and not self._fits(shares[rule]):
-                        return self._step_of_torch()
-                    outcome = take(own, kept, pairs, how, copies, tries=False)
+                    if hooks.repeats and not self._fits(own.share):
+                        return None
+                    outcome = take(hooks, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
                 with writable():
                     errors += gathered.write_all()
+            return errors, is_repeated
         finally:
             if gathered is not None:
                 gathered.release_gradients()
-        for own in hooks.values():
-            own.settle()
-        raise_first(errors)
-        if only is None and len(shares) == 1:
-            self._keep_steady(parts[rule], shares[rule].places)
-            if is_repeated:
-                self._own.note_repeated(parts[rule], hooks[rule], shares[rule].places)
-        return None
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
         return TorchHooks(self, part, params, places)
@@ -288,14 +335,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         return fits(share.pairs, self.state, names, wide, away)
 
-    def _counts_in_common(self, shares: dict[Rule, _Share]) -> bool:
+    def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
         """Whether parameters have a number in one tensor, which torch counts in turn.
 
         Raises:
             NotImplementedError: They have, and options ask for what torch does not do.
         """
-        scalars = {slot.name for rule in shares for slot in rule.scalar_slots}
-        params = [param for share in shares.values() for _, param in share.pairs]
+        scalars = {slot.name for each in steps for slot in each.part.rule.scalar_slots}
+        params = [param for each in steps for _, param in each.share.pairs]
         found = in_common(params, self.state, {STEP, *scalars})
         if found is not None and self._around:
             one, other = titles_in(self.param_groups, found[1])
@@ -435,28 +482,6 @@ class FusedTorchOptimizer(FusedOptimizer):
             LayoutError: Names it.
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
-        params = self._params()
-        params = [param for param in params if param.grad is not None and not param.is_meta]
-        of_each = [(param, param.grad, *(self.state.get(param) or {}).values()) for param in params]
-        tensors = [each for own in of_each for each in own if isinstance(each, Tensor)]
-        if all_have_memory([each for each in tensors if not each.is_sparse]):
-            is_strange = [any(isinstance(each, Tensor) and each.is_sparse for each in own)
-                          for own in of_each]  # fmt: skip
-            params = list(compress(params, is_strange))
-        for param, name in zip(params, titles_in(self.param_groups, params), strict=True):
-            gradient = param.grad
-            held = {"": param, "The gradient of ": gradient}
-            held |= {f"'{key}' of ": each for key, each in (self.state.get(param) or {}).items()}
-            for what, each in held.items():
-                # A class with a dispatch of its own keeps its elements elsewhere.
-                if isinstance(each, Tensor) and has_plain_dispatch(each):
-                    check_parts(each.detach(), f"{what}'{name}'")
-                    if each.is_sparse:
-                        check_inside(each, f"{what}'{name}'")
-            rows = [each for each in held.values() if isinstance(each, Tensor) and each.is_sparse]
-            is_sparse = gradient is not None and gradient.is_sparse
-            if is_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
-                raise LayoutError(
-                    f"'{name}' does not begin where its storage does: torch would add its sparse"
-                    " gradient elsewhere. Give the optimizer a tensor that is no view."
-                )
+        with importing:
+            from thalweg.optim.torchs_step import check_memories
+        check_memories(self)

@@ -35,7 +35,7 @@ class Options:
         fixed: Hyperparameters that a group may lack.
     """
 
-    def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, Any]) -> None:
+    def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
         self._names, self._seen = list(group), list(group.values())
         known = {**fixed, **named(group, rule)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
@@ -83,7 +83,7 @@ class Options:
         """Hyperparameters by name."""
         return dict(self._hypers)
 
-    def given_to_prepare(self, beside: Mapping[str, Any]) -> dict[str, Any]:
+    def given_to_prepare(self, beside: Mapping[str, object]) -> dict[str, Any]:
         """What `prepare` of the rule is given: hyperparameters, and of these what it asks for."""
         hypers = self._hypers
         return {name: beside[name] if name in beside else hypers[name] for name in self._wanted}
@@ -101,7 +101,7 @@ class Options:
         return self._numbers
 
 
-def as_options(hypers: Mapping[str, Any]) -> Group:
+def as_options(hypers: Mapping[str, object]) -> Group:
     """Hyperparameters under the names that groups have for them."""
     found: Group = {}
     left = dict(hypers)
@@ -149,7 +149,7 @@ def title_of(name: str) -> str:
     return next((key for key, other in _NAMES.items() if other == name), name)
 
 
-def _checked(name: str, value: Any) -> float:
+def _checked(name: str, value: object) -> float:
     check_size(title_of(name), value)
     try:
         if not isinstance(value, str | bytes | bytearray):  # of which Python makes numbers

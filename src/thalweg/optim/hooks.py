@@ -27,6 +27,9 @@ from thalweg.optim.param_state import AnyColumn, ParamState
 from thalweg.optim.sharded import locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
+# Gradients and what they update, and for each of these what is set to it, if there is any.
+Aimed = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
+
 _KEEP = Selection(denormals="keep")  # as torch does
 
 
@@ -65,9 +68,7 @@ class GroupHooks(Hooks):
         if part.locals is not None:
             self.sharing = sharing_of(part.locals)
 
-    def aim(
-        self, pairs: list[tuple[Any, Tensor]]
-    ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
+    def aim(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
         """Pairs with what a step updates in place of parameters, and what follows that.
 
         Clipping sees rows that are added up.
@@ -82,9 +83,7 @@ class GroupHooks(Hooks):
         """Pairs with gradients as options are to see them."""
         return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
 
-    def _aimed(
-        self, pairs: list[tuple[Any, Tensor]]
-    ) -> tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]:
+    def _aimed(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -167,7 +166,9 @@ class GroupHooks(Hooks):
         elif places and places[0] != places[-1]:
             self._keys = list(places)
 
-    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
+    def group_variables(
+        self, variables: Sequence[Tensor], gradients: Sequence[Any]
+    ) -> list[Hashable] | None:
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:

@@ -43,7 +43,7 @@ class PlainLion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Take a step."""
         loss = None
         if closure is not None:
@@ -89,3 +89,6 @@ class Lion(FusedTorchOptimizer, PlainLion):
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
         return rules.TORCH_LION
+
+
+PlainLion.__init__.__qualname__ = "Lion.__init__"  # by which Python's errors call it

@@ -35,7 +35,7 @@ Plan = tuple[Loading, list[str]]
 
 
 def load(
-    optimizer: Any, state_dict: Mapping[str, Any], plan: Callable[[Any, dict[str, Any]], Plan]
+    optimizer: Any, state_dict: Mapping[str, object], plan: Callable[[Any, dict[str, Any]], Plan]
 ) -> None:
     """Set a state in one section, and call torch's hooks before and after it.
 
@@ -108,7 +108,7 @@ def as_torch(
     return Loading(then=_handing_over(twin, optimizer)), lacking
 
 
-def _after_hooks(optimizer: Any, state_dict: Any) -> dict[str, Any]:
+def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, Any]:
     """A state as the hooks before a load leave it, which get a shallow copy."""
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
@@ -137,7 +137,7 @@ def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any],
     return {**given, "state": states, "param_groups": groups}, bool(summed)
 
 
-def warn_of_sums(optimizer: Any) -> None:
+def warn_of_sums(optimizer: object) -> None:
     """Say that sums of gradients are left behind."""
     warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
 
@@ -251,7 +251,7 @@ def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
                 own[slot.name] = value.detach().to(now.device, copy=True)
 
 
-def _resolved(own: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _resolved(own: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a state of which torch only notes how they were made: negated, of a parameter."""
     for name, each in own.items():
         if isinstance(each, Tensor) and (each.is_neg() or each.is_conj() or not each.is_leaf):

@@ -36,6 +36,9 @@ class MixedArguments(Arguments):
                 kind._torch.__setstate__(kind.__new__(kind), own)
 
 
+MixedArguments.__init__.__qualname__ = "Mixed.__init__"  # by which Python's errors call it
+
+
 class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     """Groups with a rule each, in one step: all of them are updated, or none.
 

@@ -47,7 +47,7 @@ class Operands:
         is_stale: Whether a step has left others than these.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: object) -> None:
         self.handle = str(next(_numbers))
         _optimizers[self.handle] = optimizer
         self.parameters: list[Tensor] = []
@@ -60,12 +60,12 @@ class Operands:
         self.parameters, self.slots = _found(optimizer)
         self.is_stale = False
 
-    def read_again(self, optimizer: Any) -> None:
+    def read_again(self, optimizer: object) -> None:
         """The same after a change, if they were read before."""
         if self.parameters:
             self.read(optimizer)
 
-    def reading(self, optimizer: Any, but: Container[int] = ()) -> list[Call]:
+    def reading(self, optimizer: object, but: Container[int] = ()) -> list[Call]:
         """The same as functions in C.
 
         Args:
@@ -175,7 +175,7 @@ def _step(
 
 
 @_step.register_fake
-def _(*given: Any) -> None:
+def _(*given: object) -> None:
     return None
 
 

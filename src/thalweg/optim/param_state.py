@@ -58,7 +58,7 @@ class Number(NamedTuple):
     is_rounded: bool = False
 
 
-def check_number(value: Any, what: str) -> None:
+def check_number(value: object, what: str) -> None:
     """Refuse what a state may not have for a number.
 
     Raises:
@@ -142,7 +142,7 @@ class ParamState:
             and self._stand_ins.are_in_place()
         )
 
-    def _have(self, known: Sequence[Any]) -> bool:
+    def _have(self, known: Sequence[object]) -> bool:
         """Whether this is what the states hold, beside sums of gradients."""
         owners: Sequence[Own] = self._owners
         if self._kinds.sums:
@@ -227,14 +227,7 @@ class ParamState:
         return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
-        found: list[Any] = []
-        for param, own in zip(self._params, self._owners, strict=True):
-            if name not in own and own.keys() - {SUM} and not kind.may_lack:
-                raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
-            start = starts.get(id(param), {}).get(name, kind.start)
-            found.append(own.get(name, start))
-        for param, each in zip(self._params, found, strict=True):
-            check_number(each, f"'{name}' of '{name_of(param)}'")
+        found = self._numbers_called(name, kind, starts)
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
                 self._fresh[id(param)][name] = number
@@ -257,8 +250,20 @@ class ParamState:
             found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
 
+    def _numbers_called(self, name: str, kind: Number, starts: Mapping[int, Own]) -> list[Any]:
+        """A number of each parameter, which is checked."""
+        found: list[Any] = []
+        for param, own in zip(self._params, self._owners, strict=True):
+            if name not in own and own.keys() - {SUM} and not kind.may_lack:
+                raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
+            start = starts.get(id(param), {}).get(name, kind.start)
+            found.append(own.get(name, start))
+        for param, each in zip(self._params, found, strict=True):
+            check_number(each, f"'{name}' of '{name_of(param)}'")
+        return found
+
     def _column_apart(
-        self, name: str, found: Sequence[Any], dtype: torch.dtype | None, device: torch.device
+        self, name: str, found: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
         """Numbers as the tensors that others put into the state, which stay where they are."""
         views: list[Tensor] = []
@@ -270,7 +275,7 @@ class ParamState:
         return ForeignColumn(name, views) if self.homes[0] is None else ForeignThere(name, views)
 
     def _column_there(
-        self, name: str, found: Sequence[Any], dtype: torch.dtype | None, there: torch.device
+        self, name: str, found: Sequence[object], dtype: torch.dtype | None, there: torch.device
     ) -> DeviceColumn:
         """Numbers as views of a new block on a device."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]
@@ -285,7 +290,7 @@ class ParamState:
         return DeviceColumn(name, views, block)
 
     def _in_a_block(
-        self, name: str, found: Sequence[Any], dtype: torch.dtype | None
+        self, name: str, found: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
         """Numbers as views of a new block, which become those of the state."""
         dtypes = [each.dtype for each in found if isinstance(each, Tensor)]

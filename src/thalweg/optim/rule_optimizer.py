@@ -114,7 +114,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         for name in given:
             if name not in own:
                 near = did_you_mean(title_of(name), map(title_of, own))
-                raise TypeError(f"{rule.name} takes no {title_of(name)!r}. {near}".rstrip())
+                title = rule.name if type(self) is RuleOptimizer else type(self).__name__
+                raise TypeError(f"{title} takes no {title_of(name)!r}. {near}".rstrip())
         own |= given
         check_rule(rule, {**own, **self._extra})
         if capturable and around.get("state_device"):

@@ -162,7 +162,7 @@ def _row(group: Group) -> tuple[str, ...]:
     return rule, " ".join(own) or "defaults", str(len(given)), f"{elements:,}", such
 
 
-def _title(selector: Any) -> str:
+def _title(selector: object) -> str:
     """What a selector is called in messages."""
     if isinstance(selector, tuple):
         names = cast("tuple[str, ...]", selector)
@@ -172,7 +172,7 @@ def _title(selector: Any) -> str:
     return "`...`" if selector is ... else repr(selector)
 
 
-def _selects(selector: Any, param: Tensor, params: ModuleParams) -> bool:
+def _selects(selector: object, param: Tensor, params: ModuleParams) -> bool:
     if selector is ...:
         return True
     if isinstance(selector, tuple):

@@ -87,13 +87,13 @@ class Scaled:
         return 1 / number(scale)
 
 
-def forget_scale(optimizer: Any) -> None:
+def forget_scale(optimizer: object) -> None:
     """Forget what a scaler said of a step, which failed."""
     for name in ("grad_scale", "found_inf"):
         vars(optimizer).pop(name, None)
 
 
-def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
+def said_once(step: Callable[..., object]) -> Callable[..., Any]:
     """A step that says what has become of it, and forgets what a scaler said of it, if it fails.
 
     `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
@@ -101,7 +101,7 @@ def said_once(step: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(step)
-    def taken(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+    def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
         own = optimizer._own
         own.begun, own.is_folded, before = (), False, own.total
         try:

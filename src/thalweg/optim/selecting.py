@@ -62,8 +62,7 @@ def groups(
         0.1 ['0.weight']
         0.0 ['0.bias', '1.weight', '1.bias']
     """
-    params, scales = ModuleParams(module), dict(lr_scale or {})
-    of_rules: Any = None
+    params, scales, of_rules = ModuleParams(module), dict(lr_scale or {}), None
     if rules is not None:
         with importing:
             from thalweg.optim.rules_by_selector import RulesBySelector
@@ -72,40 +71,53 @@ def groups(
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     if decay is None and _listed(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
-
-    def chosen(selector: Any, what: str) -> set[int]:
-        found = {id(p) for _, p in params.named if params.selects(selector, p, what)}
-        params.check_selects(found, selector, what)
-        return found
-
-    left_out = {key for each in _listed(frozen) for key in chosen(each, "frozen")}
-    plain = {key for each in _listed(no_decay) for key in chosen(each, "no_decay")}
-    scaled = [(chosen(each, "lr_scale"), factor) for each, factor in scales.items()]
+    left_out = _selected(params, frozen, "frozen")
+    plain = _selected(params, no_decay, "no_decay")
+    scaled = [(_selected(params, [each], "lr_scale"), factor) for each, factor in scales.items()]
     named = [(name, param) for name, param in params.named if id(param) not in left_out]
     places = [0] * len(named) if of_rules is None else of_rules.choose(params, left_out)
     made: dict[tuple[Any, ...], Group] = {}
     for (name, param), place in zip(named, places, strict=True):
         key = id(param)
         own: Group = {} if of_rules is None else dict(of_rules.options[place])
-        decays = of_rules is None or of_rules.takes(place, "weight_decay")
-        if key in plain and decays:
-            own["weight_decay"] = 0.0
-        elif decay is not None and decays:
-            own.setdefault("weight_decay", decay)
-        if lr is not None:
-            own.setdefault("lr", lr)
-        rate, factors = own.get("lr"), [factor for members, factor in scaled if key in members]
-        for factor in factors:
-            own["lr"] = own["lr"] * factor
-        # A tensor that was multiplied is another one each time.
-        scale = tuple(factors) if isinstance(rate, Tensor) else own.get("lr")
-        alike = (place, own.get("weight_decay"), scale)
-        group = made.setdefault(alike, {"params": [], **own})
+        if of_rules is None or of_rules.takes(place, "weight_decay"):
+            _set_decay(own, decay, key in plain)
+        factors = tuple(factor for members, factor in scaled if key in members)
+        scale = _set_rate(own, lr, factors)
+        group = made.setdefault((place, own.get("weight_decay"), scale), {"params": [], **own})
         group["params"].append((name, param))
     found = list(made.values())
     return found if of_rules is None else of_rules.titled(found)
 
 
-def _listed(selectors: Any) -> list[Any]:
+def _selected(params: ModuleParams, selectors: object, what: str) -> set[int]:
+    """The `id` of what any of these selects; each is to select something."""
+    found: set[int] = set()
+    for selector in _listed(selectors):
+        own = {id(p) for _, p in params.named if params.selects(selector, p, what)}
+        params.check_selects(own, selector, what)
+        found |= own
+    return found
+
+
+def _set_decay(group: Group, decay: float | None, is_plain: bool) -> None:
+    if is_plain:
+        group["weight_decay"] = 0.0
+    elif decay is not None:
+        group.setdefault("weight_decay", decay)
+
+
+def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> Any:
+    """Set the rate of a parameter's group; what tells the group from others is returned."""
+    if lr is not None:
+        group.setdefault("lr", lr)
+    rate = group.get("lr")
+    for factor in factors:
+        group["lr"] = group["lr"] * factor
+    # A tensor that was multiplied is another one each time.
+    return factors if isinstance(rate, Tensor) else group.get("lr")
+
+
+def _listed(selectors: object) -> list[Any]:
     is_one = isinstance(selectors, str | type | int)
     return [selectors] if is_one else list(cast("Iterable[Any]", selectors))

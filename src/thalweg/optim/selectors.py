@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
@@ -48,7 +47,7 @@ class ModuleParams:
             return True
         return selector not in self._known and any(fnmatchcase(each, selector) for each in names)
 
-    def selects(self, selector: Any, param: Tensor, what: str) -> bool:
+    def selects(self, selector: object, param: Tensor, what: str) -> bool:
         """Whether a parameter is selected.
 
         Raises:
@@ -65,7 +64,7 @@ class ModuleParams:
             f" {selector!r}."
         )
 
-    def check_selects(self, found: Collection[Any], selector: Any, what: str) -> None:
+    def check_selects(self, found: Collection[object], selector: object, what: str) -> None:
         """Refuse a selector that selects nothing.
 
         Raises:

@@ -34,7 +34,7 @@ def sharing_of(parts: Locals) -> Sharing:
     return LocalStep(parts)
 
 
-def placed(pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+def placed(pairs: list[tuple[object, Tensor]]) -> list[tuple[Any, Tensor]]:
     """The pairs with gradients cut as their parameters are; all ranks call this."""
     from thalweg.distribute.sharding import meshes
 

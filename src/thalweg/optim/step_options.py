@@ -155,7 +155,7 @@ class StepOptions:
         """What the constructor decides by a keyword."""
         return self.on.get(name, _DEFAULTS[name])
 
-    def others(self, group: Mapping[str, Any]) -> list[str]:
+    def others(self, group: Mapping[str, object]) -> list[str]:
         """Options in a group that are not as here, where they are for all groups together."""
         return [n for n in KEYWORDS if n in group and not _equal(group[n], self.value(n))]
 
@@ -177,7 +177,7 @@ class StepOptions:
     def __getstate__(self) -> dict[str, Any]:
         return {**_DEFAULTS, **self.on}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         StepOptions.__init__(self, **{name: own for name, own in state.items() if name in KEYWORDS})
 
 
@@ -191,7 +191,7 @@ StepOptions.__signature__ = Signature(  # pyright: ignore
 )
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     try:
         return bool(one == other)
     except (RuntimeError, TypeError, ValueError):  # such as a tensor of several elements
@@ -201,7 +201,7 @@ def _equal(one: Any, other: Any) -> bool:
 NONE = StepOptions()
 
 
-def apart(keywords: dict[str, Any]) -> StepOptions:
+def apart(keywords: dict[str, object]) -> StepOptions:
     """Take what is meant for the surroundings out of keywords."""
     own = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
     return StepOptions(**own) if own else NONE

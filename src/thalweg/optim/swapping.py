@@ -45,7 +45,7 @@ def _ema_of(param: Tensor, own: Mapping[str, Any]) -> Tensor | None:
     return own.get(EMA)
 
 
-def swapped(optimizer: Any, average_of: AverageOf = _ema_of) -> Within:
+def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> Within:
     """A block in which the parameters of an optimizer are their averages.
 
     Args:

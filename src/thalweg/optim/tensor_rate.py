@@ -42,17 +42,17 @@ class TensorRate:
             raise TypeError
         return TensorRate(_rounded(kind, tensor.item()))
 
-    def __mul__(self, other: Any) -> TensorRate:
+    def __mul__(self, other: object) -> TensorRate:
         value = self.value
         return TensorRate(value * _rounded(type(value), other))
 
     __rmul__ = __mul__
 
-    def __rsub__(self, other: Any) -> TensorRate:
+    def __rsub__(self, other: object) -> TensorRate:
         value = self.value
         return TensorRate(_rounded(type(value), other) - value)
 
-    def __truediv__(self, other: Any) -> TensorRate:
+    def __truediv__(self, other: object) -> TensorRate:
         if not other:
             raise TypeError
         value = self.value
@@ -65,7 +65,7 @@ class TensorRate:
         raise TypeError
 
 
-def _rounded(kind: type[Any], number: Any) -> Any:
+def _rounded(kind: type[Any], number: object) -> Any:
     if (type(number) is float or type(number) is int) and -_HIGHEST < number < _HIGHEST:
         return kind(number)
     raise TypeError

@@ -329,7 +329,7 @@ class ProximalGradientDescent(RuleOptimizer):
         super().__init__(params, rules.PROXIMAL_GRADIENT_DESCENT, lr, l1=l1, l2=l2, **around)
 
 
-def _from(name: str, value: Any) -> float:
+def _from(name: str, value: object) -> float:
     """A number from 0 on."""
     number = as_number(name, value)
     if number < 0.0:

@@ -38,7 +38,7 @@ class TensorFlowHooks(GroupHooks):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: object,
         part: ParamState,
         params: Sequence[Tensor],
         places: Sequence[int],
@@ -56,7 +56,9 @@ class TensorFlowHooks(GroupHooks):
             raise not_defined(self._part.rule, var, self.names_of([var])[0])
         super().check_pairs(pairs, narrow)
 
-    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Any:
+    def group_variables(
+        self, variables: Sequence[Tensor], gradients: Sequence[object]
+    ) -> list[Hashable] | None:
         keys = self._keys
         return None if keys is None else [keys[member] for member in self._members]
 

@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group
+from thalweg.core.groups import Group, titles_in
+from thalweg.core.rows import check_inside, is_misplaced
 from thalweg.core.section import Call, run
+from thalweg.engines.layout import all_have_memory, check_parts
+from thalweg.errors import LayoutError
 from thalweg.ground.switches import writable
 from thalweg.optim.fitting import has_plain_dispatch
 
 _OF_TORCH = "The step was torch's own, which may have written a part of it."
+
+
+def check_memories(optimizer: Any) -> None:
+    """See `FusedTorchOptimizer._check_memories`."""
+    params = [each for each in optimizer._params() if each.grad is not None and not each.is_meta]
+    held = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
+            for param in params]  # fmt: skip
+    if all_have_memory([each for own in held for each in own if not each.is_sparse]):
+        are_sparse = [any(each.is_sparse for each in own) for own in held]
+        params = list(compress(params, are_sparse))
+    for param, name in zip(params, titles_in(optimizer.param_groups, params), strict=True):
+        _check_memory(param, optimizer.state.get(param) or {}, name)
+
+
+def _check_memory(param: Tensor, state: Mapping[str, Any], name: str) -> None:
+    gradient = param.grad
+    held: dict[str, Any] = {"": param, "The gradient of ": gradient}
+    held |= {f"'{key}' of ": each for key, each in state.items()}
+    for what, each in held.items():
+        # A class with a dispatch of its own keeps its elements elsewhere.
+        if isinstance(each, Tensor) and has_plain_dispatch(each):
+            check_parts(each.detach(), f"{what}'{name}'")
+            if each.is_sparse:
+                check_inside(each, f"{what}'{name}'")
+    rows = [each for each in _tensors(*held.values()) if each.is_sparse]
+    has_sparse = gradient is not None and gradient.is_sparse
+    if has_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
+        raise LayoutError(
+            f"'{name}' does not begin where its storage does: torch would add its sparse"
+            " gradient elsewhere. Give the optimizer a tensor that is no view."
+        )
+
+
+def _tensors(*values: object) -> list[Tensor]:
+    return [each for each in values if isinstance(each, Tensor)]
 
 
 @contextmanager
@@ -77,7 +116,7 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     return None if is_usual else tuple(found)
 
 
-def _kind(value: Any) -> Hashable:
+def _kind(value: object) -> Hashable:
     if isinstance(value, Tensor):
         layout = value.stride() if value.layout == torch.strided else value.sparse_dim()
         return value.shape, layout, value.dtype, value.device, value.is_neg()
@@ -86,7 +125,7 @@ def _kind(value: Any) -> Hashable:
     return type(value), isinstance(value, int | float) and bool(value)
 
 
-def _is_plain(option: Any) -> bool:
+def _is_plain(option: object) -> bool:
     """Whether an option is a number, or numbers, or is left out."""
     if isinstance(option, tuple | list):
         return all(map(_is_plain, cast("Sequence[Any]", option)))

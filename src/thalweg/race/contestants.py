@@ -126,7 +126,7 @@ def _by_rule(rule: Rule) -> Callable[[float | None], Optimizer]:
     return lambda rate: optimizers.RuleOptimizer(rule, rate)
 
 
-def _enter_own(text: str, thing: Any) -> Contestant:
+def _enter_own(text: str, thing: object) -> Contestant:
     """A contestant of the user's."""
     name = text.rpartition(":")[2]
     if isinstance(thing, Rule):

@@ -73,7 +73,7 @@ def figure(races: Sequence[Race]) -> Any:
     return made
 
 
-def _draw_lane(left: Any, right: Any, standing: Standing, style: dict[str, Any]) -> None:
+def _draw_lane(left: Any, right: object, standing: Standing, style: dict[str, Any]) -> None:
     lanes, lane = standing.lanes, standing.lanes[0]
     curves = [smooth_losses(_finite_losses(each.losses), SMOOTHING) for each in lanes]
     length = min(map(len, curves))

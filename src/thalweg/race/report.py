@@ -259,7 +259,7 @@ def _list_versions() -> dict[str, str]:
     return found
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -33,7 +33,7 @@ class Evaluation(NamedTuple):
     scores: Scores
 
 
-def rate_of(contestant: Contestant, optimizer: Any) -> float | None:
+def rate_of(contestant: Contestant, optimizer: object) -> float | None:
     """The learning rate that a contestant races with, if it is a number."""
     if contestant.learning_rate is not None:
         return contestant.learning_rate
@@ -223,7 +223,7 @@ def _share_of_loss(model: nn.Module, problem: Problem, rows: Tensor, strategy: S
     return problem.loss(model, own) * (len(own) / len(rows))
 
 
-def _applier_of(optimizer: Any, strategy: Strategy) -> Callable[[Any], Any]:
+def _applier_of(optimizer: object, strategy: Strategy) -> Callable[[Any], Any]:
     apply = applied(optimizer)
     if strategy.ranks.is_alone:
         return apply

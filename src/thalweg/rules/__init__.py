@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
-from thalweg.ground.lazily import offered
+from thalweg.ground.lazily import offering
 
 KERAS_RULES: tuple[Rule, ...]
 V1_RULES: tuple[Rule, ...]
@@ -65,14 +63,4 @@ _LISTS = {
     "RULES": {**_KERAS, **_V1, **_OPENSEQ2SEQ},
 }
 __all__ = ["Rule", *_HOMES, *_LISTS]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Rule:
-    if name not in _LISTS:
-        return offered(__name__, _HOMES, name)
-    found: Any = tuple(offered(__name__, _HOMES, each) for each in _LISTS[name])
-    return globals().setdefault(name, found)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = offering(__name__, _HOMES, _LISTS, Rule)

@@ -221,12 +221,12 @@ def _importable(module: Path) -> bool:
 # Calls
 
 
-def _places(function: Any) -> list[str]:
+def _places(function: object) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, _EITHER)
     return [each.name for each in _signature(function).parameters.values() if each.kind in kinds]
 
 
-def _wrong(function: Any, call: Call) -> str:
+def _wrong(function: object, call: Call) -> str:
     """Which arguments of the call are not taken; empty if all are."""
     try:
         parameters = _signature(function).parameters.values()
@@ -255,7 +255,7 @@ def _signature(function: Any) -> inspect.Signature:
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-def _ignored(function: Any, call: Call) -> str:
+def _ignored(function: object, call: Call) -> str:
     """Which arguments of the call its docstring calls ignored."""
     document = " ".join(filter(None, (inspect.getdoc(function), _of_constructor(function))))
     ignored = set(re.findall(r"(\w+): (?:Optional\. )?Ignored\b", document))
@@ -265,5 +265,5 @@ def _ignored(function: Any, call: Call) -> str:
     return f"ignores {', '.join(map(repr, given))}" if given else ""
 
 
-def _of_constructor(function: Any) -> str | None:
+def _of_constructor(function: object) -> str | None:
     return inspect.getdoc(function.__init__) if isinstance(function, type) else None

@@ -83,7 +83,7 @@ def _modules() -> Iterator[tuple[Path, ModuleType]]:
         ]
 
 
-def _is_namespace(value: Any) -> bool:
+def _is_namespace(value: object) -> bool:
     if not isinstance(value, ModuleType) or "__getattr__" not in vars(value):
         return False
     # Keras' own, and there only once Keras has been imported.
@@ -100,7 +100,7 @@ def _public(module: ModuleType) -> dict[str, Any]:
     return {name: each for name, each in found.items() if not _is_tool(each)}
 
 
-def _is_tool(value: Any) -> bool:
+def _is_tool(value: object) -> bool:
     home = getattr(value, "__module__", None) or type(value).__module__
     head = home.partition(".")[0]
     own = home in ("thalweg.tf.missing", "thalweg.v1.missing")

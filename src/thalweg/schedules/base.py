@@ -142,7 +142,7 @@ class FormulaSchedule(LearningRateSchedule):
         """The arguments of the constructor, by name."""
         return self._own()
 
-    def having(self, fields: Mapping[str, Any]) -> Self:
+    def having(self, fields: Mapping[str, object]) -> Self:
         """A copy with other fields, which draws from the same random numbers if it draws any."""
         made = copy.copy(self)
         vars(made).update(fields)
@@ -172,7 +172,7 @@ def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
     return [as_scalar(number, dtype) for number in (rate, *numbers)]
 
 
-def _leaves(nest: Any) -> Iterator[Any]:
+def _leaves(nest: object) -> Iterator[Any]:
     """What nested lists, tuples and dicts hold."""
     if isinstance(nest, list | tuple | dict):
         for item in nest.values() if isinstance(nest, dict) else nest:
@@ -181,7 +181,7 @@ def _leaves(nest: Any) -> Iterator[Any]:
         yield nest
 
 
-def kind_of(values: Iterable[Any]) -> ScalarType:
+def kind_of(values: Iterable[object]) -> ScalarType:
     """float64 if one of the values is, numbers or tensors, also of a graph; otherwise float32."""
     kinds = [str(getattr(value, "dtype", "")).removeprefix("torch.") for value in values]
     return np.float64 if "float64" in kinds else np.float32

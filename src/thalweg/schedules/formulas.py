@@ -31,7 +31,9 @@ def natural_base(decay_rate: Any) -> Any:
     return exp(-decay_rate)
 
 
-def inverse_time(rate: Any, step: Any, span: Any, decay_rate: Any, staircase: bool) -> Any:
+def inverse_time(
+    rate: object, step: object, span: object, decay_rate: object, staircase: bool
+) -> Any:
     """rate / (1 + decay_rate step / span), the quotient rounded down for a staircase."""
     return rate / (1 + decay_rate * _periods(step, span, staircase))
 
@@ -99,7 +101,13 @@ def cosine_restarts(rate: Any, step: Any, span: Any, t_mul: Any, m_mul: Any, alp
 
 
 def linear_cosine(
-    rate: Any, step: Any, span: Any, num_periods: Any, alpha: Any, beta: Any, noise: Any = 0
+    rate: object,
+    step: Any,
+    span: Any,
+    num_periods: Any,
+    alpha: object,
+    beta: object,
+    noise: Any = 0,
 ) -> Any:
     """rate ((alpha + 1 - s + noise) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done."""
     step = min(step, span)
@@ -113,7 +121,7 @@ def noise(draw: Any, step: Any, span: Any, initial_variance: Any, variance_decay
     return draw * np.sqrt(initial_variance / power(1 + min(step, span), variance_decay))
 
 
-def warm_up(rate: Any, step: Any, warmup_steps: Any, folded: bool = False) -> Any:
+def warm_up(rate: object, step: object, warmup_steps: object, folded: bool = False) -> Any:
     """rate step / warmup_steps."""
     return _share(step, warmup_steps, rate, folded)
 
@@ -129,6 +137,6 @@ def _share(step: Any, span: Any, of: Any = 1, folded: bool = False) -> Any:
     return step * (of * reciprocal(span)) if folded else of * (step / span)
 
 
-def _periods(step: Any, span: Any, staircase: bool, folded: bool = False) -> Any:
+def _periods(step: object, span: object, staircase: bool, folded: bool = False) -> Any:
     periods = _share(step, span, folded=folded)
     return np.floor(periods) if staircase else periods

@@ -46,7 +46,7 @@ def by_slices(table: list[int]) -> Function | None:
     return _compile_module(_of_tables([value for each in tables for value in each]))
 
 
-def _compile_module(module: Any) -> Function | None:
+def _compile_module(module: object) -> Function | None:
     try:
         address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # another llvmlite than those we know
@@ -124,7 +124,7 @@ def _of_tables(tables: list[int]) -> Any:
         )
         return builder.load(builder.gep(kept, [ir.Constant(i32, 0), place]))
 
-    def by_words(builder: Any, where: Any, carried: Any) -> Any:
+    def by_words(builder: Any, where: object, carried: Any) -> Any:
         every = []
         for offset in range(8):
             every.append(look_up(builder, 7 - offset, where, offset, carried))
@@ -164,7 +164,7 @@ def _write_function(
     address, size, value = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
-    def add_loop(begin: Any, end: Any, step: int, first: Any, body: Step) -> Any:
+    def add_loop(begin: object, end: object, step: int, first: Any, body: Step) -> Any:
         """Go on from `first` by `body` while `step` bytes are left."""
         before = builder.block
         head, inside, after = (function.append_basic_block(name) for name in ("head", "in", "out"))

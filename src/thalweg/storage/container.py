@@ -45,7 +45,7 @@ class Contents:
 def write(
     path: Path,
     tensors: Mapping[str, Stored],
-    document: Mapping[str, Any],
+    document: Mapping[str, object],
     progress: Progress | None = None,
 ) -> None:
     """Write a file in the place of the one that is there; see `disk.replace`.

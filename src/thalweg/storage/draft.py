@@ -31,7 +31,7 @@ class Draft:
         InvalidTypeError: Likewise.
     """
 
-    def __init__(self, tensors: Mapping[str, Stored], document: Mapping[str, Any]) -> None:
+    def __init__(self, tensors: Mapping[str, Stored], document: Mapping[str, object]) -> None:
         self._tensors = dict(tensors)
         for name, each in self._tensors.items():
             _check_given(name, each)
@@ -71,7 +71,7 @@ class Draft:
         return _compact_json(made).encode()
 
 
-def _compact_json(value: Any) -> str:
+def _compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from thalweg.errors import (
     DataLossError,
@@ -162,7 +162,7 @@ def _identify_zip(name: str) -> Look:
     return Look(kind, "Unpack it, if there is a checkpoint inside")
 
 
-def reader_of(kind: Any) -> str:
+def reader_of(kind: object) -> str:
     """What reads a file of ours, in words.
 
     Args:

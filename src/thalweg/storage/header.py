@@ -188,7 +188,7 @@ def _parse_tensors(
     }
 
 
-def _parse_entry(path: str, name: str, given: Any, start: int, end: int) -> Described:
+def _parse_entry(path: str, name: str, given: object, start: int, end: int) -> Described:
     """One entry of the header, whose bytes must begin where the last one's ended."""
     entry = cast(dict[str, Any], given) if isinstance(given, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -207,20 +207,20 @@ def _parse_entry(path: str, name: str, given: Any, start: int, end: int) -> Desc
     return Described(dtype, tuple(shape), 0, end, size)
 
 
-def _is_whole_numbers(value: Any) -> TypeGuard[list[int]]:
+def _is_whole_numbers(value: object) -> TypeGuard[list[int]]:
     if not isinstance(value, list):
         return False
     return all(type(each) is int and each >= 0 for each in cast(list[Any], value))
 
 
-def is_shape(value: Any) -> TypeGuard[list[int]]:
+def is_shape(value: object) -> TypeGuard[list[int]]:
     """Whether a value is a list of sizes, none of which is beyond all memory."""
     if not _is_whole_numbers(value) or len(value) > _DIMENSIONS:
         return False
     return prod(each for each in value if each) < _LARGEST
 
 
-def _differences(header: dict[str, Described], manifest: dict[str, Any]) -> Iterable[str]:
+def _differences(header: dict[str, Described], manifest: dict[str, object]) -> Iterable[str]:
     for name in header.keys() - manifest.keys():
         yield f"{name[:200]!r} is in the header only"
     for name, given in manifest.items():
@@ -235,7 +235,7 @@ def _differences(header: dict[str, Described], manifest: dict[str, Any]) -> Iter
                 yield f"{name[:200]!r} is {actual!r:.200} in the header, not {wanted!r:.200}"
 
 
-def _is_entry(given: Any) -> TypeGuard[tuple[str, list[int], int]]:
+def _is_entry(given: object) -> TypeGuard[tuple[str, list[int], int]]:
     entry = cast(list[Any], given) if isinstance(given, list) else []
     if len(entry) != 3:
         return False

@@ -57,7 +57,7 @@ def loads(text: str | bytes) -> Any:
     return value
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """The text of a value, which `loads` reads back: tuples come back as lists.
 
     Raises:
@@ -86,7 +86,7 @@ def _is_deep(text: str) -> bool:
     return b"[" in left
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()
@@ -117,7 +117,7 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def _check_value(value: Any, path: tuple[str, ...]) -> None:
+def _check_value(value: object, path: tuple[str, ...]) -> None:
     if len(path) > DEPTH:
         raise InvalidArgumentError(f"{'/'.join(path[:3])}... has more than {DEPTH} levels.")
     if value is None or isinstance(value, bool):
@@ -153,7 +153,7 @@ def _check_items(value: Mapping[Any, Any], path: tuple[str, ...]) -> None:
     _check_all(value.items(), path)
 
 
-def _check_all(items: Iterable[tuple[str, Any]], path: tuple[str, ...]) -> None:
+def _check_all(items: Iterable[tuple[str, object]], path: tuple[str, ...]) -> None:
     for name, each in items:
         _check_value(each, (*path, name))
 

@@ -50,7 +50,9 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 ]
 
 
-def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = "Const") -> Any:
+def constant(
+    value: object, dtype: object = None, shape: object = None, name: str | None = "Const"
+) -> Any:
     """A new tensor from a number, array or nested lists, optionally laid out in a shape.
 
     Raises:
@@ -67,7 +69,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
 
 @named_in_graphs(2, "name")
 def convert_to_tensor(
-    value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
+    value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
 ) -> Any:
     """A tensor from anything that one can be made of; a tensor is returned as it is, and of a
     variable the present value.
@@ -84,34 +86,34 @@ def convert_to_tensor(
     return found.read_value() if isinstance(found, Variable) else found
 
 
-def identity(input: Any, name: str | None = None) -> Any:
+def identity(input: object, name: str | None = None) -> Any:
     """The same values in a new tensor."""
     return call(torch.Tensor.clone, tensor(input), name=name or "Identity")
 
 
-def zeros(shape: Any, dtype: Any = torch.float32, name: str | None = "zeros") -> Any:
+def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
     """A tensor of zeros."""
     return graph.zeros(shape, dtype, name)
 
 
-def ones(shape: Any, dtype: Any = torch.float32, name: str | None = "ones") -> Any:
+def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
     """A tensor of ones."""
     return graph.ones(shape, dtype, name)
 
 
-def fill(dims: Any, value: Any, name: str | None = None) -> Any:
+def fill(dims: object, value: object, name: str | None = None) -> Any:
     """A tensor of one number."""
     filling = tensor(value)
     filled = call(lambda one, size: one.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
     return told(filled, filling.dtype, lambda: known_sizes(dims))
 
 
-def zeros_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
+def zeros_like(input: object, dtype: object = None, name: str | None = None) -> Any:
     """Zeros in the shape, and by default the dtype, of a tensor."""
     return _filled_like(torch.zeros_like, input, dtype, name or "zeros_like")
 
 
-def ones_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
+def ones_like(input: object, dtype: object = None, name: str | None = None) -> Any:
     """Ones in the shape, and by default the dtype, of a tensor."""
     return _filled_like(torch.ones_like, input, dtype, name or "ones_like")
 
@@ -128,9 +130,9 @@ def _filled_like(function: Any, input: Any, dtype: Any, name: str) -> Any:
 
 
 def eye(
-    num_rows: Any,
-    num_columns: Any = None,
-    batch_shape: Any = (),
+    num_rows: object,
+    num_columns: object = None,
+    batch_shape: object = (),
     dtype: Any = torch.float32,
     name: str | None = "eye",
 ) -> Any:
@@ -177,7 +179,7 @@ def range(
     return told(call(count, *numbers, name=name), kind, static_shape)
 
 
-def linspace(start: Any, stop: Any, num: Any, name: str | None = None) -> Any:
+def linspace(start: Any, stop: Any, num: object, name: str | None = None) -> Any:
     """`num` numbers at equal distances, both ends included; float32 between integers."""
     first, last = pair(start, stop)
     kind = first.dtype if first.dtype.is_floating_point else torch.float32
@@ -230,7 +232,7 @@ def one_hot(
     return told(made, kind, static_shape)
 
 
-def tensor_or_value(given: Any, dtype: Any = None) -> Any:
+def tensor_or_value(given: object, dtype: object = None) -> Any:
     """A tensor, which is no node of a graph if it was none before."""
     return tensor(given) if is_tensor(given) else to_tensor(given, dtype)
 
@@ -253,12 +255,12 @@ def shape(input: Any, out_type: Any = torch.int32, name: str | None = None) -> A
 
 
 @named_in_graphs(1, "name")
-def size(input: Any, out_type: Any = torch.int32, name: str | None = None) -> Any:
+def size(input: object, out_type: object = torch.int32, name: str | None = None) -> Any:
     """The number of elements as a tensor."""
     return call(lambda sizes: sizes.prod(dtype=as_dtype(out_type)), shape(input), name=name)
 
 
-def rank(input: Any, name: str | None = None) -> Any:
+def rank(input: object, name: str | None = None) -> Any:
     """The number of dimensions as a tensor."""
     given: Any = tensor(input)
     if given.shape is None:
@@ -272,7 +274,7 @@ def _rank_of(given: Any) -> Any:
     return torch.tensor(given.dim(), dtype=torch.int32)
 
 
-def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
+def reshape(tensor: object, shape: object, name: str | None = None) -> Any:
     """The same elements in another shape; one size may be -1."""
     given, wanted = as_tensor(tensor), sizes_of(shape)
 
@@ -285,7 +287,7 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
 
 
 @named_in_graphs(2, "name")
-def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> Any:
+def transpose(a: object, perm: Any = None, conjugate: bool = False, name: str | None = None) -> Any:
     """The dimensions in another order, by default reversed."""
 
     def turn(given: Any) -> Any:
@@ -296,14 +298,16 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | Non
 
 
 def expand_dims(
-    input: Any, axis: Any = None, name: str | None = None, dim: int | None = None
+    input: object, axis: object = None, name: str | None = None, dim: int | None = None
 ) -> Any:
     """A new dimension of size 1; `dim` is the old name of `axis`."""
     place = place_of(dim if axis is None else axis)
     return call(torch.unsqueeze, tensor(input), place, name=name or "ExpandDims")
 
 
-def squeeze(input: Any, axis: Any = None, name: str | None = None, squeeze_dims: Any = None) -> Any:
+def squeeze(
+    input: object, axis: Any = None, name: str | None = None, squeeze_dims: Any = None
+) -> Any:
     """The tensor without its dimensions of size 1: all, or the named ones.
 
     `squeeze_dims` is the old name of `axis`.
@@ -359,7 +363,7 @@ def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     return told(made, given.dtype, static_shape)
 
 
-def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
+def broadcast_to(input: object, shape: object, name: str | None = None) -> Any:
     """The tensor repeated along dimensions of size 1, up to a shape."""
     given, wanted = tensor(input), sizes_of(shape)
     made = call(lambda x, size: x.expand(sizes(size)), given, wanted, name=name or "BroadcastTo")
@@ -368,9 +372,9 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
 
 @named_in_graphs(3, "name")
 def gather(
-    params: Any,
-    indices: Any,
-    validate_indices: Any = None,
+    params: object,
+    indices: object,
+    validate_indices: object = None,
     axis: int | None = None,
     batch_dims: int = 0,
     name: str | None = None,

@@ -43,7 +43,7 @@ Probability = Callable[[torch.Tensor], torch.Tensor]
 
 
 def log_uniform_candidate_sampler(
-    true_classes: Any,
+    true_classes: object,
     num_true: int,
     num_sampled: int,
     unique: bool,
@@ -84,7 +84,7 @@ def log_uniform_candidate_sampler(
 
 
 def uniform_candidate_sampler(
-    true_classes: Any,
+    true_classes: object,
     num_true: int,
     num_sampled: int,
     unique: bool,
@@ -160,14 +160,14 @@ def _expected_count(p: torch.Tensor, count: int, tries: int) -> torch.Tensor:
 
 @named_in_graphs(9, "partition_strategy")
 def nce_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: object,
+    biases: object,
+    labels: object,
+    inputs: object,
     num_sampled: int,
     num_classes: int,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: object = None,
     remove_accidental_hits: bool = False,
     name: str = "nce_loss",
     *,
@@ -202,14 +202,14 @@ def nce_loss(
 
 @named_in_graphs(9, "partition_strategy")
 def sampled_softmax_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: object,
+    biases: object,
+    labels: object,
+    inputs: object,
     num_sampled: int,
     num_classes: int,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: object = None,
     remove_accidental_hits: bool = True,
     seed: int | None = None,
     name: str = "sampled_softmax_loss",

@@ -44,7 +44,7 @@ __all__ = [
 
 
 def Assert(
-    condition: Any, data: Sequence[Any], summarize: int | None = None, name: str | None = None
+    condition: object, data: Sequence[object], summarize: int | None = None, name: str | None = None
 ) -> Any:
     """Have InvalidArgumentError raised unless `condition` holds; it names the values of `data`."""
     message = "assertion failed:"
@@ -59,11 +59,11 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
     return data or (), f"{message} " if message else ""
 
 
-def _of_two(holds: Callable[[Any, Any], Any], sign: str, title: str) -> Callable[..., Any]:
+def _of_two(holds: Callable[[Any, Any], object], sign: str, title: str) -> Callable[..., Any]:
     def check(
-        x: Any,
-        y: Any,
-        data: Any = None,
+        x: object,
+        y: object,
+        data: object = None,
         summarize: int | None = None,
         message: str | None = None,
         name: str | None = None,
@@ -77,10 +77,10 @@ def _of_two(holds: Callable[[Any, Any], Any], sign: str, title: str) -> Callable
     return check
 
 
-def _of_one(holds: Callable[[Any], Any], sign: str, title: str) -> Callable[..., Any]:
+def _of_one(holds: Callable[[Any], object], sign: str, title: str) -> Callable[..., Any]:
     def check(
-        x: Any,
-        data: Any = None,
+        x: object,
+        data: object = None,
         summarize: int | None = None,
         message: str | None = None,
         name: str | None = None,
@@ -107,11 +107,11 @@ assert_non_positive = _of_one(lambda x: x <= 0, "<=", "assert_non_positive")
 
 
 def assert_near(
-    x: Any,
-    y: Any,
+    x: object,
+    y: object,
     rtol: Any = None,
     atol: Any = None,
-    data: Any = None,
+    data: object = None,
     summarize: int | None = None,
     message: str | None = None,
     name: str | None = None,
@@ -132,7 +132,12 @@ def assert_near(
 
 
 def _check_rank(
-    x: Any, holds: Callable[[int], bool], wanted: str, data: Any, message: str | None, name: str
+    x: object,
+    holds: Callable[[int], bool],
+    wanted: str,
+    data: object,
+    message: str | None,
+    name: str,
 ) -> Any:
     """A check of the number of dimensions: at once, if it is known."""
     given = tensor(x)
@@ -146,9 +151,9 @@ def _check_rank(
 
 
 def assert_rank(
-    x: Any,
+    x: object,
     rank: int,
-    data: Any = None,
+    data: object = None,
     summarize: int | None = None,
     message: str | None = None,
     name: str | None = None,
@@ -163,9 +168,9 @@ def assert_rank(
 
 
 def assert_rank_at_least(
-    x: Any,
+    x: object,
     rank: int,
-    data: Any = None,
+    data: object = None,
     summarize: int | None = None,
     message: str | None = None,
     name: str | None = None,
@@ -176,9 +181,9 @@ def assert_rank_at_least(
 
 
 def assert_rank_in(
-    x: Any,
+    x: object,
     ranks: Iterable[int],
-    data: Any = None,
+    data: object = None,
     summarize: int | None = None,
     message: str | None = None,
     name: str | None = None,
@@ -189,7 +194,7 @@ def assert_rank_in(
     return _check_rank(x, lambda n: n in counts, wanted, data, message, name or "assert_rank_in")
 
 
-def assert_scalar(tensor: Any, name: str | None = None, message: str | None = None) -> Any:
+def assert_scalar(tensor: object, name: str | None = None, message: str | None = None) -> Any:
     """The tensor; InvalidArgumentError unless it has no dimensions."""
     found = as_tensor(tensor)
     checked = _check_rank(found, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar")
@@ -197,7 +202,7 @@ def assert_scalar(tensor: Any, name: str | None = None, message: str | None = No
 
 
 def assert_type(
-    tensor: Any, tf_type: Any, message: str | None = None, name: str | None = None
+    tensor: object, tf_type: object, message: str | None = None, name: str | None = None
 ) -> Any:
     """Raise InvalidTypeError unless a tensor is of a dtype; an operation in graph mode."""
     found, wanted = as_tensor(tensor).dtype, as_dtype(tf_type)
@@ -209,7 +214,7 @@ def assert_type(
     return None if graph.executing_eagerly() else group(name=name or "assert_type")
 
 
-def assert_integer(x: Any, message: str | None = None, name: str | None = None) -> Any:
+def assert_integer(x: object, message: str | None = None, name: str | None = None) -> Any:
     """Raise InvalidTypeError unless the elements are integers; an operation in graph mode."""
     kind = tensor(x).dtype
     if kind is None or kind.is_floating_point or kind.is_complex or kind == torch.bool:
@@ -245,7 +250,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
     return made
 
 
-def check_numerics(tensor: Any, message: str, name: str | None = None) -> Any:
+def check_numerics(tensor: object, message: str, name: str | None = None) -> Any:
     """The tensor; InvalidArgumentError with `message` if an element is NaN or infinite."""
 
     def check(value: Any) -> Any:
@@ -272,7 +277,7 @@ def add_check_numerics_ops() -> Any:
     return group(*(check_numerics(x, x.name) for x in floats), name="check_numerics_ops")
 
 
-def _wait_for_check(check: Any, value: Any) -> Any:
+def _wait_for_check(check: object, value: object) -> Any:
     """A value that waits for a check, in graph mode."""
     if check is None:
         return value

@@ -45,7 +45,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
     return call(clip, tensor(t), _limit_of(clip_norm), name=name or "clip_by_norm")
 
 
-def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
+def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
     """The common norm of tensors and slices; None is left out, and where
     nothing else is there, the norm is None.
     """
@@ -61,7 +61,7 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Any:
 
 
 def clip_by_global_norm(
-    t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None, name: str | None = None
+    t_list: Sequence[object], clip_norm: object, use_norm: object = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
     """Tensors and slices scaled so that their common norm is at most `clip_norm`.
 
@@ -88,18 +88,18 @@ def clip_by_global_norm(
     return [item if item is None else _scale_values(item, scale) for item in t_list], norm
 
 
-def _limit_of(clip_norm: Any) -> Any:
+def _limit_of(clip_norm: object) -> Any:
     return clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
 
 
-def _as_limit_of(tensor: torch.Tensor, limit: Any) -> torch.Tensor:
+def _as_limit_of(tensor: torch.Tensor, limit: object) -> torch.Tensor:
     """A limit in the dtype of what it is a limit of."""
     if not tensor.is_floating_point():
         raise InvalidTypeError(f"Norms are of floats, not of {dtype_name(tensor.dtype)}.")
     return torch.as_tensor(limit, dtype=tensor.dtype, device=tensor.device)
 
 
-def _values_of(item: Any) -> Any:
+def _values_of(item: object) -> Any:
     return tensor(item.values if isinstance(item, _SLICES) else item)
 
 
@@ -110,6 +110,6 @@ def _scale_values(item: Any, scale: Any) -> Any:
     return values
 
 
-def _check_list(t_list: Any) -> None:
+def _check_list(t_list: object) -> None:
     if not isinstance(t_list, Sequence) or isinstance(t_list, str):
         raise InvalidTypeError(f"t_list should be a sequence, not {t_list!r}.")

@@ -35,12 +35,12 @@ __all__ = [
 
 
 def function(
-    func: Callable[..., Any] | None = None,
-    input_signature: Any = None,
+    func: Callable[..., object] | None = None,
+    input_signature: object = None,
     autograph: bool = True,
-    jit_compile: Any = None,
+    jit_compile: object = None,
     reduce_retracing: bool = False,
-    **options: Any,
+    **options: object,
 ) -> Any:
     """Returns the function as it is: nothing is traced or compiled.
 
@@ -53,7 +53,7 @@ def function(
     return func
 
 
-def group(*inputs: Any, name: str | None = None) -> Any:
+def group(*inputs: object, name: str | None = None) -> Any:
     """An operation that is done when all inputs are; None in eager mode, where they are."""
     return None if graph.executing_eagerly() else graph.group(*inputs, name=name)
 
@@ -64,7 +64,7 @@ def no_op(name: str | None = None) -> Any:
 
 
 def name_scope(
-    name: str | None, default_name: str | None = None, values: Any = None
+    name: str | None, default_name: str | None = None, values: object = None
 ) -> contextlib.AbstractContextManager[str]:
     """A prefix for the names of nodes, by default `default_name`; no effect in eager mode.
 
@@ -83,7 +83,7 @@ def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManag
 
 
 def colocate_with(
-    op: Any, ignore_existing: bool = False
+    op: object, ignore_existing: bool = False
 ) -> contextlib.AbstractContextManager[None]:
     """A block that changes nothing: operations run where their tensors are."""
     return contextlib.nullcontext()
@@ -119,7 +119,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
                 return ctx.backward_function(*gradients)
 
     @functools.wraps(f)
-    def apply(*args: Any) -> Any:
+    def apply(*args: object) -> Any:
         return call(
             Function.apply, *(tensor(each) for each in args), name=node_name_from(f.__name__)
         )

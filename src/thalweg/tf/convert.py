@@ -19,12 +19,12 @@ from thalweg.variable import check_held, tensor_of, to_tensor
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Whether it is a tensor or variable, of torch, of a graph or of Keras."""
     return isinstance(tensor_of(value), torch.Tensor | graph.SymbolicTensor) or has_symbol(value)
 
 
-def tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
+def tensor(value: object, dtype: object = None, name: str | None = None) -> Any:
     """A tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
 
     Args:
@@ -53,13 +53,13 @@ def tensor(value: Any, dtype: Any = None, name: str | None = None) -> Any:
     return graph.constant(value, dtype, name=name)
 
 
-def _holds_tensor(item: Any) -> bool:
+def _holds_tensor(item: object) -> bool:
     if isinstance(item, list | tuple):
         return any(map(_holds_tensor, item))
     return is_tensor(item)
 
 
-def stacked(tensors: list[Any], axis: int = 0, name: str | None = None) -> Any:
+def stacked(tensors: list[object], axis: int = 0, name: str | None = None) -> Any:
     """Tensors stacked along a new dimension."""
     return call(lambda *parts: torch.stack(parts, axis), *tensors, name=name or "stack")
 
@@ -76,7 +76,7 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
     return x, tensor(y, x.dtype)
 
 
-def call(function: Callable[..., Any], *args: Any, name: str | None = None) -> Any:
+def call(function: Callable[..., object], *args: object, name: str | None = None) -> Any:
     """`function(*args)`, or a node that will call it where an argument is symbolic."""
     symbol = next((arg for arg in leaves_of(args) if isinstance(arg, graph.SymbolicTensor)), None)
     if symbol is None:
@@ -100,7 +100,7 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
         parameter = list(inspect.signature(function).parameters)[position]
 
         @functools.wraps(function)
-        def apply(*args: Any, **kwargs: Any) -> Any:
+        def apply(*args: object, **kwargs: object) -> Any:
             if len(args) > position and not graph.executing_eagerly():
                 title = function.__qualname__.removesuffix(".__new__")
                 raise InvalidTypeError(

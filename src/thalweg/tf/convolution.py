@@ -38,7 +38,7 @@ def convolution(
     data_format: str | None,
     dilations: Any,
     name: str,
-    function: Callable[..., Any] = windows.convolve,
+    function: Callable[..., object] = windows.convolve,
 ) -> Any:
     """A convolution by filters, as an operation."""
     input, filters = pair(input, filters)
@@ -50,16 +50,16 @@ def convolution(
 
 @named_in_graphs(4, "use_cudnn_on_gpu")
 def conv2d(
-    input: Any,
-    filters: Any = None,
-    strides: Any = 1,
-    padding: Any = "VALID",
+    input: object,
+    filters: object = None,
+    strides: object = 1,
+    padding: object = "VALID",
     data_format: str = "NHWC",
-    dilations: Any = None,
+    dilations: object = None,
     name: str | None = None,
     *,
-    filter: Any = None,
-    use_cudnn_on_gpu: Any = None,
+    filter: object = None,
+    use_cudnn_on_gpu: object = None,
 ) -> Any:
     """The convolution of images (batch, height, width, channels) by filters (height, width,
     channels, outputs).
@@ -81,12 +81,12 @@ def conv2d(
 
 @named_in_graphs(4, "use_cudnn_on_gpu")
 def conv1d(
-    input: Any,
-    filters: Any,
-    stride: Any,
-    padding: Any,
+    input: object,
+    filters: object,
+    stride: object,
+    padding: object,
     data_format: str = "NWC",
-    dilations: Any = None,
+    dilations: object = None,
     name: str | None = None,
 ) -> Any:
     """The convolution of sequences (batch, width, channels) by filters (width, channels, outputs);
@@ -96,12 +96,12 @@ def conv1d(
 
 
 def conv3d(
-    input: Any,
-    filters: Any,
-    strides: Any,
-    padding: Any,
+    input: object,
+    filters: object,
+    strides: object,
+    padding: object,
     data_format: str = "NDHWC",
-    dilations: Any = None,
+    dilations: object = None,
     name: str | None = None,
 ) -> Any:
     """The convolution of volumes; otherwise as `conv2d`."""
@@ -109,22 +109,22 @@ def conv3d(
 
 
 def atrous_conv2d(
-    value: Any, filters: Any, rate: int, padding: Any, name: str | None = None
+    value: object, filters: object, rate: int, padding: object, name: str | None = None
 ) -> Any:
     """`conv2d` by filters whose elements are `rate` apart."""
     return convolution(value, filters, 1, padding, None, rate, name or "convolution")
 
 
 def depthwise_conv2d(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
+    input: object,
+    filter: object,
+    strides: object,
+    padding: object,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: object = None,
     name: str | None = None,
     *,
-    rate: Any = None,
+    rate: object = None,
 ) -> Any:
     """`conv2d` of each channel by filters of its own, (height, width, channels, outputs of each).
 
@@ -137,16 +137,16 @@ def depthwise_conv2d(
 
 
 def separable_conv2d(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
+    input: object,
+    depthwise_filter: object,
+    pointwise_filter: object,
+    strides: object,
+    padding: object,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: object = None,
     name: str | None = None,
     *,
-    rate: Any = None,
+    rate: object = None,
 ) -> Any:
     """`depthwise_conv2d`, and then `conv2d` by filters of one point."""
     how = (strides, padding, data_format, dilations)
@@ -156,16 +156,16 @@ def separable_conv2d(
 
 
 def conv2d_transpose(
-    input: Any,
-    filters: Any = None,
-    output_shape: Any = None,
-    strides: Any = None,
-    padding: Any = "SAME",
+    input: object,
+    filters: object = None,
+    output_shape: object = None,
+    strides: object = None,
+    padding: object = "SAME",
     data_format: str = "NHWC",
     name: str | None = None,
     *,
-    filter: Any = None,
-    value: Any = None,
+    filter: object = None,
+    value: object = None,
 ) -> Any:
     """The gradient of `conv2d` by its input, given that of its output.
 
@@ -189,12 +189,14 @@ def conv2d_transpose(
     return transposed(input, filters, output_shape, how, name or "conv2d_transpose")
 
 
-def transposed(input: Any, filters: Any, output_shape: Any, how: Windows, name: str) -> Any:
+def transposed(
+    input: object, filters: object, output_shape: object, how: Windows, name: str
+) -> Any:
     """`windows.spread` as an operation; `output_shape` may be None."""
     asked = _shape_argument(output_shape)
     inner = slice(2, None) if how.channels_first else slice(1, -1)
 
-    def spread(data: Any, by: Any, shape: Any) -> Any:
+    def spread(data: object, by: object, shape: Any) -> Any:
         sizes = None if shape is None else [int(each) for each in shape][inner]
         return windows.spread(data, by, sizes, how)
 
@@ -213,7 +215,7 @@ def _shape_argument(output_shape: Any) -> Any:
     return [int(each) for each in output_shape]
 
 
-def _known_shape(input: Any, filters: Any, asked: Any, how: Windows) -> list[int | None]:
+def _known_shape(input: Any, filters: Any, asked: object, how: Windows) -> list[int | None]:
     """What is known of a result's shape before a run."""
     *kernel, outputs, _ = filters.shape
     given = [None] * (len(kernel) + 2) if input.shape is None else list(input.shape)
@@ -229,11 +231,11 @@ def _known_shape(input: Any, filters: Any, asked: Any, how: Windows) -> list[int
 
 
 def pool(
-    function: Callable[..., Any],
-    input: Any,
-    ksize: Any,
-    strides: Any,
-    padding: Any,
+    function: Callable[..., object],
+    input: object,
+    ksize: object,
+    strides: object,
+    padding: object,
     data_format: str | None,
     name: str,
     count: int = 2,
@@ -244,16 +246,16 @@ def pool(
     return call(function, tensor(input), kernel, how, name=name)
 
 
-def _pooling_function(function: Callable[..., Any], title: str, what: str, count: int) -> Any:
+def _pooling_function(function: Callable[..., object], title: str, what: str, count: int) -> Any:
     def apply(
-        input: Any = None,
-        ksize: Any = None,
-        strides: Any = None,
-        padding: Any = None,
+        input: object = None,
+        ksize: object = None,
+        strides: object = None,
+        padding: object = None,
         data_format: str | None = None,
         name: str | None = None,
         *,
-        value: Any = None,
+        value: object = None,
     ) -> Any:
         given = value if input is None else input
         return pool(function, given, ksize, strides, padding, data_format, name or title, count)

@@ -23,7 +23,7 @@ class MirroredStrategy(Strategy):
         devices, cross_device_ops: Accepted for compatibility.
     """
 
-    def __init__(self, devices: Any = None, cross_device_ops: Any = None) -> None:
+    def __init__(self, devices: object = None, cross_device_ops: object = None) -> None:
         super().__init__()
 
 
@@ -34,7 +34,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver, communication_options: Accepted for compatibility.
     """
 
-    def __init__(self, cluster_resolver: Any = None, communication_options: Any = None) -> None:
+    def __init__(
+        self, cluster_resolver: object = None, communication_options: object = None
+    ) -> None:
         super().__init__()
 
 

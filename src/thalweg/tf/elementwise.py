@@ -186,7 +186,7 @@ squared_difference = binary(lambda x, y: torch.square(x - y), "squared_differenc
 subtract = binary(torch.sub, "subtract")
 
 
-def add_n(inputs: Sequence[Any], name: str | None = None) -> Any:
+def add_n(inputs: Sequence[object], name: str | None = None) -> Any:
     """The sum of tensors of one shape.
 
     Raises:
@@ -239,7 +239,7 @@ def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
     return clipped
 
 
-def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+def cast(x: object, dtype: object, name: str | None = None) -> Any:
     """The elements in another dtype."""
     return call(torch.Tensor.to, tensor(x), as_dtype(dtype), name=name or "Cast")
 
@@ -268,14 +268,14 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
     return call(torch.where, condition, x, y, name=name or "Where")
 
 
-def stop_gradient(input: Any, name: str | None = None) -> Any:
+def stop_gradient(input: object, name: str | None = None) -> Any:
     """The same values, through which no gradient flows."""
     return call(torch.Tensor.detach, tensor(input), name=name or "StopGradient")
 
 
 def _cumulative_function(function: Callable[..., Any], first: int, title: str, what: str) -> Any:
     def apply(
-        x: Any,
+        x: object,
         axis: int = 0,
         exclusive: bool = False,
         reverse: bool = False,

@@ -17,21 +17,21 @@ from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor
 __all__ = ["concat", "split", "stack", "unstack"]
 
 
-def concat(values: Any, axis: Any, name: str | None = None) -> Any:
+def concat(values: object, axis: object, name: str | None = None) -> Any:
     """Tensors one after the other along an axis."""
     parts = [tensor(value) for value in values] if isinstance(values, list | tuple) else [values]
     place = place_of(axis)
     return call(lambda *given: torch.cat(given, place), *parts, name=name or "concat")
 
 
-def stack(values: Sequence[Any], axis: int = 0, name: str | None = "stack") -> Any:
+def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Any:
     """Tensors of one shape along a new axis."""
     name = name or "stack"
     return stacked([tensor(value) for value in values], axis, name)
 
 
 def unstack(
-    value: Any, num: int | None = None, axis: int = 0, name: str | None = "unstack"
+    value: object, num: int | None = None, axis: int = 0, name: str | None = "unstack"
 ) -> list[Any]:
     """The tensors along an axis, in a list; `num` says how many, where that is not known.
 
@@ -100,14 +100,14 @@ def split(
     return _split_parts(cut, given, num_or_size_splits, shapes, name)
 
 
-def _are_sizes(given: Any) -> bool:
+def _are_sizes(given: object) -> bool:
     """Whether it is a list, not a number."""
     if isinstance(given, Sequence | np.ndarray):
         return np.ndim(given) > 0  # pyright: ignore[reportArgumentType]
     return is_tensor(given) and tensor(given).shape != ()
 
 
-def _sizes_of_parts(whole: int, many: int | None, asked: Any, axis: int) -> list[int]:
+def _sizes_of_parts(whole: int, many: int | None, asked: object, axis: int) -> list[int]:
     """The sizes of the parts of `whole` elements, of which there are `many` equal ones or the ones
     that are asked for.
     """
@@ -160,7 +160,7 @@ def _replace_size(shape: Any, axis: int, size: int | None) -> Any:
     return found
 
 
-def place_of(axis: Any) -> int:
+def place_of(axis: object) -> int:
     """An axis, or another number, which may be a tensor whose value is known."""
     place = axis if isinstance(axis, int) else known_size(axis)
     if place is None:

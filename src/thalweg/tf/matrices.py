@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 
-def _of_one(function: Callable[[Any], Any], title: str, what: str) -> Callable[..., Any]:
-    def apply(input: Any, name: str | None = None) -> Any:
+def _of_one(function: Callable[[Any], object], title: str, what: str) -> Callable[..., Any]:
+    def apply(input: object, name: str | None = None) -> Any:
         return call(function, tensor(input), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
@@ -41,14 +41,14 @@ matrix_transpose = _of_one(lambda x: x.mT, "matrix_transpose", "The matrix with 
 trace = _of_one(lambda x: x.diagonal(0, -2, -1).sum(-1), "trace", "The sum of the diagonal")
 
 
-def eigh(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
+def eigh(tensor: object, name: str | None = None) -> tuple[Any, Any]:
     """The eigenvalues, in ascending order, and eigenvectors of a symmetric matrix."""
     found = call(lambda x: tuple(torch.linalg.eigh(x)), as_tensor(tensor), name=name or "eigh")
     return found[0], found[1]
 
 
 def svd(
-    tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
+    tensor: object, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
 ) -> Any:
     """The singular values s, and u and v: the matrix is `u @ diag(s) @ v.T`; s alone without
     `compute_uv`.
@@ -57,14 +57,14 @@ def svd(
     if not compute_uv:
         return call(torch.linalg.svdvals, given, name=title)
 
-    def decompose(x: Any) -> tuple[Any, Any, Any]:
+    def decompose(x: object) -> tuple[Any, Any, Any]:
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return s, u, vh.mH
 
     return tuple(call(decompose, given, name=title))
 
 
-def inv(input: Any, adjoint: bool = False, name: str | None = None) -> Any:
+def inv(input: object, adjoint: bool = False, name: str | None = None) -> Any:
     """The inverse of a matrix, or of its adjoint."""
 
     def invert(x: Any) -> Any:
@@ -73,7 +73,7 @@ def inv(input: Any, adjoint: bool = False, name: str | None = None) -> Any:
     return call(invert, tensor(input), name=name or "inv")
 
 
-def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> Any:
+def solve(matrix: object, rhs: object, adjoint: bool = False, name: str | None = None) -> Any:
     """The solutions of linear equations, one in each column."""
 
     def find(a: Any, b: Any) -> Any:
@@ -82,7 +82,7 @@ def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None)
     return call(find, *pair(matrix, rhs), name=name or "solve")
 
 
-def band_part(input: Any, num_lower: int, num_upper: int, name: str | None = None) -> Any:
+def band_part(input: object, num_lower: int, num_upper: int, name: str | None = None) -> Any:
     """A matrix with zeros but for so many diagonals below and above the middle one; -1 for all."""
 
     def keep(x: Any) -> Any:

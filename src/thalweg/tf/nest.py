@@ -15,13 +15,13 @@ from thalweg.tf.missing import attribute_of
 __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pack_sequence_as"]
 
 
-def is_nested(structure: Any) -> bool:
+def is_nested(structure: object) -> bool:
     """Whether it is a sequence other than text, a mapping, or the keys, values or items of one."""
     kinds = Sequence, Mapping, MappingView
     return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 
 
-def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
+def flatten(structure: object, expand_composites: bool = False) -> list[Any]:
     """What a nest holds, in a list; that of no nest is itself. `expand_composites` is ignored."""
     if not is_nested(structure):
         return [structure]
@@ -29,7 +29,7 @@ def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
 
 
 def pack_sequence_as(
-    structure: Any, flat_sequence: Iterable[Any], expand_composites: bool = False
+    structure: object, flat_sequence: Iterable[object], expand_composites: bool = False
 ) -> Any:
     """A nest like `structure` of other things.
 
@@ -42,7 +42,7 @@ def pack_sequence_as(
     return _pack_leaves(structure, iter(found))
 
 
-def map_structure(func: Callable[..., Any], *structure: Any, **options: Any) -> Any:
+def map_structure(func: Callable[..., object], *structure: object, **options: object) -> Any:
     """A nest of what `func` returns for each element, or for those at the same place of several
     nests.
 
@@ -85,11 +85,11 @@ def assert_same_structure(
         assert_same_structure(one, other, check_types)
 
 
-def _structure_error(nest1: Any, nest2: Any) -> ValueError:
+def _structure_error(nest1: object, nest2: object) -> ValueError:
     return ValueError(f"These do not have the same nested structure: {nest1} and {nest2}.")
 
 
-def _kind_of(nest: Any) -> Any:
+def _kind_of(nest: object) -> Any:
     for kind in (list, Mapping):
         if isinstance(nest, kind):
             return kind

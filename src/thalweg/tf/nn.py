@@ -66,12 +66,12 @@ silu = swish = unary(functional.silu, "silu")
 softsign = unary(functional.softsign, "softsign")
 
 
-def leaky_relu(features: Any, alpha: float = 0.2, name: str | None = None) -> Any:
+def leaky_relu(features: object, alpha: float = 0.2, name: str | None = None) -> Any:
     """The elements that are positive, `alpha` times the others."""
     return call(functional.leaky_relu, tensor(features), alpha, name=name or "LeakyRelu")
 
 
-def crelu(features: Any, axis: int = -1, name: str | None = None) -> Any:
+def crelu(features: object, axis: int = -1, name: str | None = None) -> Any:
     """The positive part of the elements, and beside it along an axis that of their negatives."""
 
     def both(given: Any) -> Any:
@@ -80,7 +80,7 @@ def crelu(features: Any, axis: int = -1, name: str | None = None) -> Any:
     return call(both, tensor(features), name=name or "CRelu")
 
 
-def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
+def gelu(features: object, approximate: bool = False, name: str | None = None) -> Any:
     """The Gaussian error linear unit, or its approximation by tanh."""
     kind = "tanh" if approximate else "none"
     return call(
@@ -88,18 +88,18 @@ def gelu(features: Any, approximate: bool = False, name: str | None = None) -> A
     )
 
 
-def softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+def softmax(logits: object, axis: int = -1, name: str | None = None) -> Any:
     """Probabilities along an axis."""
     return call(torch.softmax, tensor(logits), axis, name=name or "Softmax")
 
 
-def log_softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+def log_softmax(logits: object, axis: int = -1, name: str | None = None) -> Any:
     """The logarithms of `softmax`."""
     return call(torch.log_softmax, tensor(logits), axis, name=name or "LogSoftmax")
 
 
 def softmax_cross_entropy_with_logits(
-    labels: Any, logits: Any, axis: int = -1, name: str | None = None
+    labels: object, logits: object, axis: int = -1, name: str | None = None
 ) -> Any:
     """The cross entropy of probabilities `labels` and `softmax(logits)`, for each row.
 
@@ -118,7 +118,11 @@ def softmax_cross_entropy_with_logits(
 
 
 def cross_entropy(
-    labels: Any, logits: Any, axis: int | None = -1, name: str | None = None, dim: int | None = None
+    labels: object,
+    logits: object,
+    axis: int | None = -1,
+    name: str | None = None,
+    dim: int | None = None,
 ) -> Any:
     """That of TensorFlow 2, whose gradient flows into the labels, too; `dim` is an older name of
     `axis`.
@@ -148,7 +152,7 @@ def _is_trained(target: graph.SymbolicTensor) -> bool:
 
 
 def sparse_softmax_cross_entropy_with_logits(
-    labels: Any, logits: Any, name: str | None = None
+    labels: object, logits: object, name: str | None = None
 ) -> Any:
     """The cross entropy of class numbers `labels` and `softmax(logits)`, for each row.
 
@@ -189,7 +193,9 @@ def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:
+def sigmoid_cross_entropy_with_logits(
+    labels: object, logits: object, name: str | None = None
+) -> Any:
     """The cross entropy of probabilities `labels` and `sigmoid(logits)`, for each element."""
 
     def entropy(given: Any, wanted: Any) -> Any:
@@ -199,12 +205,14 @@ def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None
     return call(entropy, *pair(logits, labels), name=name or "logistic_loss")
 
 
-def l2_loss(t: Any, name: str | None = None) -> Any:
+def l2_loss(t: object, name: str | None = None) -> Any:
     """Half the sum of the squares."""
     return call(lambda given: (given * given).sum() / 2, tensor(t), name=name or "L2Loss")
 
 
-def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
+def l2_normalize(
+    x: object, axis: Any = None, epsilon: float = 1e-12, name: str | None = None
+) -> Any:
     """The tensor divided by its Euclidean norm, along axes or of all elements."""
     axes = None if axis is None else sizes(axis)
 
@@ -215,7 +223,9 @@ def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | N
     return call(scale, tensor(x), name=name or "l2_normalize")
 
 
-def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
+def bias_add(
+    value: object, bias: Any, data_format: str | None = None, name: str | None = None
+) -> Any:
     """A bias added along the last dimension, or with "NC..." along the second.
 
     Raises:
@@ -236,14 +246,14 @@ def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | 
     return call(add, *pair(value, bias), name=name or "BiasAdd")
 
 
-def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+def xw_plus_b(x: object, weights: object, biases: object, name: str | None = None) -> Any:
     """The product of two matrices, plus a bias."""
     x, weights = pair(x, weights)
     parts = (x, weights, pair(x, biases)[1])
     return call(lambda given, by, shift: given @ by + shift, *parts, name=name or "xw_plus_b")
 
 
-def zero_fraction(value: Any, name: str | None = None) -> Any:
+def zero_fraction(value: object, name: str | None = None) -> Any:
     """The share of the elements that are 0, as float32."""
     return call(lambda given: (given == 0).float().mean(), tensor(value), name=name or "fraction")
 
@@ -264,7 +274,11 @@ def weighted_cross_entropy_with_logits(
 
 @named_in_graphs(1, "keep_prob")
 def dropout(
-    x: Any, rate: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None
+    x: object,
+    rate: object,
+    noise_shape: object = None,
+    seed: int | None = None,
+    name: str | None = None,
 ) -> Any:
     """Elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
 
@@ -284,7 +298,7 @@ def dropout(
 
 
 def dropped(
-    x: Any, rate: Any, noise_shape: Any, seed: int | None, name: str, training: Any = True
+    x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Any:
     """`dropout`, if `training`, True or a tensor, is true."""
     if isinstance(rate, int | float) and not 0 <= rate < 1:
@@ -315,7 +329,9 @@ def dropped(
 
 
 @named_in_graphs(2, "partition_strategy")
-def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
+def embedding_lookup(
+    params: object, ids: object, max_norm: object = None, name: str | None = None
+) -> Any:
     """The rows that `ids` names; the gradient of a variable is slices.
 
     Raises:

@@ -19,9 +19,9 @@ __all__ = [
 
 @named_in_graphs(3, "name")
 def moments(
-    x: Any,
+    x: object,
     axes: Any,
-    shift: Any = None,
+    shift: object = None,
     keepdims: bool = False,
     name: str | None = None,
     *,
@@ -65,11 +65,11 @@ def batch_normalization(
 
 
 def batch_norm_with_global_normalization(
-    input: Any,
-    mean: Any,
-    variance: Any,
-    beta: Any,
-    gamma: Any,
+    input: object,
+    mean: object,
+    variance: object,
+    beta: object,
+    gamma: object,
     variance_epsilon: float,
     scale_after_normalization: bool,
     name: str | None = None,
@@ -80,7 +80,7 @@ def batch_norm_with_global_normalization(
 
 
 def local_response_normalization(
-    input: Any,
+    input: object,
     depth_radius: int = 5,
     bias: float = 1.0,
     alpha: float = 1.0,

@@ -31,45 +31,49 @@ __all__ = [
 
 
 def softmax(
-    logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
+    logits: object, axis: int | None = None, name: str | None = None, dim: int | None = None
 ) -> Any:
     """As `tf.nn.softmax`; `dim` is an older name of `axis`."""
     return newer.softmax(logits, _axis_given(axis, dim, -1), name)
 
 
 def log_softmax(
-    logits: Any, axis: int | None = None, name: str | None = None, dim: int | None = None
+    logits: object, axis: int | None = None, name: str | None = None, dim: int | None = None
 ) -> Any:
     """As `tf.nn.log_softmax`; `dim` is an older name of `axis`."""
     return newer.log_softmax(logits, _axis_given(axis, dim, -1), name)
 
 
 def l2_normalize(
-    x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None, dim: Any = None
+    x: object,
+    axis: object = None,
+    epsilon: float = 1e-12,
+    name: str | None = None,
+    dim: object = None,
 ) -> Any:
     """As `tf.nn.l2_normalize`; `dim` is an older name of `axis`."""
     return newer.l2_normalize(x, _axis_given(axis, dim, None), epsilon, name)
 
 
-def _axis_given(axis: Any, dim: Any, otherwise: Any) -> Any:
+def _axis_given(axis: object, dim: object, otherwise: object) -> Any:
     return next((given for given in (axis, dim) if given is not None), otherwise)
 
 
-def crelu(features: Any, name: str | None = None, axis: int = -1) -> Any:
+def crelu(features: object, name: str | None = None, axis: int = -1) -> Any:
     """As `tf.nn.crelu`."""
     return newer.crelu(features, axis, name)
 
 
 def conv2d(
-    input: Any,
-    filter: Any = None,
-    strides: Any = None,
-    padding: Any = None,
+    input: object,
+    filter: object = None,
+    strides: object = None,
+    padding: object = None,
     use_cudnn_on_gpu: bool = True,
     data_format: str = "NHWC",
-    dilations: Any = None,
+    dilations: object = None,
     name: str | None = None,
-    filters: Any = None,
+    filters: object = None,
 ) -> Any:
     """As `tf.nn.conv2d`; `use_cudnn_on_gpu` is ignored."""
     by = filter if filters is None else filters
@@ -79,15 +83,15 @@ def conv2d(
 
 
 def conv1d(
-    value: Any = None,
-    filters: Any = None,
-    stride: Any = None,
-    padding: Any = None,
-    use_cudnn_on_gpu: Any = None,
+    value: object = None,
+    filters: object = None,
+    stride: object = None,
+    padding: object = None,
+    use_cudnn_on_gpu: object = None,
     data_format: str | None = None,
     name: str | None = None,
-    input: Any = None,
-    dilations: Any = None,
+    input: object = None,
+    dilations: object = None,
 ) -> Any:
     """As `tf.nn.conv1d`; `use_cudnn_on_gpu` is ignored."""
     given = value if input is None else input
@@ -96,15 +100,15 @@ def conv1d(
 
 
 def conv2d_transpose(
-    value: Any = None,
-    filter: Any = None,
-    output_shape: Any = None,
-    strides: Any = None,
-    padding: Any = "SAME",
+    value: object = None,
+    filter: object = None,
+    output_shape: object = None,
+    strides: object = None,
+    padding: object = "SAME",
     data_format: str = "NHWC",
     name: str | None = None,
-    input: Any = None,
-    filters: Any = None,
+    input: object = None,
+    filters: object = None,
 ) -> Any:
     """As `tf.nn.conv2d_transpose`."""
     given, by = (value if input is None else input), (filter if filters is None else filters)
@@ -112,14 +116,14 @@ def conv2d_transpose(
 
 
 def depthwise_conv2d(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
-    rate: Any = None,
+    input: object,
+    filter: object,
+    strides: object,
+    padding: object,
+    rate: object = None,
     name: str | None = None,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: object = None,
 ) -> Any:
     """As `tf.nn.depthwise_conv2d`; `rate` is an older name of `dilations`."""
     apart = rate if dilations is None else dilations
@@ -130,15 +134,15 @@ depthwise_conv2d_native = depthwise_conv2d
 
 
 def separable_conv2d(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
-    rate: Any = None,
+    input: object,
+    depthwise_filter: object,
+    pointwise_filter: object,
+    strides: object,
+    padding: object,
+    rate: object = None,
     name: str | None = None,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: object = None,
 ) -> Any:
     """As `tf.nn.separable_conv2d`; `rate` is an older name of `dilations`."""
     by, apart = (depthwise_filter, pointwise_filter), rate if dilations is None else dilations
@@ -146,9 +150,9 @@ def separable_conv2d(
 
 
 def moments(
-    x: Any,
-    axes: Any,
-    shift: Any = None,
+    x: object,
+    axes: object,
+    shift: object = None,
     name: str | None = None,
     keep_dims: bool | None = None,
     keepdims: bool | None = None,
@@ -192,17 +196,17 @@ def fused_batch_norm(
     return call(normalize, *parts, name=name or "FusedBatchNorm")
 
 
-def in_top_k(predictions: Any, targets: Any, k: int, name: str | None = None) -> Any:
+def in_top_k(predictions: object, targets: object, k: int, name: str | None = None) -> Any:
     """As `tf.nn.in_top_k`, with the predictions first."""
     return newer.in_top_k(targets, predictions, k, name)
 
 
 def weighted_cross_entropy_with_logits(
-    labels: Any = None,
-    logits: Any = None,
-    pos_weight: Any = None,
+    labels: object = None,
+    logits: object = None,
+    pos_weight: object = None,
     name: str | None = None,
-    targets: Any = None,
+    targets: object = None,
 ) -> Any:
     """As `tf.nn.weighted_cross_entropy_with_logits`; `targets` is an older name of `labels`."""
     labels = targets if labels is None else labels
@@ -210,14 +214,14 @@ def weighted_cross_entropy_with_logits(
 
 
 def nce_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: object,
+    biases: object,
+    labels: object,
+    inputs: object,
     num_sampled: int,
     num_classes: int,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: object = None,
     remove_accidental_hits: bool = False,
     partition_strategy: str = "mod",
     name: str = "nce_loss",
@@ -228,14 +232,14 @@ def nce_loss(
 
 
 def sampled_softmax_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: object,
+    biases: object,
+    labels: object,
+    inputs: object,
     num_sampled: int,
     num_classes: int,
     num_true: int = 1,
-    sampled_values: Any = None,
+    sampled_values: object = None,
     remove_accidental_hits: bool = True,
     partition_strategy: str = "mod",
     name: str = "sampled_softmax_loss",
@@ -246,6 +250,6 @@ def sampled_softmax_loss(
     return newer.sampled_softmax_loss(*own, remove_accidental_hits, seed=seed, name=name)
 
 
-def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Any:
+def relu_layer(x: object, weights: object, biases: object, name: str | None = None) -> Any:
     """`relu` of `xw_plus_b`."""
     return newer.relu(newer.xw_plus_b(x, weights, biases), name=name or "relu_layer")

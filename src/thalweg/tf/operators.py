@@ -8,25 +8,25 @@ from typing import Any
 from thalweg.tf.convert import call, pair, tensor
 
 
-def unary(function: Callable[[Any], Any], title: str) -> Callable[..., Any]:
+def unary(function: Callable[[Any], object], title: str) -> Callable[..., Any]:
     """A function `(x, name=None)`, element by element."""
 
-    def apply(x: Any, name: str | None = None) -> Any:
+    def apply(x: object, name: str | None = None) -> Any:
         return call(function, tensor(x), name=name or title)
 
     return _with_name(apply, title, "of each element of `x`")
 
 
-def binary(function: Callable[[Any, Any], Any], title: str) -> Callable[..., Any]:
+def binary(function: Callable[[Any, Any], object], title: str) -> Callable[..., Any]:
     """A function `(x, y, name=None)`, element by element, with broadcasting."""
 
-    def apply(x: Any, y: Any, name: str | None = None) -> Any:
+    def apply(x: object, y: object, name: str | None = None) -> Any:
         return call(function, *pair(x, y), name=name or title)
 
     return _with_name(apply, title, "of the elements of `x` and `y`, which broadcast")
 
 
-def _with_name(apply: Callable[..., Any], title: str, what: str) -> Callable[..., Any]:
+def _with_name(apply: Callable[..., object], title: str, what: str) -> Callable[..., Any]:
     apply.__name__ = apply.__qualname__ = title
     apply.__doc__ = f"`{title}` {what}. In graph mode `name` names the node."
     return apply

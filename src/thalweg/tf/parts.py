@@ -66,7 +66,7 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
 
 
 def strided_slice(
-    input_: Any,
+    input_: object,
     begin: Any,
     end: Any,
     strides: Any = None,
@@ -75,7 +75,7 @@ def strided_slice(
     ellipsis_mask: int = 0,
     new_axis_mask: int = 0,
     shrink_axis_mask: int = 0,
-    var: Any = None,
+    var: object = None,
     name: str | None = None,
 ) -> Any:
     """`input_[begin:end:strides]` in each dimension that is named.
@@ -112,7 +112,7 @@ def strided_slice(
 
 
 def pad(
-    tensor: Any,
+    tensor: object,
     paddings: Any,
     mode: str = "CONSTANT",
     constant_values: Any = 0,
@@ -152,12 +152,12 @@ def pad(
     return told(call(widen, given, wanted, name=name or "Pad"), given.dtype)
 
 
-def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
+def reverse(tensor: object, axis: object, name: str | None = None) -> Any:
     """The elements in reverse order along axes."""
     return call(lambda x: x.flip(sizes(axis)), as_tensor(tensor), name=name or "ReverseV2")
 
 
-def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
+def repeat(input: object, repeats: object, axis: int | None = None, name: str | None = None) -> Any:
     """Each element, or each part along an axis, repeated a number of times."""
     times = tensor(repeats)
     return call(
@@ -166,7 +166,7 @@ def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None =
     )  # fmt: skip
 
 
-def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[Any]:
+def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> list[Any]:
     """Vectors as coordinates of a grid; "xy" has the first vary along the second dimension."""
 
     def cross(*given: Any) -> Any:
@@ -201,7 +201,7 @@ def boolean_mask(
     return told(call(choose, given, chosen, name=name), given.dtype, static_shape)
 
 
-def gather_nd(params: Any, indices: Any, name: str | None = None, batch_dims: int = 0) -> Any:
+def gather_nd(params: object, indices: object, name: str | None = None, batch_dims: int = 0) -> Any:
     """The elements or parts of `params` whose places are the last dimension of `indices`."""
 
     def pick(x: Any, places: Any) -> Any:
@@ -242,7 +242,7 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
     """
     places, values, wanted = tensor(indices), tensor(updates), sizes_of(shape)
 
-    def put(places: Any, values: Any, shape: Any) -> Any:
+    def put(places: object, values: Any, shape: Any) -> Any:
         zeros = values.new_zeros(sizes(shape))
         return zeros.index_put(indices_of(places, zeros.shape), values, accumulate=True)
 
@@ -281,7 +281,7 @@ class UniqueWithCounts(NamedTuple):
     count: Any
 
 
-def unique(x: Any, out_idx: Any = torch.int32, name: str | None = None) -> Unique:
+def unique(x: object, out_idx: object = torch.int32, name: str | None = None) -> Unique:
     """The elements of a vector in the order of their first places, and for each element of the
     vector its place among them.
     """
@@ -315,7 +315,7 @@ def unique_with_counts(
 
 
 def dynamic_partition(
-    data: Any, partitions: Any, num_partitions: int, name: str | None = None
+    data: object, partitions: object, num_partitions: int, name: str | None = None
 ) -> list[Any]:
     """For each number of a partition the parts of `data` that are in it."""
     given, places, title = tensor(data), tensor(partitions), name or "DynamicPartition"
@@ -323,13 +323,15 @@ def dynamic_partition(
     return [boolean_mask(given, mask, title) for mask in chosen]
 
 
-def invert_permutation(x: Any, name: str | None = None) -> Any:
+def invert_permutation(x: object, name: str | None = None) -> Any:
     """For each number from 0 its place in `x`."""
     return call(lambda order: order.argsort().to(order.dtype), tensor(x),
                 name=name or "InvertPermutation")  # fmt: skip
 
 
-def random_crop(value: Any, size: Any, seed: int | None = None, name: str | None = None) -> Any:
+def random_crop(
+    value: object, size: object, seed: int | None = None, name: str | None = None
+) -> Any:
     """A part of the given size from a random place."""
     whole, wanted = shape_of(tensor(value)), tensor(size)
     share = uniform(shape_of(wanted), dtype=torch.float64, seed=seed)

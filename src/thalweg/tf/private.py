@@ -128,21 +128,21 @@ def _graph_mode() -> Iterator[None]:
         yield
 
 
-def _ignore_export(*names: str, **options: Any) -> Callable[[Any], Any]:
+def _ignore_export(*names: str, **options: object) -> Callable[[Any], Any]:
     return lambda symbol: symbol
 
 
-def _ignore_deprecation(*arguments: Any, **options: Any) -> Callable[[Any], Any]:
+def _ignore_deprecation(*arguments: object, **options: object) -> Callable[[Any], Any]:
     return lambda symbol: symbol
 
 
 def _ignore_device(
-    op: Any, ignore_existing: bool = False
+    op: object, ignore_existing: bool = False
 ) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()  # where a node runs is a matter of its tensors
 
 
-def _graph_of(op_input_list: Iterable[Any], graph: Any = None) -> Any:
+def _graph_of(op_input_list: Iterable[object], graph: object = None) -> Any:
     return graph or first_graph(op_input_list)
 
 

@@ -13,8 +13,8 @@ __all__ = ["einsum", "matmul", "tensordot"]
 
 
 def matmul(
-    a: Any,
-    b: Any,
+    a: object,
+    b: object,
     transpose_a: bool = False,
     transpose_b: bool = False,
     adjoint_a: bool = False,
@@ -51,7 +51,7 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
     return call(lambda x, y: torch.tensordot(x, y, axes), *pair(a, b), name=name or "Tensordot")
 
 
-def einsum(equation: str, *inputs: Any, name: str | None = None) -> Any:
+def einsum(equation: str, *inputs: object, name: str | None = None) -> Any:
     """Einstein's summation convention."""
     parts = [tensor(item) for item in inputs]
     return call(lambda *given: torch.einsum(equation, *given), *parts, name=name or "einsum")

@@ -23,9 +23,9 @@ _python_print = print
 
 
 def numpy_function(
-    func: Callable[..., Any],
-    inp: Sequence[Any],
-    Tout: Any,
+    func: Callable[..., object],
+    inp: Sequence[object],
+    Tout: object,
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
@@ -56,11 +56,13 @@ def py_function(func: Callable[..., Any], inp: Sequence[Any], Tout: Any, name: A
     return _call_python(func, inp, Tout, True, name or "EagerPyFunc")
 
 
-def _call_python(func: Callable[..., Any], inp: Any, Tout: Any, flows: bool, name: str) -> Any:
+def _call_python(
+    func: Callable[..., object], inp: Any, Tout: object, flows: bool, name: str
+) -> Any:
     several = isinstance(Tout, list | tuple)
     kinds = [as_dtype(kind) for kind in (Tout if several else [Tout])]
 
-    def run(given: Sequence[Any]) -> Any:
+    def run(given: Sequence[object]) -> Any:
         found = func(*given)
         values = list(found) if several and isinstance(found, list | tuple) else [found]
         if several and not kinds:
@@ -82,7 +84,7 @@ def _call_python(func: Callable[..., Any], inp: Any, Tout: Any, flows: bool, nam
     return made
 
 
-def _convert_result(value: Any, kind: torch.dtype) -> torch.Tensor:
+def _convert_result(value: object, kind: torch.dtype) -> torch.Tensor:
     is_typed = isinstance(value, torch.Tensor | np.ndarray | np.generic)
     made = to_tensor(value) if is_typed else to_tensor(value, kind)
     if made.dtype != kind:
@@ -127,7 +129,7 @@ def print(
     return graph.operation(show, [given], name or "PrintV2", kind="pure")
 
 
-def _as_symbol(leaf: Any) -> Any:
+def _as_symbol(leaf: object) -> Any:
     return tensor(leaf) if isinstance(leaf, torch.nn.Parameter) else leaf
 
 
@@ -151,8 +153,8 @@ class _Shown:
 
 
 def print_identity(
-    input_: Any,
-    data: Sequence[Any],
+    input_: object,
+    data: Sequence[object],
     message: str | None = None,
     first_n: int | None = None,
     summarize: int | None = None,
@@ -170,7 +172,7 @@ def print_identity(
     """
     given, times = tensor(input_), 0
 
-    def show(value: Any, seen: Sequence[Any]) -> Any:
+    def show(value: Any, seen: Sequence[object]) -> Any:
         nonlocal times
         times += 1
         if first_n is None or first_n < 0 or times <= first_n:

@@ -90,7 +90,7 @@ def uniform(
 
 def categorical(
     logits: Any,
-    num_samples: Any,
+    num_samples: object,
     dtype: Any = torch.int64,
     seed: int | None = None,
     name: str | None = None,

@@ -56,7 +56,7 @@ def _check_k(k: int, shape: Any) -> None:
         raise InvalidArgumentError(f"k is {k}, and there are no {k} largest of {most} elements.")
 
 
-def in_top_k(targets: Any, predictions: Any, k: int, name: str | None = None) -> Any:
+def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Any:
     """Whether the prediction of each target is among the `k` largest of its row, as bools.
 
     Predictions that are equal to the k-th are among them. The two tensors may change places, as

@@ -35,16 +35,16 @@ def AssignSubVariableOp(*, resource: Any, value: Any, name: str | None = None) -
     return _operation_or_none(resource.assign_sub(value, name=name))
 
 
-def ReadVariableOp(*, resource: Any, dtype: Any, name: str | None = None) -> Any:
+def ReadVariableOp(*, resource: object, dtype: object, name: str | None = None) -> Any:
     """The value of a variable; `dtype` is its own."""
     return identity(resource, name)
 
 
 def ResourceGather(
     *,
-    resource: Any,
-    indices: Any,
-    dtype: Any,
+    resource: object,
+    indices: object,
+    dtype: object,
     batch_dims: int = 0,
     validate_indices: bool = True,
     name: str | None = None,
@@ -59,7 +59,7 @@ def ResourceGather(
     return gather(resource, indices, name=name)
 
 
-def _operation_or_none(made: Any) -> Any:
+def _operation_or_none(made: object) -> Any:
     """What an update returns: its operation, or None in eager mode."""
     return getattr(made, "op", None) if isinstance(made, graph.SymbolicTensor) else None
 
@@ -75,9 +75,9 @@ def _scatter_function(update: str) -> Callable[..., Any]:
     return function
 
 
-def _keywords_alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _keywords_alone(kernel: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(kernel)
-    def function(**arguments: Any) -> Any:
+    def function(**arguments: object) -> Any:
         return kernel(**arguments)
 
     return function

@@ -50,7 +50,7 @@ def _axes_of(given: Any, axis: Any) -> tuple[int, ...]:
 def _reduction_function(
     function: Callable[[Any, tuple[int, ...], bool], Any],
     title: str,
-    alone: Callable[[Any], Any] = torch.clone,
+    alone: Callable[[Any], object] = torch.clone,
 ) -> Any:
     """A function `(input_tensor, axis=None, keepdims=False, name=None)`.
 
@@ -60,12 +60,12 @@ def _reduction_function(
         alone: What becomes of elements that are reduced along no axis.
     """
 
-    def reduce(given: Any, axis: Any, keepdims: bool) -> Any:
+    def reduce(given: object, axis: object, keepdims: bool) -> Any:
         axes = _axes_of(given, axis)
         return function(given, axes, keepdims) if axes else alone(given)
 
     def apply(
-        input_tensor: Any, axis: Axis = None, keepdims: bool = False, name: str | None = None
+        input_tensor: object, axis: Axis = None, keepdims: bool = False, name: str | None = None
     ) -> Any:
         return call(reduce, tensor(input_tensor), axis, bool(keepdims), name=name or title)
 
@@ -137,7 +137,7 @@ def _mean_over(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 def _of_fractions(
     function: Callable[[Any, tuple[int, ...], bool], Any],
     title: str,
-    alone: Callable[[Any], Any] = torch.clone,
+    alone: Callable[[Any], object] = torch.clone,
 ) -> Any:
     """A reduction that TensorFlow refuses for integers."""
 
@@ -178,7 +178,7 @@ reduce_all = _reduction_function(_one_by_one(lambda x, axis, keep: x.all(axis, k
 
 @named_in_graphs(2, "name")
 def argmax(
-    input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
+    input: object, axis: int = 0, output_type: object = torch.int64, name: str | None = None
 ) -> Any:
     """The index of the largest element along an axis."""
     return _find_index(torch.argmax, input, axis, output_type, name or "ArgMax")
@@ -186,13 +186,13 @@ def argmax(
 
 @named_in_graphs(2, "name")
 def argmin(
-    input: Any, axis: int = 0, output_type: Any = torch.int64, name: str | None = None
+    input: object, axis: int = 0, output_type: object = torch.int64, name: str | None = None
 ) -> Any:
     """The index of the smallest element along an axis."""
     return _find_index(torch.argmin, input, axis, output_type, name or "ArgMin")
 
 
-def _find_index(function: Any, input: Any, axis: int | None, output_type: Any, name: str) -> Any:
+def _find_index(function: Any, input: object, axis: int | None, output_type: Any, name: str) -> Any:
     def find(given: Any) -> Any:
         return function(given, 0 if axis is None else axis).to(as_dtype(output_type))
 
@@ -200,7 +200,7 @@ def _find_index(function: Any, input: Any, axis: int | None, output_type: Any, n
 
 
 def count_nonzero(
-    input: Any,
+    input: object,
     axis: Axis = None,
     keepdims: bool = False,
     dtype: Any = torch.int64,
@@ -215,7 +215,7 @@ def count_nonzero(
 
 
 def norm(
-    tensor: Any,
+    tensor: object,
     ord: Any = "euclidean",
     axis: Axis = None,
     keepdims: bool = False,
@@ -241,7 +241,7 @@ def norm(
         kinds = "'euclidean', 'fro', 1, 2 or inf" if of_matrices else "'euclidean' or a number > 0"
         raise InvalidArgumentError(f"ord must be {kinds}, not {ord!r}.")
 
-    def measure(given: Any) -> Any:
+    def measure(given: object) -> Any:
         axes = _axes_of(given, axis)
         if of_matrices and not is_euclidean:
             return torch.linalg.matrix_norm(given, ord, axes, keepdims)

@@ -27,7 +27,7 @@ __all__ = [
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod": "prod"}
 
 
-def _reduce_segments(kind: str, rows: Any, ids: Any, count: int, empty: Any) -> Any:
+def _reduce_segments(kind: str, rows: Any, ids: Any, count: int, empty: object) -> Any:
     flat = rows.reshape(ids.numel(), *rows.shape[ids.dim() :])
     known = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
     flat, places = flat[known], ids.reshape(-1)[known].long()
@@ -55,7 +55,7 @@ def _empty_value(kind: str, dtype: torch.dtype) -> Any:
 def _unsorted_reduction(kind: str) -> Callable[..., Any]:
     title = f"unsorted_segment_{kind}"
 
-    def apply(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Any:
+    def apply(data: Any, segment_ids: Any, num_segments: object, name: str | None = None) -> Any:
         def reduce(rows: Any, ids: Any, count: Any) -> Any:
             return _reduce_segments(kind, rows, ids, int(count), _empty_value(kind, rows.dtype))
 
@@ -77,8 +77,8 @@ def _unsorted_reduction(kind: str) -> Callable[..., Any]:
 def _sorted_reduction(kind: str) -> Callable[..., Any]:
     title = f"segment_{kind}"
 
-    def apply(data: Any, segment_ids: Any, name: str | None = None) -> Any:
-        def reduce(rows: Any, ids: Any) -> Any:
+    def apply(data: object, segment_ids: object, name: str | None = None) -> Any:
+        def reduce(rows: object, ids: Any) -> Any:
             if ids.device.type == "cpu" and bool((ids.diff() < 0).any() or (ids < 0).any()):
                 raise InvalidArgumentError(
                     f"segment_ids of {title} must begin at 0 or above and not decrease; otherwise"

@@ -45,14 +45,14 @@ class Variable(metaclass=Either):
     @named_in_graphs(3, "collections")
     def __new__(
         cls,
-        initial_value: Any = None,
+        initial_value: object = None,
         trainable: bool | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
-        dtype: Any = None,
-        import_scope: Any = None,
+        variable_def: object = None,
+        dtype: object = None,
+        import_scope: object = None,
         constraint: Any = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
@@ -72,7 +72,7 @@ class Variable(metaclass=Either):
 
 
 class _NoVariable(Either):
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return super().__instancecheck__(instance) and not isinstance(instance, Variable)
 
 
@@ -93,7 +93,7 @@ class SparseTensor(metaclass=Either):
 
     CLASSES = ()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    def __new__(cls, *args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError(
             "There is no SparseTensor in thalweg: use tf.IndexedSlices, or torch.sparse."
         )

@@ -14,7 +14,7 @@ class View(ModuleType):
         shown: What it shows.
     """
 
-    def __init__(self, name: str, shown: Any) -> None:
+    def __init__(self, name: str, shown: object) -> None:
         super().__init__(name, getattr(shown, "__doc__", None))
         self.__dict__["_shown"] = shown
 
@@ -36,7 +36,7 @@ class Gathered:
         own: Names that none of them has.
     """
 
-    def __init__(self, title: str, places: list[Any], own: dict[str, Any]) -> None:
+    def __init__(self, title: str, places: list[Any], own: dict[str, object]) -> None:
         self.__dict__.update(own)
         self._title, self._places = title, places
 

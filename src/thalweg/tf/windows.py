@@ -41,7 +41,7 @@ class Windows:
 
     @staticmethod
     def of(
-        strides: Any, padding: Any, dilations: Any, data_format: str | None, count: int
+        strides: object, padding: object, dilations: object, data_format: str | None, count: int
     ) -> Windows:
         """From the arguments of TensorFlow's functions.
 
@@ -190,7 +190,7 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
     )
 
 
-def largest(data: Any, kernel: tuple[int, ...], windows: Windows) -> Any:
+def largest(data: object, kernel: tuple[int, ...], windows: Windows) -> Any:
     """The largest element in each window."""
 
     def pool(given: Any, margins: list[tuple[int, int]]) -> Any:
@@ -200,7 +200,7 @@ def largest(data: Any, kernel: tuple[int, ...], windows: Windows) -> Any:
     return _pool_windows(pool, data, kernel, windows)
 
 
-def mean(data: Any, kernel: tuple[int, ...], windows: Windows) -> Any:
+def mean(data: object, kernel: tuple[int, ...], windows: Windows) -> Any:
     """The mean of the elements in each window; what was padded does not count."""
 
     def pool(given: Any, margins: list[tuple[int, int]]) -> Any:

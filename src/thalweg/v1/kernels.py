@@ -92,7 +92,7 @@ def _kernel_function(kernel: Kernel, name: str) -> Callable[..., Any]:
     )
     written = ["var", *kernel.slots.split()]
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:

@@ -53,13 +53,13 @@ Progress = Callable[[int, int], None]
 def convert(
     path: Path,
     out: Path,
-    rules: Any = None,
+    rules: object = None,
     to: str = "thalweg",
     *,
-    optimizer: Any = None,
+    optimizer: object = None,
     which: int | None = None,
     progress: Progress | None = None,
-    **hyperparameters: Any,
+    **hyperparameters: object,
 ) -> tuple[str, ...]:
     """Write a checkpoint in another form; nothing is trained, and no module is needed.
 
@@ -178,7 +178,7 @@ def _step_counter(file: TensorFlowCheckpoint) -> Variable | None:
     return Variable(np.int64(0), GLOBAL_STEP, trainable=False)
 
 
-def _rule_result(recorded: Any) -> Any:
+def _rule_result(recorded: Any) -> str | tuple[str, str] | None:
     """What a function of rules returns for a name that has this place in a file of ours."""
     match recorded:
         case [str() as target, None]:
@@ -192,10 +192,10 @@ def _rule_result(recorded: Any) -> Any:
 def _convert_to_ours(
     file: TensorFlowCheckpoint,
     rules: Rules,
-    optimizer: Any,
+    optimizer: object,
     which: int | None,
     counter: Variable | None,
-    hyperparameters: dict[str, Any],
+    hyperparameters: dict[str, object],
 ) -> tuple[saving.Snapshot, tuple[str, ...]]:
     """A file of TensorFlow as one of ours, and the names of what this has no place for."""
     if file.mixed is not None and file.mixed.masters:
@@ -257,20 +257,29 @@ def _names_left_out(
     counters = (counters or {*file.counters}) if has_steps else set[str]()
     taken |= {id(each): name in counters for name, each in file.counters.items()}
     if found is not None:
-        # Its numbers are arguments of the new one, or follow from them.
-        is_keras = isinstance(file.source, KerasFile)
-        own = file.source.optimizer if is_keras else every
-        taken |= {id(each): True for each in found.loss_scale.values()}
-        start = {"object": f"{found.name}/", "saver": None}.get(file.kind, "")
-        if start is not None:
-            taken |= {id(each): True for name, each in own.items() if name.startswith(start)}
-        taken |= {id(each): True for each in found.scalars.values()}
-        for name, slots in found.slots.items():
-            taken |= {id(each): name in places for each in slots.values()}
+        taken |= _taken_of_optimizer(file, places, found)
     if file.mixed is not None:
         taken |= {id(each): True for each in file.mixed.averages}
     names = (name for name, each in every.items() if not taken.get(id(each)))
     return (*(name for name in names if not name.startswith(SAVE_COUNTER)), *file.texts, *notes)
+
+
+def _taken_of_optimizer(
+    file: TensorFlowCheckpoint, places: Mapping[str, Place], found: FoundOptimizer
+) -> dict[int, bool]:
+    """Which values of an optimizer are carried over, by their `id`.
+
+    Its numbers are: they are arguments of the new one, or follow from them.
+    """
+    own = file.source.optimizer if isinstance(file.source, KerasFile) else file.tensors()
+    taken = {id(each): True for each in found.loss_scale.values()}
+    start = {"object": f"{found.name}/", "saver": None}.get(file.kind, "")
+    if start is not None:
+        taken |= {id(each): True for name, each in own.items() if name.startswith(start)}
+    taken |= {id(each): True for each in found.scalars.values()}
+    for name, slots in found.slots.items():
+        taken |= {id(each): name in places for each in slots.values()}
+    return taken
 
 
 def _places_of(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
@@ -304,7 +313,7 @@ def _empty_variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) ->
 
 
 def _convert_to_theirs(
-    path: Path, rules: Rules | None, kind: Any, progress: Progress | None
+    path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The arguments that `save` is given for a file of ours, and the names of what they lack."""
     own, has_place = _empty_of_ours(path)
@@ -329,7 +338,7 @@ def _convert_to_theirs(
     return {**arguments, "global_step": step, "averages": averages}, tuple(left)
 
 
-def _empty_of_ours(path: Path) -> tuple[dict[str, Any], bool]:
+def _empty_of_ours(path: Path) -> tuple[dict[str, Variable], bool]:
     """Variables as those of a file of ours, not read yet; whether TensorFlow has its optimizer."""
     place = locate_checkpoint(path).check_readable()
     if place.kind is not Kind.OURS:

@@ -62,11 +62,11 @@ from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLos
 def restore(
     checkpoint: Any,
     variables: Any,
-    rules: Any = None,
+    rules: object = None,
     optimizer: Any = None,
     *,
     which: int | None = None,
-    global_step: Any = None,
+    global_step: object = None,
     **hyperparameters: Any,
 ) -> Any:
     """Set variables to those of a file of TensorFlow, and go on with its optimizer.
@@ -127,9 +127,9 @@ def restore(
 def choose_optimizer(
     file: TensorFlowCheckpoint,
     targets: Targets,
-    optimizer: Any,
+    optimizer: object,
     which: int | None,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
     """The file, sorted with what is known of its optimizer, and that optimizer.
 
@@ -155,7 +155,7 @@ def _prepare_values(
 
 
 def _sort_as_given(
-    file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, Any], targets: Targets
+    file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, object], targets: Targets
 ) -> TensorFlowCheckpoint:
     """The file, sorted with what the optimizer that is given is known to be."""
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
@@ -180,7 +180,7 @@ def _sort_as_given(
 
 
 def _find_optimizer(
-    file: TensorFlowCheckpoint, optimizer: Any, which: int | None
+    file: TensorFlowCheckpoint, optimizer: object, which: int | None
 ) -> FoundOptimizer | None:
     """The optimizer of the file that is meant."""
     found = file.optimizers
@@ -228,7 +228,9 @@ def _of_scale(found: FoundOptimizer) -> dict[str, Tensor]:
     return {f"loss_scale/{name}": value for name, value in values.items()}
 
 
-def _step_count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: Any) -> Tensor:
+def _step_count(
+    file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: object
+) -> Tensor:
     """The count of steps in a file, in the dtype of the variable that is to hold it."""
     if not isinstance(variable, Tensor):
         raise InvalidTypeError(f"global_step must be a variable, not {variable!r}.")
@@ -242,9 +244,9 @@ def _step_count(file: TensorFlowCheckpoint, found: FoundOptimizer | None, variab
 def _make_optimizer(
     file: TensorFlowCheckpoint,
     found: FoundOptimizer | None,
-    optimizer: Any,
-    global_step: Any,
-    given: Mapping[str, Any],
+    optimizer: object,
+    global_step: object,
+    given: Mapping[str, object],
 ) -> Any:
     """The optimizer that goes on."""
     if optimizer is False or (optimizer is None and found is None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -22,12 +22,12 @@ Kind = Literal["tf2", "tf1"]
 
 def save(
     prefix: str | os.PathLike[str],
-    optimizer: Any,
-    variables: Any,
-    rules: Any = None,
+    optimizer: object,
+    variables: object,
+    rules: object = None,
     kind: Kind = "tf2",
     *,
-    global_step: Any = None,
+    global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -59,11 +59,11 @@ def save(
 
 
 def tensors_of(
-    optimizer: Any,
-    variables: Any,
-    rules: Any,
+    optimizer: object,
+    variables: object,
+    rules: object,
     kind: Kind,
-    global_step: Any = None,
+    global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Stored], ObjectGraph | None]:
     """What `save` writes: the tensors by name, and the graph of objects."""

@@ -31,7 +31,7 @@ Slots = Sequence[Mapping[str, Tensor]]
 _WHOLE = 2**24  # up to it float32 has all integers
 
 
-def to_torch(optimizer: Any, variables: Any, *, step: int | None = None) -> dict[str, Any]:
+def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> dict[str, Any]:
     """The state that an optimizer of `torch.optim` goes on with; warns of all that differs.
 
     Args:
@@ -177,7 +177,10 @@ def _step_tensor(steps: int) -> Tensor:
 
 
 def _export_group(
-    counterpart: Counterpart, optimizer: Any, hypers: dict[str, float], variables: Sequence[Tensor]
+    counterpart: Counterpart,
+    optimizer: object,
+    hypers: dict[str, float],
+    variables: Sequence[Tensor],
 ) -> dict[str, Any]:
     """A group with all that this version of torch has in one."""
     is_decayed = counterpart.family == "Adam" and bool(hypers.get("weight_decay"))
@@ -223,7 +226,9 @@ def _set_hypers(
         group["eps"] = 0.0
 
 
-def _left_behind(optimizer: Any, hypers: dict[str, float], group: dict[str, Any]) -> list[str]:
+def _left_behind(
+    optimizer: object, hypers: dict[str, float], group: dict[str, object]
+) -> list[str]:
     """What torch has no option for."""
     found: list[str] = []
     if "learning_rate" not in constant_hypers(optimizer):

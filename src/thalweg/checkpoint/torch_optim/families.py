@@ -148,7 +148,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
 }
 
 
-def family_of(groups: list[dict[str, Any]]) -> str | None:
+def family_of(groups: list[dict[str, object]]) -> str | None:
     """The class that has groups like these; None for one that has no counterpart here."""
     for name, marks in _MARKS:
         if all(marks <= group.keys() for group in groups):
@@ -156,7 +156,7 @@ def family_of(groups: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def counterpart_of(optimizer: Any) -> Counterpart:
+def counterpart_of(optimizer: object) -> Counterpart:
     """What torch has in place of the rule that an optimizer runs.
 
     Raises:

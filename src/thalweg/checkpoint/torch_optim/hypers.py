@@ -29,7 +29,7 @@ def constant_hypers(optimizer: Any) -> dict[str, float]:
     return {name: _as_float(value) for name, value in given.items() if _is_plain(value)}
 
 
-def is_classic(optimizer: Any) -> bool:
+def is_classic(optimizer: object) -> bool:
     """Whether it is one of `thalweg.v1`."""
     return getattr(optimizer, "_needs_variables", False)
 
@@ -61,7 +61,7 @@ def decay_of(optimizer: Any) -> float:
     return float(getattr(optimizer, "_initial_decay", 0.0)) if has_decay else 0.0
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     is_scalar = isinstance(value, Tensor) and not is_symbolic(value) and value.numel() == 1
     return is_number(value) or is_scalar
 

@@ -101,7 +101,7 @@ def from_torch(
     notes.warn_of(title, said)
 
 
-def _collect_notes(counterpart: Counterpart, saved: Saved, into: Any) -> list[str]:
+def _collect_notes(counterpart: Counterpart, saved: Saved, into: object) -> list[str]:
     epsilons = [number_option(group, "eps") for group in saved.groups]
     said = notes.of_formula(counterpart, epsilons)
     return said + notes.of_options(counterpart, saved.groups, into)
@@ -162,7 +162,7 @@ def _counted_steps(family: str, kept: Matched, keys: Mapping[int, str], title: s
     return steps
 
 
-def _check_step(step: Any) -> int:
+def _check_step(step: object) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise InvalidArgumentError(f"step must be an integer of 0 or more, not {step!r}.")
     return step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ def of_formula(counterpart: Counterpart, epsilons: Sequence[float | None]) -> li
     return found + ([counterpart.rate] if counterpart.rate else [])
 
 
-def of_options(counterpart: Counterpart, groups: Sequence[Group], optimizer: Any) -> list[str]:
+def of_options(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
     """What torch was told, and the optimizer was told otherwise or cannot be told."""
     own = constant_hypers(optimizer)
     found: list[str] = []
@@ -40,7 +39,7 @@ def of_options(counterpart: Counterpart, groups: Sequence[Group], optimizer: Any
     return list(dict.fromkeys(found))
 
 
-def _of_group(group: Group, optimizer: Any, own: dict[str, float]) -> list[str]:
+def _of_group(group: Group, optimizer: object, own: dict[str, float]) -> list[str]:
     rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
     falls, dampening = (
         number_option(group, "lr_decay") or 0.0,

@@ -94,7 +94,7 @@ def read(given: Any) -> Saved:
     return Saved(family, groups, parameters)
 
 
-def _states_and_groups(given: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Group]]:
+def _states_and_groups(given: Mapping[object, object]) -> tuple[dict[Any, Any], list[Group]]:
     """The states by parameter and the groups, if they are what they should be."""
     states, groups = given["state"], given["param_groups"]
     problems: list[str] = []
@@ -124,7 +124,9 @@ def _title_of(family: str) -> str:
     return f"The state of torch.optim.{family}"
 
 
-def match_parameters(saved: Saved, given: Any, variables: Any) -> list[tuple[Parameter, Tensor]]:
+def match_parameters(
+    saved: Saved, given: object, variables: object
+) -> list[tuple[Parameter, Tensor]]:
     """The parameters with their variables.
 
     Those of the optimizer are known by what they are; others go by name where both sides have
@@ -150,7 +152,7 @@ def match_parameters(saved: Saved, given: Any, variables: Any) -> list[tuple[Par
     return _by_name(saved, names, found)
 
 
-def _parameters_of(given: Any) -> list[Tensor]:
+def _parameters_of(given: object) -> list[Tensor]:
     """The parameters of the optimizer that was given."""
     if not isinstance(given, torch.optim.Optimizer):
         raise InvalidArgumentError(
@@ -159,7 +161,7 @@ def _parameters_of(given: Any) -> list[Tensor]:
     return [param for group in given.param_groups for param in group["params"]]
 
 
-def _names_and_variables(variables: Any) -> tuple[list[str] | None, list[Tensor]]:
+def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
     """Variables and, of a dict, their names in it."""
     names: list[str] | None = None
     if isinstance(variables, Mapping):
@@ -213,7 +215,7 @@ def _match_by_identity(
     return [(saved.parameters[own[id(var)]], var) for var in found]
 
 
-def _places_of_parameters(given: Any) -> dict[int, int]:
+def _places_of_parameters(given: object) -> dict[int, int]:
     """The places of an optimizer's parameters by `id`."""
     groups = given.param_groups if isinstance(given, torch.optim.Optimizer) else []
     found = [id(param) for group in groups for param in group["params"]]

@@ -97,7 +97,7 @@ def add_to_sums(
     return count
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """Whether this many passes may be in sums."""
     return type(value) is int and 0 <= value < 2**63
 
@@ -113,7 +113,7 @@ def _count_passes(groups: Sequence[Group]) -> int:
 
 
 def _check_all(
-    given: Sequence[Tensor | None], sums: Sequence[Any], titles: Callable[[], list[str]]
+    given: Sequence[Tensor | None], sums: Sequence[object], titles: Callable[[], list[str]]
 ) -> None:
     """Refuse what cannot be added up. What most are is found out of all of them at once."""
     pairs = list(zip(given, sums, strict=True))
@@ -127,7 +127,7 @@ def _check_all(
         _check_sum(grad, kept, name)
 
 
-def _is_of_rows(value: Any) -> bool:
+def _is_of_rows(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_sparse
 
 
@@ -148,7 +148,7 @@ def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
     )
 
 
-def _check_sum(grad: Tensor | None, kept: Any, title: str) -> None:
+def _check_sum(grad: Tensor | None, kept: object, title: str) -> None:
     if grad is not None:
         check_parts(grad, f"The gradient of '{title}'")
         if grad.is_sparse:
@@ -241,7 +241,7 @@ def _of_one() -> tuple[int, ...]:
 
 
 @contextmanager
-def set_aside(state: Mapping[Any, Any]) -> Generator[None]:
+def set_aside(state: Mapping[object, object]) -> Generator[None]:
     """Have no state where sums are all of it, in a `with` block: torch expects `step`."""
     begun = [(own, own.pop(SUM)) for _, own in states_of(state) if own.keys() == {SUM}]
     try:
@@ -251,12 +251,12 @@ def set_aside(state: Mapping[Any, Any]) -> Generator[None]:
             own[SUM] = kept
 
 
-def sums_of(state: Mapping[Any, Any]) -> dict[int, Tensor]:
+def sums_of(state: Mapping[object, object]) -> dict[int, Tensor]:
     """The sums by `id` of their parameters."""
     return {id(param): own[SUM] for param, own in states_of(state) if SUM in own}
 
 
-def clearing_sums(groups: Sequence[Group], state: Mapping[Any, Any]) -> list[Call]:
+def clearing_sums(groups: Sequence[Group], state: Mapping[object, object]) -> list[Call]:
     """What begins anew, as functions in C that return None."""
     owners = [own for _, own in states_of(state) if SUM in own]
     counted = [group.__setitem__ for group in groups]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -47,10 +47,10 @@ class Average(Option):
     def rule(self, rule: Rule) -> Rule:
         return add_average(rule)
 
-    def scalars(self, lacked: Container[str], step: Any) -> Mapping[str, Any]:
+    def scalars(self, lacked: Container[str], step: object) -> dict[str, Tensor | float]:
         return {WEIGHT: self._weight(EMA in lacked, step)}
 
-    def _weight(self, is_new: bool, step: Any) -> Any:
+    def _weight(self, is_new: bool, step: object) -> Tensor | float:
         """The weight of a parameter in its average, which begins with the first step."""
         weight = 1 - cast("float", self.ema_decay)
         if isinstance(step, Tensor) and not is_new:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.options.option import Option
@@ -33,7 +31,7 @@ class Clipping(Option):
                     raise InvalidArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
                 object.__setattr__(self, name, number)
 
-    def gradient_transforms(self) -> Mapping[str, Any]:
+    def gradient_transforms(self) -> dict[str, float | bool | None]:
         return {
             "clipvalue": self.clip_grad_value,
             "global_clipnorm": self.clip_grad_norm,

@@ -44,31 +44,33 @@ def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
     )
 
 
-def _untouched_0(var: Any) -> Any:
+def _untouched_0(var: object) -> Any:
     return (var,)
 
 
-def _untouched_1(var: Any, a: Any) -> Any:
+def _untouched_1(var: object, a: object) -> Any:
     return var, a
 
 
-def _untouched_2(var: Any, a: Any, b: Any) -> Any:
+def _untouched_2(var: object, a: object, b: object) -> Any:
     return var, a, b
 
 
-def _untouched_3(var: Any, a: Any, b: Any, c: Any) -> Any:
+def _untouched_3(var: object, a: object, b: object, c: object) -> Any:
     return var, a, b, c
 
 
-def _untouched_4(var: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def _untouched_4(var: object, a: object, b: object, c: object, d: object) -> Any:
     return var, a, b, c, d
 
 
-def _untouched_5(var: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+def _untouched_5(var: object, a: object, b: object, c: object, d: object, e: object) -> Any:
     return var, a, b, c, d, e
 
 
-def _untouched_6(var: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+def _untouched_6(
+    var: object, a: object, b: object, c: object, d: object, e: object, f: object
+) -> Any:
     return var, a, b, c, d, e, f
 
 

@@ -54,7 +54,7 @@ class Larc(NamedTuple):
                 ratio = of.where((sizes == 0) & (bounds == 0), 0.0, ratio)
             return of.maximum(ratio, of.full_like(ratio, float(self.min_update)))
 
-    def factors(self, ratios: Any, dtypes: Sequence[torch.dtype]) -> Any:
+    def factors(self, ratios: object, dtypes: Sequence[torch.dtype]) -> Any:
         """What gradients of variables of these dtypes are multiplied by; finite or NaN."""
         is_array = not isinstance(ratios, torch.Tensor)
         found = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore

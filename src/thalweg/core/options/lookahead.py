@@ -5,7 +5,7 @@ Zhang et al. 2019, algorithm 1; https://arxiv.org/abs/1907.08610.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral
@@ -72,10 +72,10 @@ class Lookahead(Option):
     def rule(self, rule: Rule) -> Rule:
         return with_slow_weights(rule)
 
-    def scalars(self, lacked: Container[str], step: Any) -> Mapping[str, Any]:
+    def scalars(self, lacked: Container[str], step: object) -> dict[str, Tensor | float]:
         return {SHARE: self._share(step)}
 
-    def _share(self, step: Any) -> Any:
+    def _share(self, step: Any) -> Tensor | float:
         """How far the slow weights go in the step after `step` others."""
         every = self.lookahead or 1
         # A count that somebody put there may have a fraction.

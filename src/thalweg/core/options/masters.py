@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +35,7 @@ class Masters(Option):
     def keeps(self, param: Tensor) -> bool:
         return param.dtype in REDUCED
 
-    def gradient_transforms(self) -> Mapping[str, Any]:
+    def gradient_transforms(self) -> dict[str, bool]:
         return {"narrow": True}
 
 

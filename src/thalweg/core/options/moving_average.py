@@ -47,7 +47,7 @@ def move(
     kept: PlanCache,
     averages: Sequence[Tensor],
     values: Sequence[Tensor],
-    share: Any,
+    share: object,
     counts: Sequence[Call] = (),
     begun: list[str] | None = None,
 ) -> None:
@@ -68,7 +68,7 @@ def move(
         raise_first(take(hooks, kept, pairs).errors)
 
 
-def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: Any) -> list[Call]:
+def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: object) -> list[Call]:
     """What divides an average that began at 0 by the weight it will have gathered."""
     weight = _gather_weight(share, step.item() + 1, scalar_type(step))
     source, target = biased.detach(), average.detach()

@@ -77,7 +77,7 @@ class Option:
         """The rule with what is done beside it, in the same pass over memory."""
         return rule
 
-    def scalars(self, lacked: Container[str], step: Any) -> Mapping[str, Any]:
+    def scalars(self, lacked: Container[str], step: object) -> Mapping[str, Any]:
         """What the formulas that `rule` adds are given.
 
         Args:

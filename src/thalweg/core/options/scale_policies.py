@@ -55,17 +55,17 @@ def answer(
     return Decision(taken if is_there else bool(taken), calls)
 
 
-def _overflows(has_nan: Any, amax: Any) -> Any:
+def _overflows(has_nan: object, amax: object) -> Any:
     return has_nan | ~vectors.functions_of(amax).isfinite(amax)
 
 
-def _clamp_scale(scale: Any, params: Mapping[str, Any]) -> Any:
+def _clamp_scale(scale: object, params: Mapping[str, Any]) -> Any:
     lowest, highest = (float(np.float32(params[name])) for name in ("scale_min", "scale_max"))
     return vectors.at_least(vectors.at_most(scale, highest), lowest)
 
 
 def dynamic(
-    state: State, _: Any, overflow: Any, *, multiplier: float, increment_period: int
+    state: State, _: object, overflow: object, *, multiplier: float, increment_period: int
 ) -> State:
     """`tf.train.experimental.DynamicLossScale`: at least 1, and finite.
 
@@ -84,7 +84,7 @@ def dynamic(
     }
 
 
-def backoff(state: State, _: Any, overflow: Any, **params: Any) -> State:
+def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
     """OpenSeq2Seq's "Backoff": see `BackoffScaler` there, also for the parameters."""
     scale, iteration = state["scale"], state["iteration"]
     last = state["last_overflow_iteration"]

@@ -57,7 +57,7 @@ class StateStorage(NamedTuple):
         """The device of a tensor in a parameter's state; sums are where the gradients are."""
         return param.device if self.device is None or name == SUM else self.device
 
-    def brought_home(self, own: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
+    def brought_home(self, own: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
         """Tensors of a parameter's state that others have moved to its device."""
         if not self.is_away(param):
             return {}

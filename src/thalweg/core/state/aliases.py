@@ -16,12 +16,12 @@ _ALIGNED = 16  # bytes, a multiple of each element's size
 _Place = tuple[Tensor, Entry, Any]  # the entry's plain tensor, the entry, what it is set to
 
 
-def conflicts(pairs: Iterable[tuple[Entry, Any]]) -> list[str]:
+def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
     """Which entries would not keep what they are set to, in words."""
     return [each for group in _groups(pairs) for each in _of_group(_distinct(group))]
 
 
-def _groups(pairs: Iterable[tuple[Entry, Any]]) -> Iterator[list[_Place]]:
+def _groups(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Place]]:
     """Those that lie in one run of memory, in the order in which they are set."""
     places = [(plain(entry.own), entry, value) for entry, value in pairs]
     found = [

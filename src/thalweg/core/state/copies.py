@@ -30,7 +30,7 @@ def staged(holder: _T) -> _T:
     return _staged(holder, {})
 
 
-def _staged(holder: _T, twins: dict[int, Any]) -> _T:
+def _staged(holder: _T, twins: dict[int, object]) -> _T:
     twin = twins[id(holder)] = object.__new__(type(holder))
     own: dict[str, Any] = {}
     for name, value in vars(holder).items():
@@ -44,12 +44,12 @@ def _staged(holder: _T, twins: dict[int, Any]) -> _T:
     return twin
 
 
-def published(holder: Any, twin: Any) -> list[Call]:
+def published(holder: object, twin: object) -> list[Call]:
     """The calls, in C alone, after which `holder` has all that `twin` has."""
     return _published(holder, twin, set())
 
 
-def _published(holder: Any, twin: Any, done: set[int]) -> list[Call]:
+def _published(holder: object, twin: object, done: set[int]) -> list[Call]:
     done.add(id(holder))
     given: dict[str, Any] = {**vars(twin)}
     made: list[Call] = []
@@ -63,7 +63,7 @@ def _published(holder: Any, twin: Any, done: set[int]) -> list[Call]:
 
 
 @contextlib.contextmanager
-def whole(holder: Any, unless: Sequence[Any] = ()) -> Generator[None]:
+def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
     """Let a block make slots and variables of a holder: all of them, or none if it fails.
 
     Args:
@@ -80,7 +80,7 @@ def whole(holder: Any, unless: Sequence[Any] = ()) -> Generator[None]:
 
 
 def making(
-    holder: Any, variables: Iterable[Any], unless: Sequence[Any] = ()
+    holder: Any, variables: Iterable[object], unless: Sequence[object] = ()
 ) -> contextlib.AbstractContextManager[None]:
     """`whole`; nothing, where the holder has slots of all these variables and need make none."""
     known = set(map(id, holder._slots.owners()))
@@ -115,7 +115,7 @@ class Copied(Staged):
             made.__setstate__(self.__getstate__())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         made = self._blank()
         memo[id(self)] = made
         with self._locked():

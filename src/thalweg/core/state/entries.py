@@ -171,14 +171,14 @@ class Number:
     def read(self) -> int | float:
         return self.value
 
-    def difference(self, given: Any) -> str | None:
+    def difference(self, given: object) -> str | None:
         try:
             self.setting(given)
         except (InvalidTypeError, InvalidArgumentError):
             return f"{self.name!r} is {shown(given)}, no number that fits"
         return None
 
-    def calls(self, given: Any, is_ours: bool = False) -> list[Call]:
+    def calls(self, given: object, is_ours: bool = False) -> list[Call]:
         return self.setting(given)
 
 
@@ -190,7 +190,7 @@ class Compared(Protocol):
 
     @property
     def name(self) -> str: ...
-    def difference(self, given: Any) -> str | None: ...
+    def difference(self, given: object) -> str | None: ...
 
 
 def room_for(given: Any) -> Tensor:
@@ -201,7 +201,7 @@ def room_for(given: Any) -> Tensor:
         return torch.empty(given.shape, dtype=given.dtype, device=given.device)
 
 
-def flaw(given: Any) -> str | None:
+def flaw(given: object) -> str | None:
     """What is wrong with a value where a tensor is wanted, whatever its shape and dtype."""
     if not isinstance(given, Tensor):
         return f"no tensor but {shown(given)}"

@@ -33,7 +33,7 @@ Given = tuple[Sequence[Item], Mapping[str, Any], bool]
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
 
 
-def check_eager(what: str, own: Iterable[Any] = (), is_eager: object = True) -> None:
+def check_eager(what: str, own: Iterable[object] = (), is_eager: object = True) -> None:
     """Refuse a state that is not eager, or has symbols among its `own`; say who saves it."""
     if not is_eager or any(map(is_symbolic, own)):
         raise FailedPreconditionError(
@@ -162,7 +162,7 @@ def _check_aliases(loadings: Sequence[Loading]) -> None:
 
 
 def fitting(
-    entries: Sequence[Item], given: Mapping[str, Any], what: str, then: Iterable[Call] = ()
+    entries: Sequence[Item], given: Mapping[str, object], what: str, then: Iterable[Call] = ()
 ) -> Loading:
     """A state that has all entries and nothing else.
 
@@ -199,7 +199,7 @@ class StateDict(Copied):
 
     @contextmanager
     def _loading(
-        self, state_dict: Any, var_list: Any = None, names: Names = keys_of
+        self, state_dict: object, var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
         """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
         given, variables = self._given_state(state_dict, var_list)
@@ -207,11 +207,11 @@ class StateDict(Copied):
             yield self._fitting(given, variables, names)
             self._loaded()
 
-    def _given_state(self, state_dict: Any, var_list: Any) -> tuple[Any, Any]:
+    def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
         """A state as this face has it, and its variables; what is none raises."""
         raise NotImplementedError
 
-    def _fitting(self, given: Any, variables: Any, names: Names) -> Loading:
+    def _fitting(self, given: object, variables: object, names: Names) -> Loading:
         made = staged(self)
         made._forget_awaited()
         what, parts = made._state_parts(given, variables, names)
@@ -220,7 +220,9 @@ class StateDict(Copied):
     def _forget_awaited(self) -> None:
         """Let go of what waits for slots to be made."""
 
-    def _state_parts(self, given: Any, variables: Any, names: Names) -> tuple[str, list[Given]]:
+    def _state_parts(
+        self, given: object, variables: object, names: Names
+    ) -> tuple[str, list[Given]]:
         """Whose state it is, and the entries that its parts set; makes these."""
         raise NotImplementedError
 

@@ -51,7 +51,7 @@ def positioned_keys_of(variables: Sequence[Any]) -> list[str]:
 
 
 def as_now(
-    given: Mapping[str, Any], before: Sequence[str], now: Sequence[str]
+    given: Mapping[str, object], before: Sequence[str], now: Sequence[str]
 ) -> Mapping[str, Any]:
     """A state by the names of today, if it has those of before.
 

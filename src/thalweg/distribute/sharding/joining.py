@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from thalweg.indexed_slices import IndexedSlices
 _LARGE = 2**18  # bytes of a part that is sent from where it lies: to copy it would take longer
 
 
-def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, Any]], size: int) -> None:
+def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]], size: int) -> None:
     """Set tensors to what the ranks have made of their parts.
 
     Args:

@@ -30,7 +30,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of, variable_constraint
 
 
-def keep_local_slots(store: SlotStore, variables: Sequence[Any]) -> None:
+def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
     """Have a store keep slots of local parts, if there are DTensors among the variables."""
     if store.parts is None and any_on_mesh(variables):
         store.parts = Locals()
@@ -146,7 +146,7 @@ class LocalStep:
             copies=copies,
         )
 
-    def _local_gradient(self, grad: Any, var: Tensor) -> Any:
+    def _local_gradient(self, grad: Any, var: Tensor) -> IndexedSlices | Tensor:
         return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
 
     def measure_whole(self, ready: Ready, asked: Request) -> Measures:

@@ -43,7 +43,9 @@ class Captured:
     numbers: list[str]
     inputs: list[Any]
 
-    def values_in_run(self, numbers: Sequence[Any], tensors: dict[Any, Any]) -> dict[Any, Any]:
+    def values_in_run(
+        self, numbers: Sequence[object], tensors: dict[object, object]
+    ) -> dict[Any, Any]:
         """All values of a run, as `Hyperparameters.knowing` takes them."""
         found = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
         for key, value in tensors.items():
@@ -72,7 +74,7 @@ def capture_hypers(
     return Captured(fixed, numbers, [read, tensors])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, GraphVariable) and value.shape == () and value.dtype in _NUMBERS
 
 

@@ -96,7 +96,7 @@ def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any
 
 
 def _add_count(
-    optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[Any]
+    optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[object]
 ) -> Any:
     """The operation that counts a step after its updates."""
 

@@ -25,7 +25,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def session(op_input_list: Sequence[Any] = ()) -> Session:
+def session(op_input_list: Sequence[object] = ()) -> Session:
     """See `thalweg.keras.backend.get_session`."""
     graph = first_graph(op_input_list)
     found = _find_session(graph)
@@ -34,12 +34,12 @@ def session(op_input_list: Sequence[Any] = ()) -> Session:
     return _initialize_new(found)
 
 
-def use_session(session: Any) -> None:
+def use_session(session: object) -> None:
     """See `thalweg.keras.backend.set_session`."""
     _thread.session = session
 
 
-def values(symbols: Sequence[Any]) -> list[Any]:
+def values(symbols: Sequence[object]) -> list[Any]:
     """See `GraphMode`."""
     return _session_of(symbols[0], "read").run(list(symbols))
 
@@ -49,7 +49,7 @@ def assign(values: Mapping[Any, Tensor]) -> None:
     _session_of(next(iter(values)), "set").load_all(values)
 
 
-def config_value(symbol: Any) -> Any:
+def config_value(symbol: object) -> Any:
     """See `GraphMode`."""
     if isinstance(symbol, GraphVariable) and _find_session(symbol.graph) is None:
         return Session(graph=symbol.graph).run(symbol.initial_value)
@@ -72,7 +72,7 @@ def _session_of(x: Any, purpose: str) -> Session:
     return _initialize_new(found)
 
 
-def _find_session(graph: Any) -> Any:
+def _find_session(graph: object) -> Any:
     known = (current_session(), get_default_session(), _thread.session)
     return next((s for s in known if s is not None and s.graph is graph and not s.closed), None)
 

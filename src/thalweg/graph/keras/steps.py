@@ -38,7 +38,7 @@ GradsAndVars = list[tuple[Any, Any]]
 Step = Callable[[list[Any], list[Tensor]], None]
 
 
-def gradients(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVars:
+def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> GradsAndVars:
     """See `GraphMode`; the variables may be other tensors, too."""
     own = [graph_variable_of(var) for var in variables]
     for var in own:
@@ -52,8 +52,8 @@ def gradients(loss: Any, variables: Sequence[Any], grad_loss: Any) -> GradsAndVa
 
 
 def apply_gradients(
-    optimizer: Any, given: Sequence[tuple[Any, Any]], name: str | None, aggregates: bool
-) -> Any:
+    optimizer: Any, given: Sequence[tuple[object, object]], name: str | None, aggregates: bool
+) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """See `GraphMode`."""
     if not given:
         return _add_empty_step(optimizer)
@@ -92,7 +92,7 @@ def _add_step(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Ope
         optimizer._create_all_weights(variables)
         read = capture_hypers(optimizer, called, [var.dtype for var in variables])
 
-        def run_step(grads: list[Any], leaves: list[Tensor], *values: Any) -> None:
+        def run_step(grads: list[object], leaves: list[Tensor], *values: Any) -> None:
             with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
                 step(grads, leaves)
 
@@ -117,7 +117,7 @@ def learning_rate(optimizer: Any, dtype: torch.dtype) -> Any:
     step = optimizer.iterations
     read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
 
-    def compute_rate(_: Any, *values: Any) -> Tensor:
+    def compute_rate(_: object, *values: Any) -> Tensor:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
             return torch.tensor(optimizer._learning_rate(compute_dtype(dtype)), dtype=dtype)
 

@@ -14,20 +14,20 @@ from thalweg.ground.running import current_session, graph_of, is_symbolic
 OWN = "keras_variables"  # a collection: what a session initializes by itself
 
 
-def variable(initial_value: Any, name: str, trainable: bool = False) -> GraphVariable:
+def variable(initial_value: object, name: str, trainable: bool = False) -> GraphVariable:
     """See `GraphMode`."""
     title = f"{get_default_graph().scope}{name}"
     return track(make_variable(initial_value, title, trainable=trainable))
 
 
-def track(variable: Any) -> Any:
+def track(variable: object) -> Any:
     """Let sessions that `get_session` returns initialize a variable of a graph."""
     if isinstance(variable, GraphVariable):
         variable.graph.add_to_collection(OWN, variable)
     return variable
 
 
-def slot(var: GraphVariable, value: Any, name: str) -> GraphVariable:
+def slot(var: GraphVariable, value: object, name: str) -> GraphVariable:
     """See `GraphMode`."""
     return make_variable(value, name, like=var)
 
@@ -44,7 +44,7 @@ def check_graph(variables: Iterable[Any], name: str) -> None:
             )
 
 
-def kept_in_graph(optimizer: Any, variables: Sequence[Any]) -> list[GraphVariable]:
+def kept_in_graph(optimizer: Any, variables: Sequence[object]) -> list[GraphVariable]:
     """The variables of the graph that a step of these variables writes to beside them."""
     found: list[Any] = []
     for each in optimizer._with_inner():

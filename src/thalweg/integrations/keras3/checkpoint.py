@@ -35,7 +35,7 @@ class StateDict:
             return {**self.wrapped.state_dict(), _BESIDE: state.snapshot(self._beside())}
 
     @untraced
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Set all state from `state_dict()`; all or nothing.
 
         Before the optimizer is built, slots wait for their variables.

@@ -54,7 +54,7 @@ def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]
 
     class Over(NamedOptimizer):
         @wraps(wrapped.__init__)
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args: object, **kwargs: object) -> None:
             own = arguments.bind(*args, **{key: kwargs[key] for key in kwargs if key in known})
             if "learning_rate" in own.arguments:
                 own.arguments["learning_rate"] = for_thalweg(own.arguments["learning_rate"])

@@ -39,7 +39,7 @@ class Lender(FusedOptimizer):
 class Variables(list[Any]):
     """The variables that Keras reads as `variables` and TensorFlow as `variables()`."""
 
-    def __init__(self, of_keras: Sequence[Any], own: Sequence[Any]) -> None:
+    def __init__(self, of_keras: Sequence[object], own: Sequence[object]) -> None:
         super().__init__(of_keras)
         self._own = own
 
@@ -59,10 +59,10 @@ class Lent(Optimizer):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._own_class(*args, **kwargs)
 
-    def _blank(self) -> Any:
+    def _blank(self) -> Optimizer:
         return self._own_class.__new__(self._own_class)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         _, *rest = super().__reduce_ex__(protocol)
         return (Optimizer.__new__, *rest)
 
@@ -74,7 +74,7 @@ class Lent(Optimizer):
                 raise
         return getattr(vars(self)[_LENDER], name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         is_own = name in vars(self) or name in self._hyper or hasattr(self._own_class, name)
         if self._lends(name) and not is_own:
             setattr(vars(self)[_LENDER], name, value)
@@ -89,7 +89,7 @@ class Lent(Optimizer):
         """Keras' variables of all state; called, the optimizer's weights."""
         return Variables(vars(self)[_LENDER].variables, self.weights)
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
+    def set_weights(self, weights: Sequence[object]) -> None:
         """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
         lender = vars(self)[_LENDER]
         if len(weights) == len(lender.variables) != len(self.weights):

@@ -111,7 +111,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
 
     @untraced
     def _backend_update_step(
-        self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
+        self, grads: Sequence[object], trainable_variables: Sequence[object], learning_rate: object
     ) -> None:
         if in_stateless_scope():
             self._apply_stateless(grads, trainable_variables)
@@ -173,7 +173,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
         return self._get_current_learning_rate()
 
     @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
+    def learning_rate(self, learning_rate: object) -> None:
         rate = for_thalweg(learning_rate)
         if callable(rate) and not isinstance(rate, Tensor):
             self.wrapped._set_hyper("learning_rate", rate)
@@ -188,7 +188,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
             return getattr(wrapped, name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         wrapped = self.__dict__.get("wrapped")
         name = "learning_rate" if name == "lr" else name
         if wrapped is not None and name in wrapped._hyper and name != "learning_rate":
@@ -200,7 +200,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
         """The wrapped optimizer's: `iterations`, then the slots, as NumPy arrays."""
         return self.wrapped.get_weights()
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
+    def set_weights(self, weights: Sequence[object]) -> None:
         """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
         if len(weights) == len(self.variables) != len(self.wrapped.weights):
             with self.wrapped._lock.to_load():
@@ -209,12 +209,12 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
         else:
             self.wrapped.set_weights(weights)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: object) -> None:
         """Put the state into a saved model."""
         with self.wrapped._lock:
             super().save_own_variables(store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: object) -> None:
         """Set the state from a saved model.
 
         Raises:

@@ -45,5 +45,5 @@ class ClippingOptions:
     def global_clipnorm(self, value: float | None) -> None:
         self._set_option("global_clipnorm", value)
 
-    def _clip_gradients(self, grads: Sequence[Any]) -> Sequence[Any]:
+    def _clip_gradients(self, grads: Sequence[object]) -> Sequence[Any]:
         return grads

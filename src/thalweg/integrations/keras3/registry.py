@@ -47,5 +47,5 @@ def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None =
     return optimizers.deserialize({**written, "config": config}, known)
 
 
-def _is_schedule(value: Any) -> bool:
+def _is_schedule(value: object) -> bool:
     return isinstance(value, dict) and "class_name" in value

@@ -63,7 +63,7 @@ class KerasSchedule(LearningRateSchedule):
         return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
 
 
-def for_thalweg(rate: Any) -> Any:
+def for_thalweg(rate: object) -> Any:
     """A learning rate as thalweg's optimizers take it."""
     if isinstance(rate, Schedule):
         return rate.schedule

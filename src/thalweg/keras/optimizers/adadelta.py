@@ -35,11 +35,11 @@ class Adadelta(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        rho: Any = 0.95,
+        learning_rate: object = 0.001,
+        rho: object = 0.95,
         epsilon: float | None = 1e-7,
         name: str | None = "Adadelta",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
@@ -47,10 +47,10 @@ class Adadelta(BuiltIn):
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADADELTA
 
-    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[Any]:
         return self._with_iterations(weights)
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
         return self._hyper_tensors(dtype, "epsilon", "rho")
 
     def get_config(self) -> dict[str, Any]:

@@ -39,11 +39,11 @@ class Adagrad(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: object = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float | None = 1e-7,
         name: str | None = "Adagrad",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         start = as_number("initial_accumulator_value", initial_accumulator_value)
         if start < 0.0:
@@ -57,7 +57,7 @@ class Adagrad(BuiltIn):
     def _slot_initial(self, name: str) -> float:
         return self._initial_accumulator_value
 
-    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[Any]:
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -51,13 +51,13 @@ class Adam(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        beta_1: Any = 0.9,
-        beta_2: Any = 0.999,
+        learning_rate: object = 0.001,
+        beta_1: object = 0.9,
+        beta_2: object = 0.999,
         epsilon: float | None = 1e-7,
         amsgrad: bool = False,
         name: str | None = "Adam",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
@@ -69,7 +69,7 @@ class Adam(BuiltIn):
     def _choose_rule(self) -> Rule:
         return AMSGRAD if self.amsgrad else ADAM
 
-    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[Any]:
         # As in Keras, which drops what it takes for amsgrad's: also the one value that 3 n + 1 are
         # of no variables.
         if not self._weights and len(weights) == 1:
@@ -84,7 +84,7 @@ class Adam(BuiltIn):
         surplus = slots > 0 and slots % 2 == 0 and 2 * (len(weights) - 1) == 3 * slots
         return weights[: 1 + slots] if surplus and not self.amsgrad else weights
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
         own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         unbiased = torch.sqrt(1 - own["beta_2_power"]) / (1 - own["beta_1_power"])
         return {**own, "lr": state["lr_t"] * unbiased}

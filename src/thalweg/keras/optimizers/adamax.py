@@ -36,12 +36,12 @@ class Adamax(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        beta_1: Any = 0.9,
-        beta_2: Any = 0.999,
+        learning_rate: object = 0.001,
+        beta_1: object = 0.9,
+        beta_2: object = 0.999,
         epsilon: float | None = 1e-7,
         name: str | None = "Adamax",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)

@@ -13,7 +13,7 @@ from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 from thalweg.variable import as_dtype
 
 
-def as_epsilon(value: Any) -> Any:
+def as_epsilon(value: object) -> Any:
     """The number given for epsilon; None and 0 mean 1e-7.
 
     Raises:
@@ -39,7 +39,7 @@ class BuiltIn(RuleOptimizer):
         Optimizer.__init__(self, name, **kwargs)
         self._set_hyper("decay", self._initial_decay)
 
-    def _set_learning_rate(self, learning_rate: Any, kwargs: dict[str, Any]) -> None:
+    def _set_learning_rate(self, learning_rate: object, kwargs: dict[str, object]) -> None:
         given = check_value("learning_rate", learning_rate)  # also where `lr` is what counts
         self._set_hyper("learning_rate", kwargs.get("lr", given))
 
@@ -58,7 +58,7 @@ class BuiltIn(RuleOptimizer):
     def _exact_names(self) -> tuple[str, ...]:
         return tuple(self.EXACT.values())
 
-    def _hyper_tensors(self, dtype: Any, *names: str) -> dict[str, Any]:
+    def _hyper_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
         """Hyperparameters, and epsilon, as 0-d tensors."""
         own = [name for name in names if name != "epsilon"]
         found = {name: self._get_hyper(name, dtype) for name in own}
@@ -66,7 +66,7 @@ class BuiltIn(RuleOptimizer):
             found["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype))
         return found
 
-    def _beta_tensors(self, dtype: Any) -> dict[str, Any]:
+    def _beta_tensors(self, dtype: object) -> dict[str, Any]:
         """The betas, and their powers in this step, as 0-d tensors."""
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         found: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class BuiltIn(RuleOptimizer):
     def _hyper_config(self, *names: str) -> dict[str, Any]:
         return {name: self._serialize_hyperparameter(name) for name in names}
 
-    def _with_iterations(self, weights: list[Any]) -> list[Any]:
+    def _with_iterations(self, weights: list[object]) -> list[Any]:
         """A list of slots alone, as old checkpoints have it, with iterations 0 before it."""
         if len(self._weights) == len(weights) + 1:
             return [np.array(0), *weights]

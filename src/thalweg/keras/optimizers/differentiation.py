@@ -22,7 +22,7 @@ class Differentiation:
 
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Tensor]],
+        grads_and_vars: Iterable[tuple[object, Tensor]],
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
@@ -37,7 +37,7 @@ class Differentiation:
     def minimize(
         self,
         loss: Callable[[], Tensor] | Tensor,
-        var_list: Any = None,
+        var_list: object = None,
         grad_loss: Tensor | None = None,
         name: str | None = None,
         tape: GradientTape | None = None,
@@ -85,7 +85,7 @@ class Differentiation:
     def _compute_gradients(
         self,
         loss: Callable[[], Tensor] | Tensor,
-        var_list: Any,
+        var_list: object,
         grad_loss: Tensor | None = None,
         tape: GradientTape | None = None,
     ) -> list[tuple[Any, Tensor]]:
@@ -141,12 +141,12 @@ class Differentiation:
         return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
 
 
-def _check_sources(given: Sequence[Any]) -> None:
+def _check_sources(given: Sequence[object]) -> None:
     """Refuse what can have no gradient. A tensor that is no variable can, but cannot be updated."""
     check_variables([x for x in given if is_variable(x) or not isinstance(x, Tensor)])
 
 
-def _check_all(pairs: Iterable[tuple[Any, Any]]) -> None:
+def _check_all(pairs: Iterable[tuple[object, object]]) -> None:
     gradients, variables = zip(*pairs, strict=True)
     for grad, title in zip(gradients, titles_of(variables), strict=True):
         if grad is None:

@@ -52,7 +52,7 @@ class Ftrl(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: object = 0.001,
         learning_rate_power: float = -0.5,
         initial_accumulator_value: float = 0.1,
         l1_regularization_strength: float = 0.0,
@@ -60,7 +60,7 @@ class Ftrl(BuiltIn):
         name: str | None = "Ftrl",
         l2_shrinkage_regularization_strength: float = 0.0,
         beta: float = 0.0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(name, **kwargs)
         power = as_number("learning_rate_power", learning_rate_power)
@@ -115,7 +115,7 @@ class Ftrl(BuiltIn):
             slot for pair in zip(made[:half], made[half:], strict=True) for slot in pair
         ]
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
         own = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)

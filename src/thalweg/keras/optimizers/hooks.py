@@ -26,25 +26,27 @@ from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
     """The coefficients of a step by device and dtype; a device may be given by its name."""
 
-    def __init__(self, given: dict[tuple[Any, torch.dtype], dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, given: dict[tuple[object, torch.dtype], dict[str, object]] | None = None
+    ) -> None:
         super().__init__()
         if given:
             self.update({_by_name(key): value for key, value in given.items()})
 
-    def __getitem__(self, key: tuple[Any, torch.dtype]) -> dict[str, Any]:
+    def __getitem__(self, key: tuple[object, torch.dtype]) -> dict[str, Any]:
         return super().__getitem__(_by_name(key))
 
-    def __setitem__(self, key: tuple[Any, torch.dtype], value: dict[str, Any]) -> None:
+    def __setitem__(self, key: tuple[object, torch.dtype], value: dict[str, object]) -> None:
         super().__setitem__(_by_name(key), value)
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(_by_name(key))
 
-    def get(self, key: tuple[Any, torch.dtype], default: Any = None) -> Any:
+    def get(self, key: tuple[object, torch.dtype], default: object = None) -> Any:
         return super().get(_by_name(key), default)
 
 
-def _by_name(key: Any) -> Any:
+def _by_name(key: object) -> Any:
     return (str(key[0]), *key[1:]) if isinstance(key, tuple) and key else key
 
 
@@ -79,7 +81,7 @@ class KerasHooks(Hooks):
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         return list(map(self._title_of, variables))
 
-    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, given: Sequence[tuple[object, object]]) -> list[Pair]:
         pairs = as_pairs(given)
         check_variables([var for _, var in pairs])
         return self._convert_gradients(with_gradients(pairs, self._name_variables(pairs)))
@@ -90,7 +92,7 @@ class KerasHooks(Hooks):
         self._names = dict(zip(map(id, variables), titles, strict=True))
         return titles
 
-    def _convert_gradients(self, pairs: Iterable[tuple[Any, Tensor]]) -> list[Pair]:
+    def _convert_gradients(self, pairs: Iterable[tuple[object, Tensor]]) -> list[Pair]:
         return [
             (as_gradient(grad, var, self._title_of(var)), var)
             for grad, var in pairs
@@ -216,7 +218,7 @@ class AloneHooks(RuleHooks):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: object,
         apply_state: ApplyState | None,
         rates: dict[Dtype, float] | None = None,
     ) -> None:
@@ -255,7 +257,7 @@ class ComplexHooks(AloneHooks):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: object,
         apply_state: ApplyState | None,
         var: Tensor,
         rates: dict[Dtype, float] | None = None,
@@ -295,7 +297,7 @@ def has_hooks(optimizer: Any) -> bool:
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 
 
-def with_gradients(pairs: Sequence[tuple[Any, Any]], titles: Sequence[str]) -> list[Any]:
+def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]) -> list[Any]:
     """The pairs that have a gradient.
 
     Raises:

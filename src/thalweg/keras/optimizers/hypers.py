@@ -75,7 +75,7 @@ class Hypers(TrackableSlots):
         for name, made in self._hyper.create(self._make_variable).items():
             self._handle_deferred_dependencies(name=name, trackable=made)
 
-    def _make_variable(self, name: str, initial_value: Any) -> Any:
+    def _make_variable(self, name: str, initial_value: object) -> Variable | None:
         """A variable of the optimizer that is not trained.
 
         In graph mode it is one of the graph, named below the current name scope.
@@ -109,7 +109,7 @@ class Hypers(TrackableSlots):
         hint = _TORCH.get(name, "")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         hyper = self.__dict__.get("_hyper")
         key = "learning_rate" if name == "lr" else name
         if hyper is None or key not in hyper:
@@ -144,7 +144,7 @@ class Hypers(TrackableSlots):
             rate = as_hyper(inverse_time(rate, step, 1, decay, staircase=False), dtype)
         return rate
 
-    def _decayed_lr(self, var_dtype: Any) -> Tensor:
+    def _decayed_lr(self, var_dtype: object) -> Tensor:
         """The learning rate of this step as a 0-d tensor, for subclasses' own arithmetic.
 
         While a graph is built, it is a tensor of the graph.

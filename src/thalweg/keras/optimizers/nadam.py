@@ -55,12 +55,12 @@ class Nadam(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        beta_1: Any = 0.9,
-        beta_2: Any = 0.999,
+        learning_rate: object = 0.001,
+        beta_1: object = 0.9,
+        beta_2: object = 0.999,
         epsilon: float | None = 1e-7,
         name: str | None = "Nadam",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if "decay" in kwargs:
             warn(
@@ -121,7 +121,7 @@ class Nadam(BuiltIn):
         self._cache = self._make_tracked_variable(torch.ones((), dtype=dtype), "momentum_cache")
         self._weights.append(self._cache)
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, Any]:
         own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)

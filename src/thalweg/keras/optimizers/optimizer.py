@@ -69,7 +69,7 @@ def _in_replicas() -> Any:
         return import_module("thalweg.keras.optimizers.replicas")
 
 
-def _quick_step(optimizer: Any, kept: PlanCache, given: Any) -> Any:
+def _quick_step(optimizer: object, kept: PlanCache, given: object) -> Any:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
         from thalweg.keras.optimizers.steady import SteadyKerasApply
@@ -166,7 +166,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     @untraced
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Tensor]],
+        grads_and_vars: Iterable[tuple[object, Tensor]],
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
@@ -212,7 +212,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
                 say_what_became(error, kept, before)
             raise
 
-    def _step_alone(self, given: Any, name: str | None, aggregates: bool) -> Any:
+    def _step_alone(self, given: object, name: str | None, aggregates: bool) -> Tensor | None:
         """Apply gradients outside of any strategy."""
         given = given if type(given) is list else as_pairs(given)
         if not given:
@@ -239,8 +239,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         return take(hooks, kept, given, how, tries=False)
 
     def _end_step(
-        self, outcome: Outcome | None, given: Any, name: str | None, aggregates: bool
-    ) -> Any:
+        self, outcome: Outcome | None, given: object, name: str | None, aggregates: bool
+    ) -> Tensor | None:
         """What `apply_gradients` returns after a step."""
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(given), name, aggregates)
@@ -267,7 +267,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         """Whether a step counts more than `iterations`."""
         return cls._counting_calls is not Optimizer._counting_calls
 
-    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         super()._take_store(store, taken)
         self._plans = Plans()
 
@@ -319,7 +319,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             own["lr_t"] = self._decayed_lr(var_dtype)
         own.update(self._step_coefficients(var_dtype, own))
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
         """What a class of the library adds to `state` for its subclasses' hooks, under the names
         that it has in TensorFlow.
         """
@@ -454,7 +454,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         return cls(**config)
 
 
-def _has_dtensors(given: Any) -> bool:
+def _has_dtensors(given: object) -> bool:
     return any(is_on_mesh(var) for _, var in as_pairs(given))
 
 

@@ -33,13 +33,13 @@ def as_option(key: str, value: Any) -> Any:
     return value
 
 
-def _checked_aggregator(function: Any) -> Any:
+def _checked_aggregator(function: object) -> Any:
     if function is not None and not callable(function):
         raise InvalidTypeError(f"gradient_aggregator must be a function, not {function!r}.")
     return function
 
 
-def _checked_transformers(functions: Any) -> list[Transformer]:
+def _checked_transformers(functions: object) -> list[Transformer]:
     if functions is None:
         return []
     found: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]

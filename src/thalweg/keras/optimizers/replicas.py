@@ -46,7 +46,7 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
         return optimizer._end_step(outcome, given, name, aggregates and not sums_first)
 
 
-def waited_for(optimizer: Any) -> AbstractContextManager[None]:
+def waited_for(optimizer: object) -> AbstractContextManager[None]:
     """The block in which gradients are computed, for which other replicas wait."""
     if _sums_first(optimizer):
         return distribute.guard_backward(optimizer)

@@ -45,13 +45,13 @@ class RMSprop(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        rho: Any = 0.9,
-        momentum: Any = 0.0,
+        learning_rate: object = 0.001,
+        rho: object = 0.9,
+        momentum: object = 0.0,
         epsilon: float | None = 1e-7,
         centered: bool = False,
         name: str | None = "RMSprop",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
@@ -67,7 +67,7 @@ class RMSprop(BuiltIn):
             return CENTERED_MOMENTUM_RMSPROP if self.centered else MOMENTUM_RMSPROP
         return CENTERED_RMSPROP if self.centered else RMSPROP
 
-    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[Any]:
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from thalweg.ground.running import is_symbolic
 from thalweg.indexed_slices import IndexedSlices
 
 
-def rows_of(values: Any, indices: Any) -> Any:
+def rows_of(values: object, indices: object) -> IndexedSlices | None:
     """Rows of a tensor: `values` at `indices`."""
     if is_symbolic(values) or is_symbolic(indices):
         return graph_mode().slices(values, indices)
     return IndexedSlices(values, indices)
 
 
-def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
+def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
     """The sums of rows that are named more than once, and the indices, each once.
 
     Args:

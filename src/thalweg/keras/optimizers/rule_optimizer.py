@@ -63,7 +63,7 @@ class RuleOptimizer(Optimizer):
     def __init__(
         self,
         rule: Rule,
-        learning_rate: Any = None,
+        learning_rate: object = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:

@@ -66,7 +66,7 @@ def deserialize(
     return cls.from_config(dict(config.get("config") or {}), custom_objects)
 
 
-def get(identifier: Any, use_legacy_optimizer: bool = False) -> Optimizer:
+def get(identifier: object, use_legacy_optimizer: bool = False) -> Optimizer:
     """An optimizer by name, by configuration, or itself.
 
     Args:

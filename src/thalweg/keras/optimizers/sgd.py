@@ -47,11 +47,11 @@ class SGD(BuiltIn):
 
     def __init__(
         self,
-        learning_rate: Any = 0.01,
-        momentum: Any = 0.0,
+        learning_rate: object = 0.01,
+        momentum: object = 0.0,
         nesterov: bool = False,
         name: str | None = "SGD",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
@@ -65,7 +65,7 @@ class SGD(BuiltIn):
             return PLAIN
         return NESTEROV if self.nesterov else MOMENTUM
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
         return self._hyper_tensors(dtype, "momentum")
 
     def get_config(self) -> dict[str, Any]:

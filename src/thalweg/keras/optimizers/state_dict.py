@@ -104,7 +104,7 @@ class StateDict(TrackableSlots, state.StateDict):
 
     @untraced
     def load_state_dict(
-        self, state_dict: dict[str, Any], var_list: Sequence[Tensor] | None = None
+        self, state_dict: dict[str, object], var_list: Sequence[Tensor] | None = None
     ) -> None:
         """Set all state from `state_dict()`; all or nothing.
 
@@ -123,13 +123,13 @@ class StateDict(TrackableSlots, state.StateDict):
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
 
-    def _given_state(self, state_dict: Any, var_list: Any) -> tuple[Any, Any]:
+    def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
         return state_dict, var_list
 
-    def _check_eager(self, variables: Sequence[Any] = ()) -> None:
+    def _check_eager(self, variables: Sequence[object] = ()) -> None:
         own = [*self._weights, *self._own_children().values(), *variables]
         state.check_eager(f"The state of {self._name}", own, self._weights or executing_eagerly())
 
@@ -225,7 +225,7 @@ class StateDict(TrackableSlots, state.StateDict):
         state.restore(state.Loading([(each, known[each.name]) for each in entries], pops))
 
 
-def _check_form(given: Any, class_name: str) -> None:
+def _check_form(given: object, class_name: str) -> None:
     """Refuse what is no state of this class of optimizer."""
     if not isinstance(given, dict) or not isinstance(given.get("class_name"), str):
         raise ValueError(
@@ -239,6 +239,17 @@ def _check_form(given: Any, class_name: str) -> None:
     version = given.get("format")
     if type(version) is not int or version != FORMAT:
         raise state.mismatch([f"The state is of format {state.shown(version)}, not {FORMAT}"])
+    found = _find_strange_parts(given)
+    if not found:
+        slots: Any = given["slots"]
+        if len(_flatten_slots(slots)) < sum(len(own) or 1 for own in slots.values()):
+            found = ["two slots have the same name"]
+    if found:
+        raise state.mismatch(found)
+
+
+def _find_strange_parts(given: dict[str, Any]) -> list[str]:
+    """What is missing, is too much, or is no dictionary of names."""
     found = [f"the state has no {key!r}" for key in _PARTS if key not in given]
     found += state.differences([], {key: None for key in given if key not in _PARTS})
     parts = {key: given[key] for key in _SECTIONS if key in given}
@@ -250,12 +261,7 @@ def _check_form(given: Any, class_name: str) -> None:
         else:
             names = [state.shown(name) for name in part if not isinstance(name, str)]
             found += [f"{title}: {name} is no name" for name in names]
-    if not found and len(_flatten_slots(given["slots"])) < sum(
-        len(o) or 1 for o in given["slots"].values()
-    ):
-        found.append("two slots have the same name")
-    if found:
-        raise state.mismatch(found)
+    return found
 
 
 def _titles_of(variables: Sequence[Tensor]) -> list[str]:
@@ -263,7 +269,7 @@ def _titles_of(variables: Sequence[Tensor]) -> list[str]:
     return state.distinct([name_of(var) for var in variables])
 
 
-def _names_in_state(owners: Sequence[Tensor], given: Mapping[str, Any]) -> list[Called]:
+def _names_in_state(owners: Sequence[Tensor], given: Mapping[str, object]) -> list[Called]:
     """The variables by what a state calls them: "w:0", or "w", as in a file."""
     named = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
     return [(key, title if title in given else key, var) for key, title, var in named]

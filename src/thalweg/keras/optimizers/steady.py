@@ -65,7 +65,7 @@ class SteadyKerasApply(SteadyApply):
         found = RepeatedPairs.of(*own, optimizer._clipping)
         return None if found is None else SteadyKerasApply(optimizer, planned, found)
 
-    def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
+    def _take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
         if (
             type(given) is not list
             or optimizer._choose_rule() is not self._rule

@@ -91,7 +91,7 @@ class Weights(TrackableSlots):
             self._weights.insert(0, self._iterations)
         return resolve(self._iterations) if thread.frames else self._iterations
 
-    def _make_tracked_variable(self, initial_value: Any, name: str) -> Any:
+    def _make_tracked_variable(self, initial_value: object, name: str) -> Any:
         """A variable of the optimizer that is not trained; see `Hypers._make_variable`."""
         made = self._make_variable(name, initial_value)
         self._handle_deferred_dependencies(name=name, trackable=made)
@@ -219,8 +219,8 @@ class Weights(TrackableSlots):
         self,
         name: str,
         shape: Sequence[int],
-        dtype: Any = None,
-        initializer: Any = "zeros",
+        dtype: object = None,
+        initializer: object = "zeros",
         trainable: bool | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
@@ -292,7 +292,7 @@ class Weights(TrackableSlots):
             return [numpy_value(entry.read()) for entry in self._weight_entries()]
 
     @untraced
-    def set_weights(self, weights: Sequence[Any]) -> None:
+    def set_weights(self, weights: Sequence[object]) -> None:
         """Set the values of `weights`, in their order; numbers are converted to their dtypes.
 
         Raises:
@@ -324,7 +324,7 @@ class Weights(TrackableSlots):
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 
-    def _listed_weights(self) -> list[Any]:
+    def _listed_weights(self) -> list[Tensor]:
         """What `weights` lists; a subclass that wraps others may list theirs, too."""
         own = type(self).weights is Weights.weights
         return self._weights if own else self.weights
@@ -341,7 +341,9 @@ class Weights(TrackableSlots):
         pairs = zip(found, listed, strict=True)
         return [each or Entry(name_of(weight), weight) for each, weight in pairs]
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: object
+    ) -> dict[str, Any]:
         """`iter`, the hyperparameters that are variables, and whatever else is tracked."""
         return {**self._own_children(), **super()._trackable_children(save_type, **kwargs)}
 
@@ -355,17 +357,17 @@ class Weights(TrackableSlots):
         own = {} if self._iterations is None else {"iter": self._iterations}
         return {**own, **self._hyper.variables()}
 
-    def _adapted_weights(self, weights: list[Any]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[Any]:
         """Hook: lists of other lengths that an optimizer also accepts."""
         return weights
 
 
-def _is_counter(variable: Any) -> bool:
+def _is_counter(variable: object) -> bool:
     shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
     return isinstance(variable, Tensor | SymbolicVariable) and shape == () and dtype in COUNTERS
 
 
-def _fit_value(entry: Entry, value: Any) -> Tensor:
+def _fit_value(entry: Entry, value: object) -> Tensor:
     """A value given for a weight, in its dtype.
 
     Raises:

@@ -27,7 +27,7 @@ class Accumulators(Staged):
         self._slots = SlotStore()
         self._last: tuple[list[Any], list[Tensor], SlotStore] | None = None
 
-    def of_step(self, targets: Sequence[Any]) -> list[Tensor]:
+    def of_step(self, targets: Sequence[object]) -> list[Tensor]:
         """The sums of a step of eager mode, made if there are none; the same are found at once."""
         if self._last is not None:
             known, sums, store = self._last
@@ -55,7 +55,7 @@ class Accumulators(Staged):
 
 
 def are_addable(
-    gradients: Sequence[Any], targets: Sequence[Tensor], sums: Sequence[Tensor]
+    gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
     """Whether all are plain and whole, and apart from each other; no is no answer.
 
@@ -93,7 +93,7 @@ def is_whole(tensor: Tensor) -> bool:
         return False
 
 
-def check_count(iter_size: Any) -> None:
+def check_count(iter_size: object) -> None:
     """Refuse what is no number of runs.
 
     Raises:
@@ -103,7 +103,7 @@ def check_count(iter_size: Any) -> None:
         raise InvalidArgumentError(f"iter_size must be a positive integer, not {iter_size!r}.")
 
 
-def as_skip(value: Any) -> bool:
+def as_skip(value: object) -> bool:
     """Whether a run only adds gradients up: a bool, a tensor of shape (), or what a callable gives.
 
     Raises:

@@ -58,7 +58,7 @@ class AutomaticLossScaler(Argument):
     def __init__(
         self,
         algorithm: str = "Backoff",
-        params: Mapping[str, Any] | None = None,
+        params: Mapping[str, object] | None = None,
         *,
         as_shipped: bool = False,
     ) -> None:
@@ -76,7 +76,7 @@ class AutomaticLossScaler(Argument):
         """What the constructor was given, by name."""
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
 
-    def _made_by(self) -> tuple[Names, Any]:
+    def _made_by(self) -> tuple[Names, type[AutomaticLossScaler]]:
         return LOSS_SCALERS, type(self)
 
     @property
@@ -89,7 +89,7 @@ class AutomaticLossScaler(Argument):
         """The variables of the state by name."""
         return self.scaler.variables
 
-    def update_op(self, has_nan: Any, amax: Any) -> Any:
+    def update_op(self, has_nan: object, amax: object) -> Any:
         """See `LossScaler.update_op`."""
         return self.scaler.update_op(has_nan, amax)
 
@@ -97,12 +97,12 @@ class AutomaticLossScaler(Argument):
         """See `LossScaler.state_dict`."""
         return self.scaler.state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """See `LossScaler.load_state_dict`."""
         self.scaler.load_state_dict(state_dict)
 
     @staticmethod
-    def check_grads(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+    def check_grads(grads_and_vars: Iterable[tuple[object, object]]) -> tuple[Any, Any]:
         """Whether a gradient is NaN, and the largest magnitude in all of them.
 
         Args:
@@ -128,13 +128,13 @@ class AutomaticLossScaler(Argument):
         return has_nan, amax
 
 
-def _checked(gradients: list[Any]) -> tuple[Tensor, Tensor]:
+def _checked(gradients: list[object]) -> tuple[Tensor, Tensor]:
     bounds = [bound for grad in gradients for bound in _bounds(grad)]
     amax = np.float32(np.max(np.abs(bounds), initial=0.0))  # NaN wins
     return torch.tensor(bool(np.isnan(amax))), torch.tensor(amax)
 
 
-def _bounds(grad: Any) -> list[float]:
+def _bounds(grad: object) -> list[float]:
     """The lowest and the highest element, both NaN if one is; nothing if there is none."""
     rows = concrete(grad)
     values = None if rows is None else values_of(rows)

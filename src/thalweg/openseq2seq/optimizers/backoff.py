@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,9 @@ class BackoffScaler(LossScaler):
         "step_window": 2000,
     }
 
-    def __init__(self, params: Mapping[str, Any] | None = None, as_shipped: bool = False) -> None:
+    def __init__(
+        self, params: Mapping[str, object] | None = None, as_shipped: bool = False
+    ) -> None:
         super().__init__(params, as_shipped)
         if not self._params["step_window"]:
             raise InvalidArgumentError("step_window has to be another number than 0.")

@@ -38,13 +38,13 @@ class Backward(NamedTuple):
     scale: Any = None
 
     @classmethod
-    def plain(cls, pairs: Sequence[tuple[Any, Any]]) -> Backward:
+    def plain(cls, pairs: Sequence[tuple[object, object]]) -> Backward:
         """Of pairs of gradient and variable, without masters."""
         variables = [var for _, var in pairs]
         gradients = [grad for grad, _ in pairs]
         return cls(gradients, variables, variables, [None] * len(pairs))
 
-    def done(self, gradients: Sequence[Any]) -> Backward:
+    def done(self, gradients: Sequence[object]) -> Backward:
         """The same with other gradients, by the targets, unscaled."""
         return Backward(list(gradients), self.variables, self.targets, [None] * len(self.targets))
 
@@ -117,7 +117,7 @@ def _unscaled(
     return with_values(grad, values if _is_one(inverse) else values * inverse)
 
 
-def _is_one(inverse: Any) -> bool:
+def _is_one(inverse: object) -> bool:
     return not isinstance(inverse, Tensor) and inverse == 1
 
 

@@ -38,7 +38,7 @@ def refuse_scalars(variables: Sequence[Any]) -> None:
             raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
 
 
-def check_limit(name: str, limit: Any) -> None:
+def check_limit(name: str, limit: object) -> None:
     """Refuse a largest norm that means nothing; OpenSeq2Seq clips by none that is negative.
 
     Raises:
@@ -50,9 +50,9 @@ def check_limit(name: str, limit: Any) -> None:
 
 
 def _clip_by_global_norm(
-    t_list: Sequence[Any],
-    clip_norm: Any,
-    use_norm: Any = None,
+    t_list: Sequence[object],
+    clip_norm: object,
+    use_norm: object = None,
     name: str | None = None,
     *,
     as_shipped: bool = False,
@@ -83,7 +83,7 @@ def _clip_by_global_norm(
         check_limit("clip_norm", clip_norm)
     norm = norm_of(t_list, as_shipped) if use_norm is None else use_norm
 
-    def clip(gradients: Any, variables: Any, size: Any, limit: Any) -> list[Gradient]:
+    def clip(gradients: Any, variables: object, size: Any, limit: Any) -> list[Gradient]:
         wide = [
             None if grad is None else with_values(grad, values_of(grad).float())
             for grad in gradients
@@ -110,7 +110,7 @@ def _clip_by_global_norm(
 
 
 def _clip_gradients_by_norm(
-    grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: Any, *, as_shipped: bool = False
+    grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: object, *, as_shipped: bool = False
 ) -> list[tuple[Any, Any]]:
     """Gradients scaled so that their common norm is `clip_gradients` at most.
 

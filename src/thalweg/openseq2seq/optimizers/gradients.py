@@ -32,7 +32,7 @@ def concretes(gradients: Iterable[Any]) -> list[Gradient]:
     return gradients
 
 
-def check_given(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[Any, Any]]:
     """The pairs of gradient and variable.
 
     Raises:
@@ -66,7 +66,7 @@ def floating(values: Tensor) -> Tensor:
 
 
 def processed(
-    gradients: Sequence[Gradient], variables: Sequence[Any], how: GradientTransforms
+    gradients: Sequence[Gradient], variables: Sequence[object], how: GradientTransforms
 ) -> list[Gradient]:
     """Gradients as a step would process them; those given are not written to.
 
@@ -89,7 +89,7 @@ def title(var: Any) -> str:
     return var.name if is_symbolic(var) else name_of(var)
 
 
-def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str) -> None:
+def refuse_none(gradients: Iterable[object], variables: Iterable[object], reason: str) -> None:
     """Refuse variables without a gradient.
 
     Raises:
@@ -104,11 +104,11 @@ def refuse_none(gradients: Iterable[Any], variables: Iterable[Any], reason: str)
 
 def each(
     function: Function,
-    gradients: Sequence[Any],
-    variables: Sequence[Any],
-    *others: Any,
+    gradients: Sequence[object],
+    variables: Sequence[object],
+    *others: object,
     name: str,
-    dtypes: Sequence[Any],
+    dtypes: Sequence[object],
     dense: bool = False,
 ) -> list[Any]:
     """Call a function that makes a gradient of each gradient, at once or when a session runs.
@@ -126,7 +126,7 @@ def each(
         with no_grad():
             return list(function(concretes(gradients), variables, *others))
 
-    def run(gradients: list[Any], *given: Any) -> list[Any]:
+    def run(gradients: list[object], *given: object) -> list[Any]:
         with no_grad():
             return list(function(concretes(gradients), *given))
 

@@ -82,7 +82,7 @@ class LossScaler:
         """The variables of the state by name."""
         return {name: resolve(variable) for name, variable in self._variables.items()}
 
-    def update_op(self, has_nan: Any, amax: Any) -> Any:
+    def update_op(self, has_nan: object, amax: object) -> Any:
         """Answer to the gradients of a step: to be called once for each.
 
         Args:
@@ -104,14 +104,14 @@ class LossScaler:
             outputs=Output(torch.int64, ()),
         )
 
-    def decide(self, has_nan: Any, amax: Any) -> Decision:
+    def decide(self, has_nan: object, amax: object) -> Decision:
         """Whether the step is taken, and what `update_op` writes; nothing is written yet.
 
         Given tensors of a device the state is kept and moved there.
         """
         return answer(self._policy(), self.variables, has_nan, amax, narrow=True)
 
-    def _update(self, variables: Mapping[str, Tensor], has_nan: Any, amax: Any) -> Tensor:
+    def _update(self, variables: Mapping[str, Tensor], has_nan: object, amax: object) -> Tensor:
         with np.errstate(over="ignore"):
             largest = np.float32(_number("amax", amax))
         run(answer(self._policy(), variables, bool(_number("has_nan", has_nan)), largest).calls)
@@ -125,7 +125,7 @@ class LossScaler:
         """
         return snapshot(self.entries())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Set the state from `state_dict()`; all or nothing.
 
         Raises:
@@ -145,11 +145,11 @@ class LossScaler:
         return [Entry(scope + name, own[name], lowest=_LOWEST.get(name)) for name in own]
 
 
-def _eager_variable(value: Any, name: str) -> Variable:
+def _eager_variable(value: object, name: str) -> Variable:
     return Variable(value, name=name, trainable=False)
 
 
-def _number(name: str, value: Any) -> Any:
+def _number(name: str, value: object) -> Any:
     """A number or bool of what may be a tensor or array of shape ()."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()

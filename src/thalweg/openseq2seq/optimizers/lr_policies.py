@@ -31,7 +31,7 @@ _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 
 @remember_source
-def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
+def fixed_lr(global_step: object, learning_rate: object) -> Any:
     """The learning rate itself, at every step.
 
     Args:
@@ -46,7 +46,7 @@ def fixed_lr(global_step: Any, learning_rate: Any) -> Any:
 
 @remember_source
 def piecewise_constant(
-    global_step: Any,
+    global_step: object,
     learning_rate: float,
     boundaries: Sequence[int],
     decay_rates: list[float],
@@ -88,7 +88,7 @@ def piecewise_constant(
 
 @remember_source
 def exp_decay(
-    global_step: Any,
+    global_step: object,
     learning_rate: float,
     decay_steps: int,
     decay_rate: float,
@@ -118,7 +118,7 @@ def exp_decay(
         tensor(0.5000)
     """
 
-    def decay(rate: Any, step: Any, dtype: ScalarType) -> Any:
+    def decay(rate: object, step: object, dtype: ScalarType) -> Any:
         own = (dtype(decay_steps), as_scalar(decay_rate, dtype), use_staircase_decay)
         return formulas.exponential(rate, step, *own, folded=True)
 
@@ -127,7 +127,7 @@ def exp_decay(
 
 @remember_source
 def poly_decay(
-    global_step: Any,
+    global_step: object,
     learning_rate: float,
     decay_steps: int,
     power: float = 1.0,
@@ -164,7 +164,7 @@ def poly_decay(
         (tensor(0.2500), tensor(1.), tensor(0.5000))
     """
 
-    def decay(rate: Any, step: Any, dtype: ScalarType) -> Any:
+    def decay(rate: object, step: object, dtype: ScalarType) -> Any:
         own = (dtype(decay_steps), as_scalar(min_lr, dtype), power)
         return formulas.polynomial(rate, step, *own, folded=True)
 
@@ -173,7 +173,7 @@ def poly_decay(
 
 @remember_source
 def cosine_decay(
-    global_step: Any,
+    global_step: object,
     learning_rate: float,
     decay_steps: int,
     power: float = 1.0,
@@ -198,7 +198,7 @@ def cosine_decay(
         TypeError: `learning_rate` is no float.
     """
 
-    def decay(rate: Any, step: Any, dtype: ScalarType) -> Any:
+    def decay(rate: object, step: object, dtype: ScalarType) -> Any:
         return formulas.cosine(rate, step, dtype(decay_steps), min_lr, folded=True)
 
     return _decayed("cosine_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
@@ -206,13 +206,13 @@ def cosine_decay(
 
 @remember_source
 def transformer_policy(
-    global_step: Any,
+    global_step: object,
     learning_rate: float,
     d_model: int,
     warmup_steps: int,
     max_lr: float | None = None,
     coefficient: float = 1.0,
-    dtype: Any = torch.float32,
+    dtype: object = torch.float32,
 ) -> Any:
     """The policy of the Transformer, "noam": up along a line, down with an inverse square root.
 
@@ -241,7 +241,7 @@ def transformer_policy(
         raise InvalidTypeError(f"dtype must be one of {', '.join(_DTYPES)}, not {title}.")
     kind = _DTYPES[title]
 
-    def at(step: Any) -> Any:
+    def at(step: object) -> Any:
         own = (kind(learning_rate), kind(step), kind(warmup_steps), d_model, coefficient)
         rate = formulas.transformer(*own)
         return rate if max_lr is None else np.minimum(kind(max_lr), rate)
@@ -251,7 +251,7 @@ def transformer_policy(
 
 @remember_source
 def inv_poly_decay(
-    global_step: Any,
+    global_step: object,
     learning_rate: float,
     decay_steps: int,
     min_lr: float,
@@ -304,7 +304,7 @@ def inv_poly_decay(
 
 def _decayed(
     name: str,
-    global_step: Any,
+    global_step: object,
     learning_rate: Any,
     decay: Callable[[Any, Any, ScalarType], Any],
     begin_decay_at: int,
@@ -327,9 +327,9 @@ def _decayed(
 
 
 def _followed(
-    name: str, global_step: Any, formula: Callable[[Any], Any], dtype: type[np.floating[Any]]
+    name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> Any:
-    def rate(step: Any) -> Tensor:
+    def rate(step: object) -> Tensor:
         number = number_of(step) if isinstance(step, Tensor) else step
         with np.errstate(all="ignore"):
             return torch.tensor(formula(number), device="cpu")
@@ -337,7 +337,7 @@ def _followed(
     return follow_rate(rate, (global_step,), as_dtype(dtype), name)
 
 
-def _dtype_of(learning_rate: Any) -> ScalarType:
+def _dtype_of(learning_rate: object) -> ScalarType:
     if is_symbolic(learning_rate) or not is_floating(learning_rate):
         raise InvalidTypeError(
             "learning_rate must be a float, or a float32 or float64 scalar, not"

@@ -75,7 +75,7 @@ class Masters(Staged):
         return self._slots.get(var, _SCOPE)
 
     @contextlib.contextmanager
-    def renewed(self, unless: Sequence[Any] = ()) -> Iterator[None]:
+    def renewed(self, unless: Sequence[object] = ()) -> Iterator[None]:
         """Have the masters that are made in the block begin anew, should it fail.
 
         Their variables may have other values by the time they are trained again. They stay if a
@@ -100,7 +100,7 @@ class Masters(Staged):
         """Each variable that has a master, and the master."""
         return [(var, master) for var, _, master in self._slots.triples()]
 
-    def originals(self, targets: Sequence[Any]) -> list[Any]:
+    def originals(self, targets: Sequence[object]) -> list[Any]:
         """The variables whose masters are among the targets, and targets that are no masters."""
         known = {id(master): var for var, master in self.pairs()}
         return [known.get(id(target), target) for target in targets]

@@ -100,8 +100,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
     def __init__(
         self,
-        optimizer: Any,
-        loss_scale: Any = None,
+        optimizer: object,
+        loss_scale: object = None,
         *,
         as_shipped: bool = False,
         scope: str = "",
@@ -148,11 +148,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         scaler = self.loss_scaler
         return self._loss_scale if scaler is None else scaler.loss_scale
 
-    def get_master(self, var: Any) -> Any:
+    def get_master(self, var: object) -> Any:
         """The float32 master of a variable, or None if it has none (yet)."""
         return self._masters.get(var)
 
-    def get_slot(self, var: Any, name: str) -> Any:
+    def get_slot(self, var: object, name: str) -> Any:
         """A slot of the optimizer inside, by a variable or by its master."""
         master = self._masters.get(var)
         return self._opt.get_slot(var if master is None else master, name)
@@ -180,7 +180,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         pairs = self._opt.compute_gradients(scaled(loss, scale), var_list, **options)
         return self.received(pairs, scale)
 
-    def received(self, pairs: Iterable[tuple[Any, Any]], scale: Any) -> Backward:
+    def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> Backward:
         """Gradients of the scaled loss, with what is needed to unscale them.
 
         Args:
@@ -214,12 +214,12 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     @untraced
     def compute_gradients(
         self,
-        loss: Any,
-        var_list: Any = None,
+        loss: object,
+        var_list: object = None,
         gate_gradients: int = Optimizer.GATE_OP,
-        aggregation_method: Any = None,
+        aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
-        grad_loss: Any = None,
+        grad_loss: object = None,
     ) -> Any:
         """The gradients of a loss by the masters, unscaled.
 
@@ -294,7 +294,9 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         given = [grad for grad, _ in pairs]
         scaler = self.loss_scaler
 
-        def run(gradients: Any, variables: Any, targets: Any, step: Any, captured: Any) -> None:
+        def run(
+            gradients: Any, variables: Any, targets: Any, step: object, captured: object
+        ) -> None:
             backward = Backward(concretes(gradients), variables, targets, [None] * len(targets))
             done: list[Any] = []
             with self._opt._turn_lock(), self._opt._locked(), not_taken(done):
@@ -324,7 +326,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
-    def _update_in_graph(self, own: Backward, global_step: Any, name: str | None) -> Any:
+    def _update_in_graph(self, own: Backward, global_step: object, name: str | None) -> Any:
         """The update by an optimizer whose hooks are called now."""
         scaler = self.loss_scaler
 
@@ -352,11 +354,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         """
         return self._saved()
 
-    def _saved(self, names: Names = keys_of, chosen: Any = None) -> dict[str, Tensor]:
+    def _saved(self, names: Names = keys_of, chosen: object = None) -> dict[str, Tensor]:
         return self._remembering(self._owners())._saved(names)
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
+        self, state_dict: Mapping[str, object], var_list: Iterable[object] | None = None
     ) -> None:
         """Set all state, and the variables that have masters to these; all or nothing.
 
@@ -374,7 +376,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             restore(found)
 
     def _loading(
-        self, state_dict: Any, var_list: Any = None, names: Names = keys_of
+        self, state_dict: object, var_list: Any = None, names: Names = keys_of
     ) -> AbstractContextManager[Loading]:
         variables = self._owners() if var_list is None else list(var_list)
         return self._remembering(variables)._loading(state_dict, names=names)
@@ -385,7 +387,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             " it inside, around the optimizer that the wrapper is given."
         )
 
-    def _remembering(self, variables: list[Any]) -> Training:
+    def _remembering(self, variables: list[object]) -> Training:
         check_eager(f"The state of {self._name}", (), variables or executing_eagerly())
         return Training(self._opt, variables, self._masters, self.loss_scaler)
 
@@ -411,7 +413,7 @@ def check_inner(optimizer: Optimizer) -> None:
         )
 
 
-def checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
+def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
     """The loss scale as the wrapper keeps it; `as_shipped` None for one of a type it ignores.
 
     Raises:
@@ -440,7 +442,7 @@ def checked_scale(loss_scale: Any, as_shipped: bool) -> Any:
     return float(loss_scale)
 
 
-def refuse_no_scale(loss_scale: Any) -> None:
+def refuse_no_scale(loss_scale: object) -> None:
     """Refuse what `checked_scale` made of an ignored type.
 
     Raises:

@@ -18,11 +18,11 @@ from thalweg.indexed_slices import values_of
 from thalweg.openseq2seq.optimizers.gradients import concrete, floating, refuse_none
 
 
-def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
+def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
     """The common norm of gradients; None is left out, and rows of slices count as they are."""
     present = [grad for grad in gradients if grad is not None]
 
-    def measure(given: list[Any]) -> Tensor:
+    def measure(given: list[object]) -> Tensor:
         found = [floating(values_of(grad)) for grad in map(concrete, given) if grad is not None]
         how = GradientTransforms(overflow=as_shipped, casts=True)
         known = known_of(how, Tensors(found, found), found)
@@ -37,7 +37,7 @@ def norm_of(gradients: Sequence[Any], as_shipped: bool = False) -> Any:
 
 
 def _global_norm_with_cast(
-    grads_and_vars: Sequence[tuple[Any, Any]], *, as_shipped: bool = False
+    grads_and_vars: Sequence[tuple[object, object]], *, as_shipped: bool = False
 ) -> Any:
     """The common norm of gradients.
 

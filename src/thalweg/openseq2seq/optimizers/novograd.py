@@ -64,11 +64,11 @@ class NovoGrad(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 1.0,
-        beta1: Any = 0.95,
-        beta2: Any = 0.98,
-        epsilon: Any = 1e-8,
-        weight_decay: Any = 0.0,
+        learning_rate: object = 1.0,
+        beta1: object = 0.95,
+        beta2: object = 0.98,
+        epsilon: object = 1e-8,
+        weight_decay: object = 0.0,
         grad_averaging: bool = False,
         use_locking: bool = False,
         name: str = "NovoGrad",

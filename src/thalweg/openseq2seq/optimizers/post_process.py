@@ -53,8 +53,8 @@ class PostProcessing(NamedTuple):
     def of(
         cls,
         summaries: Sequence[str] | None,
-        clip_gradients: Any,
-        larc_params: Mapping[str, Any] | None,
+        clip_gradients: object,
+        larc_params: Mapping[str, object] | None,
         as_shipped: bool = False,
     ) -> PostProcessing:
         """From the arguments of `optimize_loss`.
@@ -79,7 +79,7 @@ class PostProcessing(NamedTuple):
         larc = None if larc_params is None else larc_of(larc_params)
         return cls(clip_gradients, larc, wanted, as_shipped)
 
-    def check(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def check(self, gradients: Sequence[object], variables: Sequence[object]) -> None:
         """Refuse gradients with which it cannot be done.
 
         Raises:
@@ -97,7 +97,7 @@ class PostProcessing(NamedTuple):
             refuse_scalars(variables)
 
     def gradient_transforms(
-        self, pairs: Sequence[Pair], rate: Any, journal: Journal | None, **others: Any
+        self, pairs: Sequence[Pair], rate: object, journal: Journal | None, **others: Any
     ) -> GradientTransforms:
         """What the core is to do to gradients.
 
@@ -119,10 +119,12 @@ class PostProcessing(NamedTuple):
             **others,
         )
 
-    def _ratios(self, larc: Larc, rate: Any, sizes: Any, lengths: Any) -> Any:
+    def _ratios(self, larc: Larc, rate: object, sizes: object, lengths: object) -> Any:
         return larc.ratios(sizes, lengths, rate, self.as_shipped)
 
-    def _trust(self, larc: Larc, pairs: Sequence[Pair], rate: Any, sizes: Any, lengths: Any) -> Any:
+    def _trust(
+        self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
+    ) -> Any:
         dtypes = [var.dtype for _, var in pairs]
         return larc.factors(self._ratios(larc, rate, sizes, lengths), dtypes)
 
@@ -130,7 +132,7 @@ class PostProcessing(NamedTuple):
         self,
         journal: Journal,
         pairs: Sequence[Pair],
-        rate: Any,
+        rate: object,
         unscaling: Any,
         known: GradientStats,
     ) -> None:
@@ -158,7 +160,7 @@ class PostProcessing(NamedTuple):
             self._note_larc(self.larc, journal, tags, rate, known)
 
     def _of_rows(
-        self, pairs: Sequence[Pair], unscaling: Any, known: GradientStats
+        self, pairs: Sequence[Pair], unscaling: object, known: GradientStats
     ) -> GradientStats:
         """What is known of gradients whose rows are as they come; LARC adds up those of one row."""
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
@@ -196,12 +198,12 @@ def _scaled(grad: Any, factors: Sequence[Any]) -> Tensor:
 def post_process_gradients(
     grads_and_vars: Sequence[tuple[Any, Any]],
     summaries: Sequence[str] | None,
-    lr: Any,
+    lr: object,
     clip_gradients: Any,
     larc_params: Mapping[str, Any] | None,
     *,
     as_shipped: bool = False,
-    summary_writer: Any = None,
+    summary_writer: object = None,
     global_step: int = 0,
 ) -> list[tuple[Any, Any]]:
     """Clip gradients by their global norm, or scale them by LARC.
@@ -241,7 +243,7 @@ def post_process_gradients(
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
         return processed(gradients, variables, how.gradient_transforms(pairs, rate, journal))
 
-    def process(gradients: Any, variables: Any, rate: Any) -> list[Gradient]:
+    def process(gradients: object, variables: object, rate: object) -> list[Gradient]:
         if summary_writer is None:
             return noted(gradients, variables, rate, None)
         journal = Journal(how.summaries)

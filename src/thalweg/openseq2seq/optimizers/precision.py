@@ -29,7 +29,7 @@ _PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _NAMES = ("mixed", *map(dtype_name, _PLAIN))
 
 
-def is_mixed(dtype: Any) -> bool:
+def is_mixed(dtype: object) -> bool:
     """Whether a dtype asks for mixed precision; None does not.
 
     Raises:
@@ -58,7 +58,7 @@ class MixedCheck:
     def __init__(self) -> None:
         self._is_due = True
 
-    def __call__(self, loss: Any) -> None:
+    def __call__(self, loss: object) -> None:
         """Look at the first loss that is given, a tensor that autograd has recorded."""
         if self._is_due:
             if not _has_16_bits(loss):
@@ -66,7 +66,7 @@ class MixedCheck:
             self._is_due = False
 
 
-def _has_16_bits(loss: Any) -> bool:
+def _has_16_bits(loss: object) -> bool:
     """Whether autograd has met 16 bits, or a function that it does not look into."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return True  # refused elsewhere

@@ -97,9 +97,9 @@ def readied(
     how: Treatment,
     given: Given,
     scaler: AutomaticLossScaler | None,
-    loss_scale: Any,
+    loss_scale: object,
     global_step: Tensor,
-    done: list[Any],
+    done: list[object],
 ) -> Ready:
     """Add up and reduce, and say what is to unscale, clip or scale, and decide.
 
@@ -155,7 +155,7 @@ def apply_processed(
     how: Treatment,
     given: Given,
     scaler: AutomaticLossScaler | None,
-    loss_scale: Any,
+    loss_scale: object,
     global_step: Tensor,
     done: list[Any],
 ) -> Outcome:

@@ -31,7 +31,7 @@ class LiveRate:
         source: What tells how it is computed: a `Followed`, or else the policy.
     """
 
-    def __init__(self, policy: Callable[[Any], Any], global_step: Any) -> None:
+    def __init__(self, policy: Callable[[Any], object], global_step: Any) -> None:
         self._policy = policy
         self._step = global_step
         self._seen: Variable | None = None  # the step, where a device counts
@@ -63,7 +63,7 @@ class LiveRate:
         self._given = called(found)
         return self._given
 
-    def times(self, factor: Any) -> Tensor:
+    def times(self, factor: object) -> Tensor:
         """A tensor that is `factor` times the learning rate in every step.
 
         Of two numbers it is their product as Python has it, as in a graph, rounded once.
@@ -105,7 +105,7 @@ class LiveRate:
         self.set()
 
 
-def _floating(value: Any) -> Tensor:
+def _floating(value: object) -> Tensor:
     found = to_tensor(value).detach()
     return found if found.is_floating_point() else found.float()
 
@@ -117,7 +117,7 @@ def called(value: Any) -> Any:
 
 
 def scaled_decay(
-    params: Mapping[str, Any], product: Callable[[Any], Any], in_place: bool
+    params: Mapping[str, object], product: Callable[[Any], object], in_place: bool
 ) -> dict[str, Any]:
     """The parameters of AdamW, their weight decay times the learning rate.
 

@@ -84,7 +84,7 @@ def check_replicas(reduces: bool, iter_size: int) -> None:
         )
 
 
-def waited_for(owner: Any, reduces: bool) -> AbstractContextManager[None]:
+def waited_for(owner: object, reduces: bool) -> AbstractContextManager[None]:
     """A block with the means of a step, whose errors before these are told to other workers."""
     strategy = current_strategy() if reduces else None
     if strategy is None or strategy.ranks.is_alone:

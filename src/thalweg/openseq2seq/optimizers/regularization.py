@@ -109,7 +109,7 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
     return wrapped
 
 
-def may_have_penalties(variables: Sequence[Any]) -> bool:
+def may_have_penalties(variables: Sequence[object]) -> bool:
     """Whether a variable may have one: a quick look at them all."""
     if len(_eager) > 0:
         return True

@@ -12,7 +12,7 @@ from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.variable import dtype_name
 
 
-def check_scalar(loss: Any) -> None:
+def check_scalar(loss: object) -> None:
     """Refuse a loss, of a graph or not, that has more or less than one number to minimize.
 
     Raises:
@@ -26,7 +26,7 @@ def check_scalar(loss: Any) -> None:
         )
 
 
-def scaled(loss: Any, scale: Any) -> Any:
+def scaled(loss: object, scale: object) -> Any:
     """A loss of the same kind, a callable or a symbolic tensor, times the scale.
 
     A number scales a loss in the loss's own dtype, where it may become infinite.

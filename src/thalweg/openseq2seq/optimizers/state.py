@@ -30,7 +30,7 @@ class Master(Entry):
 
     var: Any = None
 
-    def difference(self, given: Any) -> str | None:
+    def difference(self, given: object) -> str | None:
         if self.var.shape != self.own.shape:
             kind = f"{dtype_name(self.var.dtype)} of shape {tuple(self.var.shape)}"
             return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"
@@ -62,7 +62,7 @@ class Training(StateDict):
     sums: Accumulators | None = None
     others: Sequence[Entry] = ()
 
-    def _saved(self, names: Names = state.keys_of, chosen: Any = None) -> dict[str, Tensor]:
+    def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
         self._check_has_state()
         with self._locked():
             own = super()._saved(names)
@@ -86,7 +86,7 @@ class Training(StateDict):
     def _owners(self) -> list[Any]:
         return [*self.variables]
 
-    def _chosen_for_state(self, var_list: Any) -> list[Any]:
+    def _chosen_for_state(self, var_list: object) -> list[Any]:
         return self._owners()
 
     def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:

@@ -55,14 +55,14 @@ class TrainingStep(Described):
 
     def __init__(
         self,
-        loss: Callable[[], Any],
+        loss: Callable[[], object],
         optimizer: Optimizer,
         var_list: Any,
         rate: LiveRate,
         global_step: Any,
         scaler: AutomaticLossScaler | None,
         how: Treatment,
-        skip_update: Any,
+        skip_update: object,
     ) -> None:
         self.optimizer = optimizer
         self.global_step = global_step
@@ -287,7 +287,7 @@ class TrainingStep(Described):
             return self._remembering(self._owners())._saved(names)
 
     @untraced
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Go on where `state_dict()` was taken; all or nothing.
 
         Variables that have masters are set to them; set the others as the model had them.
@@ -302,8 +302,8 @@ class TrainingStep(Described):
     @contextlib.contextmanager
     def _loading(
         self,
-        state_dict: Mapping[str, Any],
-        var_list: Any = None,
+        state_dict: Mapping[str, object],
+        var_list: object = None,
         names: Names = keys_of,
         others: Sequence[Entry] = (),
     ) -> Generator[Loading]:
@@ -318,7 +318,7 @@ class TrainingStep(Described):
                 yield found
             self._lock.loaded()
 
-    def _remembering(self, variables: Sequence[Any], others: Sequence[Entry] = ()) -> Training:
+    def _remembering(self, variables: Sequence[object], others: Sequence[Entry] = ()) -> Training:
         own = [Entry("global_step", self.global_step), *others]
         sums = self._accumulators
         return Training(self._inner, variables, self._masters, self.loss_scaler, sums, own)

@@ -121,7 +121,10 @@ def step_in_graph(
 
 
 def _differentiated(
-    optimizer: Optimizer, mixed: MixedPrecisionOptimizerWrapper | None, loss: Any, var_list: Any
+    optimizer: Optimizer,
+    mixed: MixedPrecisionOptimizerWrapper | None,
+    loss: object,
+    var_list: object,
 ) -> Backward:
     if mixed is None:
         return Backward.plain(optimizer.compute_gradients(loss, var_list))
@@ -207,7 +210,7 @@ class _Taking:
 
 
 def _called_in_runs(
-    taking: _Taking, backward: Backward, inputs: Sequence[Any], update_ops: Sequence[Any]
+    taking: _Taking, backward: Backward, inputs: Sequence[Any], update_ops: Sequence[object]
 ) -> Any:
     """The tensor that takes a step of an optimizer whose hooks are called in each run."""
     loss, inner = inputs[0], taking.inner
@@ -228,10 +231,10 @@ def _called_now(
     backward: Backward,
     begin: Callable[..., tuple[Treatment, Given]],
     inputs: Sequence[Any],
-    global_step: Any,
+    global_step: object,
     scaler: AutomaticLossScaler | None,
     how: Treatment,
-    update_ops: Sequence[Any],
+    update_ops: Sequence[object],
 ) -> Any:
     """The tensor that takes a step of an optimizer whose hooks are called now.
 

@@ -92,7 +92,7 @@ class Outbox:
         writer: The writer.
     """
 
-    def __init__(self, writer: Any, waits: bool = False) -> None:
+    def __init__(self, writer: object, waits: bool = False) -> None:
         self.writer = writer
         self._waits = waits
         self._letters: list[Letter] = []
@@ -108,12 +108,12 @@ class Outbox:
             self._letters.pop(0).write(self.writer)
 
 
-def tags_of(variables: Sequence[Any]) -> list[str]:
+def tags_of(variables: Sequence[object]) -> list[str]:
     """The names of variables as tags have them, each another: "w_0"; ":" is none of a tag's."""
     return positioned([title(var).replace(":", "_") for var in variables], "_")
 
 
-def check_writer(writer: Any) -> None:
+def check_writer(writer: object) -> None:
     """Refuse what summaries cannot be handed to.
 
     Raises:

@@ -45,7 +45,7 @@ class Collected:
         return message("Summary")(value=self._values).SerializeToString()
 
 
-def can_be_collected(summaries: Sequence[str] | None, writer: Any) -> bool:
+def can_be_collected(summaries: Sequence[str] | None, writer: object) -> bool:
     """Whether summaries go to the collection.
 
     Without TensorBoard they do not, where nobody asked for them or a writer gets them.
@@ -61,7 +61,7 @@ def can_be_collected(summaries: Sequence[str] | None, writer: Any) -> bool:
     return summaries is None or len(summaries) > 0
 
 
-def collect_scalar(name: str, value: Any) -> None:
+def collect_scalar(name: str, value: object) -> None:
     """Add the summary of a number or a symbolic tensor, below the name scope."""
     summary.scalar(name, called(value))
 

@@ -53,7 +53,7 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(summaries)
 
 
-def optimizer_class(optimizer: Any) -> Callable[..., Any]:
+def optimizer_class(optimizer: object) -> Callable[..., Any]:
     """The class that a name stands for; a class as it is.
 
     Raises:

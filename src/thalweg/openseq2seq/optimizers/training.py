@@ -39,7 +39,7 @@ def optimize_loss(
     optimizer_params: Mapping[str, Any] | None,
     learning_rate_decay_fn: Callable[[Any], Any],
     var_list: Any = None,
-    dtype: Any = torch.float32,
+    dtype: object = torch.float32,
     clip_gradients: float | None = None,
     summaries: Sequence[str] | None = None,
     larc_params: Mapping[str, Any] | None = None,
@@ -179,7 +179,7 @@ def optimize_loss(
         return TrainingStep(loss, inner, var_list, live, counter, scaler, how, skip_update_ph)
 
 
-def _runs_of_an_update(iter_size: int, skip: Any, on_horovod: bool, as_shipped: bool) -> int:
+def _runs_of_an_update(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
     """How many runs make an update, which OpenSeq2Seq ignores unless `on_horovod`."""
     if as_shipped and not on_horovod:
         iter_size = 1
@@ -192,9 +192,9 @@ def _runs_of_an_update(iter_size: int, skip: Any, on_horovod: bool, as_shipped: 
 
 
 def _arguments(
-    optimizer: Any,
-    params: Mapping[str, Any] | None,
-    rate: Any,
+    optimizer: object,
+    params: Mapping[str, object] | None,
+    rate: object,
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Mapping[str, Any]:
@@ -206,7 +206,7 @@ def _arguments(
     return scaled_decay(params, product, in_place=as_shipped)
 
 
-def _global_step(given: Any, in_graph: bool) -> Any:
+def _global_step(given: object, in_graph: bool) -> Any:
     if given is not None:
         assert_global_step(given)
         return given
@@ -215,7 +215,9 @@ def _global_step(given: Any, in_graph: bool) -> Any:
     return Variable(torch.zeros((), dtype=torch.int64), name="global_step", trainable=False)
 
 
-def _made(optimizer: Any, rate: Any, params: Mapping[str, Any], as_shipped: bool) -> Any:
+def _made(
+    optimizer: Any, rate: Any, params: Mapping[str, Any], as_shipped: bool
+) -> Optimizer | NovoGrad:
     cls = optimizer_class(optimizer)
     given = dict(params)
     if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):

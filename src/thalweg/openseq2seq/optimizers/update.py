@@ -32,7 +32,7 @@ def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:
 
 def watching(
     scaler: AutomaticLossScaler | None,
-    done: list[Any],
+    done: list[object],
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def watching(
         return {"calls": [*calls, partial(done.extend, (f"{TAKEN}.", True))]}
     algorithm = scaler.scaler
 
-    def decide(has_nan: Any, amax: Any) -> Decision:
+    def decide(has_nan: object, amax: object) -> Decision:
         taken, calls = algorithm.decide(has_nan, amax)
         what = LEFT if isinstance(taken, Tensor) else f"{TAKEN if taken else SKIPPED}."
         return Decision(taken, [*calls, partial(done.extend, (what, taken))])

@@ -72,8 +72,8 @@ def updated(
     optimizer: Optimizer,
     backward: Backward,
     process: Callable[..., Sequence[Any] | None],
-    inputs: Sequence[Any],
-    global_step: Any,
+    inputs: Sequence[object],
+    global_step: object,
     scaler: AutomaticLossScaler | None = None,
     name: str | None = None,
     dense: bool = False,
@@ -99,7 +99,7 @@ def updated(
         for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
     ]
 
-    def run_process(*values: Any) -> list[Any]:
+    def run_process(*values: object) -> list[Any]:
         with writable():
             found, leaves = process(*values), list(map(resolve, targets))
             if found is None:
@@ -140,7 +140,7 @@ def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> Any:
     return grad if is_sparse else whole(grad, target)
 
 
-def _none(is_sparse: bool, target: Tensor) -> Any:
+def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
     """No rows, or zeros that take no memory."""
     own = target.detach()
     if is_sparse:
@@ -155,7 +155,7 @@ def referred(backward: Backward) -> list[Any]:
 
 
 def written_beside(
-    optimizer: Optimizer, targets: Sequence[Any], scaler: AutomaticLossScaler | None
+    optimizer: Optimizer, targets: Sequence[object], scaler: AutomaticLossScaler | None
 ) -> tuple[Any, ...]:
     """What an operation that takes a step writes to beside the targets."""
     return (*optimizer._kept_in_graph(targets), *_scale_of(scaler))
@@ -165,5 +165,5 @@ def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[Any, ...]:
     return () if scaler is None else tuple(scaler.variables.values())
 
 
-def _copy(variables: list[Any], targets: list[Any]) -> None:
+def _copy(variables: list[object], targets: list[object]) -> None:
     run(copying(Backward([None] * len(targets), variables, targets, [None] * len(targets))))

@@ -33,7 +33,7 @@ class Arguments(torch.optim.Optimizer):
                 raise ValueError(f"Invalid {name} value: {value}")
         super().__init__(params, defaults)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """What no engine takes has no step: a rule is written once.
 
         Raises:

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.core.groups import Group
-from thalweg.formula import Rule
-from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.modern.arguments import Arguments, Betas, Rate, ThreeBetas
-from thalweg.rules import modern as rules
+from thalweg.optim.modern.arguments import Betas, Rate, ThreeBetas
+from thalweg.optim.modern.optimizer import ModernOptimizer
 
 
-class LaPropArguments(Arguments):
-    """What `LaProp` is given."""
+class LaProp(ModernOptimizer):
+    """Momentum of gradients that were divided by their root first.
 
-    def __init__(
+    Source: Ziyin et al. 2020, https://arxiv.org/abs/2002.04839; timm.optim.LaProp
+    """
+
+    _rule = "LAPROP"
+
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 4e-4,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-15,
         weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+    ) -> None: ...
 
 
-class LaProp(FusedTorchOptimizer, LaPropArguments):
-    """Momentum of gradients that were divided by their root first.
+class AdEMAMix(ModernOptimizer):
+    """Adam with a second, slow mean of gradients; `alpha` is its weight, `betas[2]` what it keeps.
 
-    Source: Ziyin et al. 2020, https://arxiv.org/abs/2002.04839; timm.optim.LaProp
+    In the first `alpha_warmup` steps of a parameter `alpha` rises from 0, and in the first
+    `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training.
+
+    Source: Pagliardini et al. 2024, https://arxiv.org/abs/2409.03137
     """
 
-    _torch = LaPropArguments
-    _sparse = "LaProp does not support sparse gradients"
+    _rule = "ADEMAMIX"
+    _betas = 3
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.LAPROP
-
-
-class AdEMAMixArguments(Arguments):
-    """What `AdEMAMix` is given."""
-
-    def __init__(
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 1e-3,
@@ -52,62 +48,10 @@ class AdEMAMixArguments(Arguments):
         eps: float = 1e-8,
         alpha_warmup: float = 0,
         beta3_warmup: float = 0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            weight_decay=weight_decay,
-            alpha=alpha,
-            eps=eps,
-            alpha_warmup=alpha_warmup,
-            beta3_warmup=beta3_warmup,
-        )
+    ) -> None: ...
 
 
-class AdEMAMix(FusedTorchOptimizer, AdEMAMixArguments):
-    """Adam with a second, slow mean of gradients; `alpha` is its weight, `betas[2]` what it keeps.
-
-    In the first `alpha_warmup` steps of a parameter `alpha` rises from 0, and in the first
-    `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training.
-
-    Source: Pagliardini et al. 2024, https://arxiv.org/abs/2409.03137
-    """
-
-    _torch = AdEMAMixArguments
-    _sparse = "AdEMAMix does not support sparse gradients"
-    _betas = 3
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.ADEMAMIX
-
-
-class ADOPTArguments(Arguments):
-    """What `ADOPT` is given."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: Rate = 1e-3,
-        betas: Betas = (0.9, 0.9999),
-        eps: float = 1e-6,
-        clip_exp: float = 0.25,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            clip_exp=clip_exp,
-            weight_decay=weight_decay,
-            decoupled=decoupled,
-        )
-
-
-class ADOPT(FusedTorchOptimizer, ADOPTArguments):
+class ADOPT(ModernOptimizer):
     """Adam, whose gradients are divided by the root that was before them; the first step measures.
 
     What is divided is clipped to the number of the steps before to the power `clip_exp`, the
@@ -116,32 +60,21 @@ class ADOPT(FusedTorchOptimizer, ADOPTArguments):
     Source: Taniguchi et al. 2024, https://arxiv.org/abs/2411.02853
     """
 
-    _torch = ADOPTArguments
-    _sparse = "ADOPT does not support sparse gradients"
+    _rule = "ADOPT"
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.ADOPT
-
-
-class AdanArguments(Arguments):
-    """What `Adan` is given."""
-
-    def __init__(
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 1e-3,
-        betas: ThreeBetas = (0.98, 0.92, 0.99),
-        eps: float = 1e-8,
+        betas: Betas = (0.9, 0.9999),
+        eps: float = 1e-6,
+        clip_exp: float = 0.25,
         weight_decay: float = 0.0,
-        no_prox: bool = False,
-    ) -> None:
-        super().__init__(
-            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, no_prox=no_prox
-        )
+        decoupled: bool = False,
+    ) -> None: ...
 
 
-class Adan(FusedTorchOptimizer, AdanArguments):
+class Adan(ModernOptimizer):
     """Nesterov's momentum with a mean of the gradients' differences.
 
     `betas` are what is kept of the means of gradients, of differences and of squares. Variables are
@@ -150,40 +83,21 @@ class Adan(FusedTorchOptimizer, AdanArguments):
     Source: Xie et al. 2022, https://arxiv.org/abs/2208.06677; timm.optim.Adan
     """
 
-    _torch = AdanArguments
-    _sparse = "Adan does not support sparse gradients"
+    _rule = "ADAN"
     _betas = 3
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.ADAN
-
-
-class LAMBArguments(Arguments):
-    """What `LAMB` is given."""
-
-    def __init__(
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 1e-3,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        trust_clip: bool = False,
-        always_adapt: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            trust_clip=trust_clip,
-            always_adapt=always_adapt,
-        )
+        betas: ThreeBetas = (0.98, 0.92, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        no_prox: bool = False,
+    ) -> None: ...
 
 
-class LAMB(FusedTorchOptimizer, LAMBArguments):
+class LAMB(ModernOptimizer):
     """Adam, whose steps are as long as their parameters, times the rate.
 
     Parameters without decay take Adam's step, unless `always_adapt`; with `trust_clip` no step is
@@ -192,24 +106,21 @@ class LAMB(FusedTorchOptimizer, LAMBArguments):
     Source: You et al. 2019, https://arxiv.org/abs/1904.00962; timm.optim.Lamb
     """
 
-    _torch = LAMBArguments
-    _sparse = "LAMB does not support sparse gradients"
+    _rule = "LAMB"
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.LAMB
-
-
-class AdamHArguments(Arguments):
-    """What `AdamH` is given."""
-
-    def __init__(
-        self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps)
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        trust_clip: bool = False,
+        always_adapt: bool = False,
+    ) -> None: ...
 
 
-class AdamH(FusedTorchOptimizer, AdamHArguments):
+class AdamH(ModernOptimizer):
     """Adam on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
 
     Its norm before the first step is kept in its state, as `radius`. A parameter that begins at 0
@@ -218,10 +129,9 @@ class AdamH(FusedTorchOptimizer, AdamHArguments):
     Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """
 
-    _torch = AdamHArguments
-    _sparse = "AdamH does not support sparse gradients"
+    _rule = "ADAMH"
     _without = ("radius", "is 0 and has no sphere, so AdamH takes Adam's steps with it.")
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.ADAMH
+    def _arguments(
+        self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
+    ) -> None: ...

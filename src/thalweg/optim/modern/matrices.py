@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from thalweg.core.groups import Group
 from thalweg.core.state import shown
 from thalweg.formula import Rule
-from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.modern.arguments import Arguments, Betas, Rate
+from thalweg.optim.modern.arguments import Betas, Rate
+from thalweg.optim.modern.optimizer import ModernOptimizer
 from thalweg.rules.modern.muon import muon
 from thalweg.rules.modern.muonh import muonh
 from thalweg.rules.modern.normuon import normuon
@@ -55,8 +55,10 @@ class OfMatrices:
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         try:
             cls._choose_rule({**group})
-        except (KeyError, TypeError, ValueError) as error:
-            return [str(error)]
+        except KeyError as error:
+            return [f"{error.args[0]!r} is missing"]
+        except (TypeError, ValueError) as error:
+            return [str(error).rstrip(".")]
         return []
 
 
@@ -71,10 +73,20 @@ def _read(name: str, value: Any) -> Any:
     return value
 
 
-class MuonArguments(Arguments):
-    """What `Muon` is given."""
+class Muon(OfMatrices, ModernOptimizer):
+    """Steps are a mean of gradients, all of whose singular values are made 1.
 
-    def __init__(
+    `ns_coefficients` are three numbers, a tuple of such for each iteration, or "original",
+    "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or "rms_to_rms".
+    Iterations are in float32 on the CPU, where torch's are in bfloat16, and in bfloat16 elsewhere.
+
+    Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
+    """
+
+    _rule = "MUON"
+    _made = staticmethod(muon)
+
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 1e-3,
@@ -85,39 +97,21 @@ class MuonArguments(Arguments):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            nesterov=nesterov,
-            ns_coefficients=ns_coefficients,
-            eps=eps,
-            ns_steps=ns_steps,
-            adjust_lr_fn=adjust_lr_fn,
-        )
+    ) -> None: ...
 
 
-class Muon(OfMatrices, FusedTorchOptimizer, MuonArguments):
-    """Steps are a mean of gradients, all of whose singular values are made 1.
+class NorMuon(OfMatrices, ModernOptimizer):
+    """Muon, whose rows are divided by a running root of their mean squares.
 
-    `ns_coefficients` are three numbers, a tuple of such for each iteration, or "original",
-    "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or "rms_to_rms".
-    Iterations are in float32 on the CPU, where torch's are in bfloat16, and in bfloat16 elsewhere.
+    Steps are as long as Muon's; with `update_scale="match_rms"` about as AdamW's, as in the paper.
 
-    Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
+    Source: Li et al. 2025, https://arxiv.org/abs/2510.05491
     """
 
-    _torch = MuonArguments
-    _sparse = "Muon does not support sparse gradients"
-    _made = staticmethod(muon)
+    _rule = "NORMUON"
+    _made = staticmethod(normuon)
 
-
-class NorMuonArguments(Arguments):
-    """What `NorMuon` is given."""
-
-    def __init__(
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 0.02,
@@ -130,39 +124,20 @@ class NorMuonArguments(Arguments):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            beta2=beta2,
-            nesterov=nesterov,
-            ns_coefficients=ns_coefficients,
-            eps=eps,
-            ns_steps=ns_steps,
-            adjust_lr_fn=adjust_lr_fn,
-            update_scale=update_scale,
-        )
+    ) -> None: ...
 
 
-class NorMuon(OfMatrices, FusedTorchOptimizer, NorMuonArguments):
-    """Muon, whose rows are divided by a running root of their mean squares.
+class MuonH(OfMatrices, ModernOptimizer):
+    """Muon on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
 
-    Steps are as long as Muon's; with `update_scale="match_rms"` about as AdamW's, as in the paper.
-
-    Source: Li et al. 2025, https://arxiv.org/abs/2510.05491
+    Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """
 
-    _torch = NorMuonArguments
-    _sparse = "NorMuon does not support sparse gradients"
-    _made = staticmethod(normuon)
+    _rule = "MUONH"
+    _without = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
+    _made = staticmethod(muonh)
 
-
-class MuonHArguments(Arguments):
-    """What `MuonH` is given."""
-
-    def __init__(
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 1e-3,
@@ -171,34 +146,25 @@ class MuonHArguments(Arguments):
         ns_coefficients: Coefficients = "quintic",
         eps: float = 1e-7,
         ns_steps: int = 5,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            ns_coefficients=ns_coefficients,
-            eps=eps,
-            ns_steps=ns_steps,
-        )
+    ) -> None: ...
 
 
-class MuonH(OfMatrices, FusedTorchOptimizer, MuonHArguments):
-    """Muon on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
+class SOAP(OfMatrices, ModernOptimizer):
+    """Adam in the eigenbasis of the gradients' squares, which changes every so many steps.
 
-    Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
+    The first step makes that basis, and moves nothing. Sides longer than `max_precondition_dim`
+    keep their own.
+
+    Source: Vyas et al. 2024, https://arxiv.org/abs/2409.11321; pytorch_optimizer.SOAP
     """
 
-    _torch = MuonHArguments
-    _without = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
-    _sparse = "MuonH does not support sparse gradients"
-    _made = staticmethod(muonh)
+    _rule = "SOAP"
+    _counts = True
+    _choices = _SOAPS
+    _unread = tuple(_SOAPS)
+    _made = staticmethod(soap)
 
-
-class SOAPArguments(Arguments):
-    """What `SOAP` is given."""
-
-    def __init__(
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 3e-3,
@@ -208,37 +174,10 @@ class SOAPArguments(Arguments):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            shampoo_beta=shampoo_beta,
-            eps=eps,
-            weight_decay=weight_decay,
-            precondition_frequency=precondition_frequency,
-            max_precondition_dim=max_precondition_dim,
-        )
+    ) -> None: ...
 
 
-class SOAP(OfMatrices, FusedTorchOptimizer, SOAPArguments):
-    """Adam in the eigenbasis of the gradients' squares, which changes every so many steps.
-
-    The first step makes that basis, and moves nothing. Sides longer than `max_precondition_dim`
-    keep their own.
-
-    Source: Vyas et al. 2024, https://arxiv.org/abs/2409.11321; pytorch_optimizer.SOAP
-    """
-
-    _torch = SOAPArguments
-    _sparse = "SOAP does not support sparse gradients"
-    _counts = True
-    _choices = _SOAPS
-    _unread = tuple(_SOAPS)
-    _made = staticmethod(soap)
-
-
-class KLSOAP(OfMatrices, FusedTorchOptimizer, SOAPArguments):
+class KLSOAP(OfMatrices, ModernOptimizer):
     """SOAP, whose factors each have the other one's inverse between gradients, as KL-Shampoo's.
 
     Its steps are SOAP's otherwise: the first one moves nothing.
@@ -246,9 +185,20 @@ class KLSOAP(OfMatrices, FusedTorchOptimizer, SOAPArguments):
     Source: Lin et al. 2025, https://arxiv.org/abs/2509.03378
     """
 
-    _torch = SOAPArguments
-    _sparse = "KLSOAP does not support sparse gradients"
+    _rule = "KLSOAP"
     _counts = True
     _choices = _SOAPS
     _unread = tuple(_SOAPS)
     _made = staticmethod(partial(soap, whitens=True))
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 3e-3,
+        betas: Betas = (0.95, 0.95),
+        shampoo_beta: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10000,
+    ) -> None: ...

@@ -12,12 +12,10 @@ from thalweg.core.groups import Group
 from thalweg.core.options.average import EMA
 from thalweg.core.options.update_targets import MASTER
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.formula import Rule
 from thalweg.ground.locks import importing
-from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.groups import number
-from thalweg.optim.modern.arguments import Arguments, Betas, Rate
-from thalweg.rules import modern as rules
+from thalweg.optim.modern.arguments import Betas, Rate
+from thalweg.optim.modern.optimizer import ModernOptimizer
 
 
 class Means:
@@ -75,10 +73,17 @@ class Means:
         return super().state_dict()  # pyright: ignore
 
 
-class ScheduleFreeAdamWArguments(Arguments):
-    """What `ScheduleFreeAdamW` is given."""
+class ScheduleFreeAdamW(Means, ModernOptimizer):
+    """AdamW that needs no schedule: evaluate and save models in `with optimizer.swapped():`.
 
-    def __init__(
+    Parameters are y, at which gradients are to be taken; in the block they are the mean x.
+
+    Source: Defazio et al. 2024, https://arxiv.org/abs/2405.15682; schedulefree
+    """
+
+    _rule = "SCHEDULE_FREE_ADAMW"
+
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 0.0025,
@@ -88,39 +93,18 @@ class ScheduleFreeAdamWArguments(Arguments):
         warmup_steps: int = 0,
         r: float = 0.0,
         weight_lr_power: float = 2.0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            r=r,
-            weight_lr_power=weight_lr_power,
-        )
+    ) -> None: ...
 
 
-class ScheduleFreeAdamW(Means, FusedTorchOptimizer, ScheduleFreeAdamWArguments):
-    """AdamW that needs no schedule: evaluate and save models in `with optimizer.swapped():`.
-
-    Parameters are y, at which gradients are to be taken; in the block they are the mean x.
+class ScheduleFreeSGD(Means, ModernOptimizer):
+    """SGD that needs no schedule: evaluate and save models in `with optimizer.swapped():`.
 
     Source: Defazio et al. 2024, https://arxiv.org/abs/2405.15682; schedulefree
     """
 
-    _torch = ScheduleFreeAdamWArguments
-    _sparse = "ScheduleFreeAdamW does not support sparse gradients"
+    _rule = "SCHEDULE_FREE_SGD"
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.SCHEDULE_FREE_ADAMW
-
-
-class ScheduleFreeSGDArguments(Arguments):
-    """What `ScheduleFreeSGD` is given."""
-
-    def __init__(
+    def _arguments(
         self,
         params: Any,
         lr: Rate = 1.0,
@@ -129,27 +113,4 @@ class ScheduleFreeSGDArguments(Arguments):
         warmup_steps: int = 0,
         r: float = 0.0,
         weight_lr_power: float = 2.0,
-    ) -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            r=r,
-            weight_lr_power=weight_lr_power,
-        )
-
-
-class ScheduleFreeSGD(Means, FusedTorchOptimizer, ScheduleFreeSGDArguments):
-    """SGD that needs no schedule: evaluate and save models in `with optimizer.swapped():`.
-
-    Source: Defazio et al. 2024, https://arxiv.org/abs/2405.15682; schedulefree
-    """
-
-    _torch = ScheduleFreeSGDArguments
-    _sparse = "ScheduleFreeSGD does not support sparse gradients"
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.SCHEDULE_FREE_SGD
+    ) -> None: ...

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
-from thalweg.ground.lazily import offered
+from thalweg.ground.lazily import offering
 
 MODERN_RULES: tuple[Rule, ...]
 
@@ -36,14 +34,4 @@ _HOMES = {
     "KLSOAP": "soap",
 }
 __all__ = ["MODERN_RULES", "Rule", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Rule:
-    if name != "MODERN_RULES":
-        return offered(__name__, _HOMES, name)
-    found: Any = tuple(offered(__name__, _HOMES, each) for each in _HOMES)
-    return globals().setdefault(name, found)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = offering(__name__, _HOMES, {"MODERN_RULES": _HOMES}, Rule)

@@ -9,10 +9,8 @@ number: results differ from its own by a few units in the last place.
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
-from thalweg.ground.lazily import offered
+from thalweg.ground.lazily import offering
 
 TORCH_RULES: tuple[Rule, ...]
 
@@ -37,14 +35,4 @@ _HOMES = {
     "TORCH_LION": "lion",
 }
 __all__ = ["Rule", "TORCH_RULES", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Rule:
-    if name != "TORCH_RULES":
-        return offered(__name__, _HOMES, name)
-    found: Any = tuple(offered(__name__, _HOMES, each) for each in _HOMES)
-    return globals().setdefault(name, found)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = offering(__name__, _HOMES, {"TORCH_RULES": _HOMES}, Rule)

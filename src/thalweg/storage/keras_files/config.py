@@ -53,13 +53,13 @@ def optimizer_of(title: str, described: Any) -> Described:
     )
 
 
-def _check_class_name(title: str, name: Any) -> str:
+def _check_class_name(title: str, name: object) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[\w ]+(>\w+)?", name):
         raise InvalidConfigError(f"{title}: the optimizer's class is {name!r:.80}, which is none.")
     return name
 
 
-def layers_of(described: dict[str, Any]) -> dict[str, str]:
+def layers_of(described: dict[str, object]) -> dict[str, str]:
     """The names of a model's layers by the groups in which Keras 3 saves them, in its order.
 
     A group is named as the layer's class, with a number if it is not the first one.

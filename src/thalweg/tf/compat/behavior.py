@@ -98,7 +98,7 @@ def begins_graphs(function: F) -> F:
     """
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if not process.settled:
             given = leaves_of((args, kwargs))
             if not any(isinstance(each, torch.Tensor) for each in given):
@@ -108,7 +108,7 @@ def begins_graphs(function: F) -> F:
     return call  # pyright: ignore[reportReturnType]
 
 
-def have_all_begin_graphs(module: MutableMapping[str, Any]) -> None:
+def have_all_begin_graphs(module: MutableMapping[str, object]) -> None:
     """`begins_graphs` for the public functions of a module, but not for those of this one."""
     for name, value in module.items():
         if inspect.isfunction(value) and not name.startswith("_") and name not in _NEUTRAL:

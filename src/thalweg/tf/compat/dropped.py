@@ -70,7 +70,7 @@ __all__ = [
 
 
 def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Any]:
-    def convert(x: Any, name: str | None = None) -> Any:
+    def convert(x: object, name: str | None = None) -> Any:
         return cast(x, dtype, name or title)
 
     convert.__name__ = convert.__qualname__ = title
@@ -109,7 +109,7 @@ to_int64 = _cast_function(torch.int64, "to_int64")
 to_bfloat16 = _cast_function(torch.bfloat16, "to_bfloat16")
 
 
-def div(x: Any, y: Any, name: str | None = None) -> Any:
+def div(x: object, y: object, name: str | None = None) -> Any:
     """The quotient; of integers the whole number below it."""
 
     def quotient(one: Any, other: Any) -> Any:
@@ -121,7 +121,10 @@ def div(x: Any, y: Any, name: str | None = None) -> Any:
 
 
 def accumulate_n(
-    inputs: Sequence[Any], shape: Any = None, tensor_dtype: Any = None, name: str | None = None
+    inputs: Sequence[object],
+    shape: object = None,
+    tensor_dtype: object = None,
+    name: str | None = None,
 ) -> Any:
     """The sum of tensors of one shape; `shape` and `tensor_dtype` are ignored."""
     return add_n(inputs, name or "AccumulateN")
@@ -138,22 +141,22 @@ def arg_min(input: Any, dimension: int, output_type: Any = torch.int64, name: An
 
 
 def multinomial(
-    logits: Any,
-    num_samples: Any,
+    logits: object,
+    num_samples: object,
     seed: int | None = None,
     name: str | None = None,
-    output_dtype: Any = torch.int64,
+    output_dtype: object = torch.int64,
 ) -> Any:
     """`tf.random.categorical`."""
     return categorical(logits, num_samples, output_dtype, seed, name)
 
 
-def concat_v2(values: Any, axis: Any, name: str = "concat_v2") -> Any:
+def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Any:
     """`concat`."""
     return arrays.concat(values, axis, name)
 
 
-def diag(diagonal: Any, name: str | None = None) -> Any:
+def diag(diagonal: object, name: str | None = None) -> Any:
     """Zeros of the shape twice over, with the elements where both places are the same."""
 
     def spread(x: Any) -> Any:
@@ -162,7 +165,7 @@ def diag(diagonal: Any, name: str | None = None) -> Any:
     return call(spread, tensor(diagonal), name=name or "Diag")
 
 
-def diag_part(input: Any, name: str | None = None) -> Any:
+def diag_part(input: object, name: str | None = None) -> Any:
     """The elements whose place in the first half of the dimensions is that in the second half."""
 
     def pick(x: Any) -> Any:
@@ -194,21 +197,21 @@ def count_nonzero(
 
 
 def pad(
-    tensor: Any,
-    paddings: Any,
+    tensor: object,
+    paddings: object,
     mode: str = "CONSTANT",
     name: str | None = None,
-    constant_values: Any = 0,
+    constant_values: object = 0,
 ) -> Any:
     """As `tf.pad` of TensorFlow 2, with `name` before `constant_values`."""
     return parts.pad(tensor, paddings, mode, constant_values, name)
 
 
 def sparse_to_dense(
-    sparse_indices: Any,
-    output_shape: Any,
+    sparse_indices: object,
+    output_shape: object,
     sparse_values: Any,
-    default_value: Any = 0,
+    default_value: object = 0,
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Any:
@@ -246,11 +249,11 @@ def model_variables(scope: str | None = None) -> list[Any]:
 
 def make_template(
     name_: str,
-    func_: Callable[..., Any],
+    func_: Callable[..., object],
     create_scope_now_: bool = False,
     unique_name_: str | None = None,
-    custom_getter_: Any = None,
-    **kwargs: Any,
+    custom_getter_: object = None,
+    **kwargs: object,
 ) -> Callable[..., Any]:
     """A function that makes its variables when it is first called, and uses them ever after.
 
@@ -276,7 +279,7 @@ def make_template(
 
     used = False
 
-    def template(*args: Any, **more: Any) -> Any:
+    def template(*args: object, **more: object) -> Any:
         nonlocal scope, used
         with enter() as scope:
             found = func_(*args, **{**kwargs, **more})

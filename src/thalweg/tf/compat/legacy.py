@@ -59,12 +59,12 @@ class Variable(metaclass=Either):
         trainable: bool | None = None,
         collections: Sequence[str] | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
+        variable_def: object = None,
         dtype: Any = None,
-        expected_shape: Any = None,
-        import_scope: Any = None,
+        expected_shape: object = None,
+        import_scope: object = None,
         constraint: Any = None,
         use_resource: bool | None = None,
         synchronization: Any = None,
@@ -78,9 +78,9 @@ class Variable(metaclass=Either):
 
 
 def constant(
-    value: Any,
-    dtype: Any = None,
-    shape: Any = None,
+    value: object,
+    dtype: object = None,
+    shape: object = None,
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Any:
@@ -93,14 +93,14 @@ def constant(
     return graph.constant(value, dtype, sizes, name, verify_shape)
 
 
-def _with_older_arguments(reduce: Callable[..., Any]) -> Callable[..., Any]:
+def _with_older_arguments(reduce: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(reduce)
     def apply(
-        input_tensor: Any,
-        axis: Any = None,
+        input_tensor: object,
+        axis: object = None,
         keepdims: bool | None = None,
         name: str | None = None,
-        reduction_indices: Any = None,
+        reduction_indices: object = None,
         keep_dims: bool | None = None,
     ) -> Any:
         axis = reduction_indices if axis is None else axis
@@ -120,11 +120,11 @@ reduce_logsumexp = _with_older_arguments(reductions.reduce_logsumexp)
 
 
 def argmax(
-    input: Any,
+    input: object,
     axis: int | None = None,
     name: str | None = None,
     dimension: int | None = None,
-    output_type: Any = torch.int64,
+    output_type: object = torch.int64,
 ) -> Any:
     """The index of the largest element along an axis."""
     return reductions.argmax(
@@ -133,11 +133,11 @@ def argmax(
 
 
 def argmin(
-    input: Any,
+    input: object,
     axis: int | None = None,
     name: str | None = None,
     dimension: int | None = None,
-    output_type: Any = torch.int64,
+    output_type: object = torch.int64,
 ) -> Any:
     """The index of the smallest element along an axis."""
     return reductions.argmin(
@@ -162,9 +162,9 @@ def _axis_given(axis: int | None, dimension: int | None) -> int:
 
 
 def softmax_cross_entropy_with_logits(
-    _sentinel: Any = None,
-    labels: Any = None,
-    logits: Any = None,
+    _sentinel: object = None,
+    labels: object = None,
+    logits: object = None,
     dim: int = -1,
     name: str | None = None,
     axis: int | None = None,
@@ -176,7 +176,7 @@ def softmax_cross_entropy_with_logits(
 
 
 def sparse_softmax_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
+    _sentinel: object = None, labels: object = None, logits: object = None, name: str | None = None
 ) -> Any:
     """As `tf.nn.sparse_softmax_cross_entropy_with_logits`; arguments only by name."""
     _refuse_positional(_sentinel, "sparse_softmax_cross_entropy_with_logits")
@@ -184,23 +184,23 @@ def sparse_softmax_cross_entropy_with_logits(
 
 
 def sigmoid_cross_entropy_with_logits(
-    _sentinel: Any = None, labels: Any = None, logits: Any = None, name: str | None = None
+    _sentinel: object = None, labels: object = None, logits: object = None, name: str | None = None
 ) -> Any:
     """As `tf.nn.sigmoid_cross_entropy_with_logits`; arguments only by name."""
     _refuse_positional(_sentinel, "sigmoid_cross_entropy_with_logits")
     return nn.sigmoid_cross_entropy_with_logits(labels, logits, name)
 
 
-def _refuse_positional(sentinel: Any, name: str) -> None:
+def _refuse_positional(sentinel: object, name: str) -> None:
     if sentinel is not None:
         raise ValueError(f"Only call `{name}` with named arguments (labels=..., logits=...).")
 
 
 def dropout(
-    x: Any,
+    x: object,
     keep_prob: float | None = None,
-    noise_shape: Any = None,
-    seed: Any = None,
+    noise_shape: object = None,
+    seed: object = None,
     name: str | None = None,
     rate: float | None = None,
 ) -> Any:
@@ -219,12 +219,12 @@ def dropout(
 
 
 def embedding_lookup(
-    params: Any,
-    ids: Any,
+    params: object,
+    ids: object,
     partition_strategy: str = "mod",
     name: str | None = None,
     validate_indices: bool = True,
-    max_norm: Any = None,
+    max_norm: object = None,
 ) -> Any:
     """As `tf.nn.embedding_lookup`; of one table there is nothing to share out, and indices are
     always validated.
@@ -232,15 +232,17 @@ def embedding_lookup(
     return nn.embedding_lookup(params, ids, max_norm=max_norm, name=name)
 
 
-def transpose(a: Any, perm: Any = None, name: str = "transpose", conjugate: bool = False) -> Any:
+def transpose(
+    a: object, perm: object = None, name: str = "transpose", conjugate: bool = False
+) -> Any:
     """As `tf.transpose`."""
     return arrays.transpose(a, perm, conjugate=conjugate, name=name)
 
 
 def gather(
-    params: Any,
-    indices: Any,
-    validate_indices: Any = None,
+    params: object,
+    indices: object,
+    validate_indices: object = None,
     name: str | None = None,
     axis: int | None = None,
     batch_dims: int = 0,
@@ -250,36 +252,38 @@ def gather(
 
 
 def zeros_like(
-    tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True
+    tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
 ) -> Any:
     """As `tf.zeros_like`; `optimize` is ignored."""
     return arrays.zeros_like(tensor, dtype, name)
 
 
-def ones_like(tensor: Any, dtype: Any = None, name: str | None = None, optimize: Any = True) -> Any:
+def ones_like(
+    tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
+) -> Any:
     """As `tf.ones_like`; `optimize` is ignored."""
     return arrays.ones_like(tensor, dtype, name)
 
 
-def shape(input: Any, name: str | None = None, out_type: Any = torch.int32) -> Any:
+def shape(input: object, name: str | None = None, out_type: object = torch.int32) -> Any:
     """As `tf.shape`."""
     return arrays.shape(input, out_type=out_type, name=name)
 
 
-def size(input: Any, name: str | None = None, out_type: Any = torch.int32) -> Any:
+def size(input: object, name: str | None = None, out_type: object = torch.int32) -> Any:
     """As `tf.size`."""
     return arrays.size(input, out_type=out_type, name=name)
 
 
 def convert_to_tensor(
-    value: Any, dtype: Any = None, name: str | None = None, preferred_dtype: Any = None
+    value: object, dtype: object = None, name: str | None = None, preferred_dtype: object = None
 ) -> Any:
     """As `tf.convert_to_tensor`."""
     return arrays.convert_to_tensor(value, dtype, dtype_hint=preferred_dtype, name=name)
 
 
 def convert_to_tensor_or_indexed_slices(
-    value: Any, dtype: Any = None, name: str | None = None
+    value: object, dtype: object = None, name: str | None = None
 ) -> Any:
     """As `convert_to_tensor`, but slices stay as they are.
 

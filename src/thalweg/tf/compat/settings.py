@@ -28,7 +28,7 @@ _DEVICE = re.compile(
 
 
 @contextlib.contextmanager
-def device(device_name_or_function: Any) -> Iterator[None]:
+def device(device_name_or_function: object) -> Iterator[None]:
     """A `with` block that changes nothing: operations run where their tensors are.
 
     Move a module or variable with torch's `.to("cuda")`.
@@ -63,7 +63,7 @@ class OptimizerOptions(_Settings):
 class GraphOptions(_Settings):
     """Accepted and ignored."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(
             **{"optimizer_options": OptimizerOptions(), "rewrite_options": _Settings(), **settings}
         )
@@ -72,7 +72,7 @@ class GraphOptions(_Settings):
 class ConfigProto(_Settings):
     """Settings of a session: accepted and ignored."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         own = {
             "gpu_options": GPUOptions(),
             "graph_options": GraphOptions(),
@@ -92,7 +92,7 @@ class RunOptions(_Settings):
 class RunMetadata(_Settings):
     """What a run would say of itself: nothing."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(**{"step_stats": _Settings(dev_stats=[]), **settings})
 
 

@@ -44,8 +44,8 @@ class Dataset:
     def __init__(
         self,
         start: Start,
-        spec: Callable[[], Any],
-        symbols: tuple[Any, ...] = (),
+        spec: Callable[[], object],
+        symbols: tuple[object, ...] = (),
         count: float | None = None,
     ) -> None:
         self._start, self._find_spec, self._symbols = start, spec, symbols
@@ -79,7 +79,7 @@ class Dataset:
     def _add_sized_step(
         self,
         title: str,
-        number: Any,
+        number: object,
         step: Callable[[Iterator[Any], int], Iterator[Any]],
         spec: Any = None,
         counted: Callable[[int], float | None] = int,
@@ -109,14 +109,14 @@ class Dataset:
         return cls(start, lambda: mapped(spec, specs.spec_of(tensors)), symbols, count)
 
     @staticmethod
-    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+    def from_tensor_slices(tensors: object, name: str | None = None) -> Dataset:
         """One element for each row.
 
         Raises:
             InvalidArgumentError: While it is read, if tensors have different numbers of rows.
         """
 
-        def rows(known: Any) -> Iterator[Any]:
+        def rows(known: object) -> Iterator[Any]:
             counts = {len(leaf) for leaf in leaves_of(known)}
             if len(counts) != 1:
                 raise InvalidArgumentError(f"All must have as many rows, not {sorted(counts)}.")
@@ -126,7 +126,7 @@ class Dataset:
         return Dataset._of_elements(tensors, rows, specs.row, len)
 
     @staticmethod
-    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+    def from_tensors(tensors: object, name: str | None = None) -> Dataset:
         """One element in all."""
         return Dataset._of_elements(
             tensors, lambda known: iter([known]), lambda spec: spec, lambda _: 1
@@ -135,10 +135,10 @@ class Dataset:
     @staticmethod
     def from_generator(
         generator: Callable[..., Any],
-        output_types: Any = None,
-        output_shapes: Any = None,
+        output_types: object = None,
+        output_shapes: object = None,
         args: tuple[Any, ...] = (),
-        output_signature: Any = None,
+        output_signature: object = None,
         name: str | None = None,
     ) -> Dataset:
         """What `generator(*args)` yields, called anew for each pass.
@@ -165,7 +165,7 @@ class Dataset:
         return Dataset(start, lambda: spec)
 
     @staticmethod
-    def range(*args: int, output_type: Any = torch.int64, name: str | None = None) -> Dataset:
+    def range(*args: int, output_type: object = torch.int64, name: str | None = None) -> Dataset:
         """Numbers, as Python's `range` has them."""
         kind = as_dtype(output_type)
         numbers = range(*map(int, args))
@@ -202,17 +202,17 @@ class Dataset:
         )
 
     def map(
-        self, map_func: Callable[..., Any], num_parallel_calls: Any = None, **options: Any
+        self, map_func: Callable[..., object], num_parallel_calls: object = None, **options: object
     ) -> Dataset:
         """What the function returns for each element; a tuple is given as several arguments.
 
         All arguments but the first are ignored: there is one thread.
         """
 
-        def call(element: Any) -> Any:
+        def call(element: object) -> Any:
             return specs.converted(_call_with_element(map_func, element))
 
-        def step(elements: Iterator[Any]) -> Iterator[Any]:
+        def step(elements: Iterator[object]) -> Iterator[Any]:
             return map(call, elements)
 
         def spec() -> Any:
@@ -220,16 +220,16 @@ class Dataset:
 
         return self._add_step(step, spec)
 
-    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
+    def flat_map(self, map_func: Callable[..., object], name: str | None = None) -> Dataset:
         """The elements of the datasets that the function returns, one dataset after the other."""
 
-        def inner(element: Any) -> Dataset:
+        def inner(element: object) -> Dataset:
             made = _call_with_element(map_func, element)
             if not isinstance(made, Dataset):
                 raise TypeError(f"map_func must return a Dataset, not {type(made).__name__}.")
             return made
 
-        def step(every: Iterator[Any]) -> Iterator[Any]:
+        def step(every: Iterator[object]) -> Iterator[Any]:
             return (each for element in every for each in inner(element)._begin_iteration())
 
         def spec() -> Any:
@@ -240,10 +240,10 @@ class Dataset:
 
         return self._add_step(step, spec, lambda _: None)
 
-    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+    def filter(self, predicate: Callable[..., object], name: str | None = None) -> Dataset:
         """The elements of which the function says so."""
 
-        def step(every: Iterator[Any]) -> Iterator[Any]:
+        def step(every: Iterator[object]) -> Iterator[Any]:
             return (x for x in every if bool(_call_with_element(predicate, x)))
 
         return self._add_step(step, counted=lambda _: None)
@@ -283,13 +283,13 @@ class Dataset:
             lambda: (counted, self.element_spec),
         )
 
-    def batch(self, batch_size: Any, drop_remainder: bool = False, **options: Any) -> Dataset:
+    def batch(self, batch_size: object, drop_remainder: bool = False, **options: object) -> Dataset:
         """Elements stacked, so many at a time; the last may be fewer, or is left out.
 
         `batch_size` may be a symbolic tensor, whose value is that of the run that initializes.
         """
 
-        def step(every: Iterator[Any], size: int) -> Iterator[Any]:
+        def step(every: Iterator[object], size: int) -> Iterator[Any]:
             return batches(every, size, drop_remainder)
 
         def spec(size: int | None) -> Any:
@@ -299,10 +299,10 @@ class Dataset:
 
     def _add_batching(
         self,
-        batch_size: Any,
+        batch_size: object,
         drop_remainder: bool,
         step: Callable[[Iterator[Any], int], Iterator[Any]],
-        spec: Callable[[int | None], Any],
+        spec: Callable[[int | None], object],
     ) -> Dataset:
         """Add a step that makes batches; `spec` is given their size, if all of them have one."""
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
@@ -317,9 +317,9 @@ class Dataset:
 
     def padded_batch(
         self,
-        batch_size: Any,
-        padded_shapes: Any = None,
-        padding_values: Any = None,
+        batch_size: object,
+        padded_shapes: object = None,
+        padding_values: object = None,
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
@@ -340,7 +340,7 @@ class Dataset:
         def sizes() -> list[Any]:
             return specs.shapes_for(self.element_spec, padded_shapes)
 
-        def step(every: Iterator[Any], size: int) -> Iterator[Any]:
+        def step(every: Iterator[object], size: int) -> Iterator[Any]:
             values = specs.values_for(self.element_spec, padding_values)
             return batches(every, size, drop_remainder, padded(sizes(), values))
 
@@ -368,7 +368,7 @@ class Dataset:
 
     def shuffle(
         self,
-        buffer_size: Any,
+        buffer_size: object,
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = None,
         name: str | None = None,
@@ -380,7 +380,7 @@ class Dataset:
         """
         generators: list[torch.Generator] = []
 
-        def step(every: Iterator[Any], size: int) -> Iterator[Any]:
+        def step(every: Iterator[object], size: int) -> Iterator[Any]:
             if not generators:
                 begin = int(torch.randint(2**31, ())) if seed is None else int(seed)
                 generators.append(torch.Generator().manual_seed(begin))
@@ -418,7 +418,7 @@ class Dataset:
         """The dataset as it is: elements are made when they are asked for."""
         return self
 
-    def with_options(self, options: Any, name: str | None = None) -> Dataset:
+    def with_options(self, options: object, name: str | None = None) -> Dataset:
         """The dataset as it is."""
         return self
 
@@ -471,5 +471,5 @@ class Dataset:
         )
 
 
-def _call_with_element(function: Callable[..., Any], element: Any) -> Any:
+def _call_with_element(function: Callable[..., object], element: object) -> Any:
     return function(*element) if isinstance(element, tuple) else function(element)

@@ -51,10 +51,10 @@ class Iterator:
 
     @staticmethod
     def from_structure(
-        output_types: Any,
-        output_shapes: Any = None,
+        output_types: object,
+        output_shapes: object = None,
         shared_name: str | None = None,
-        output_classes: Any = None,
+        output_classes: object = None,
     ) -> InGraph:
         """An iterator over any dataset with such elements; `make_initializer` says which.
 
@@ -119,7 +119,7 @@ class InGraph:
     output_shapes = property(lambda self: get_output_shapes(self))
 
 
-def _next_element(elements: Elements[Any]) -> Any:
+def _next_element(elements: Elements[object]) -> Any:
     try:
         return next(elements)
     except StopIteration:

@@ -48,7 +48,7 @@ def converted(nest: Any, dtypes: Any = None) -> Any:
         return tensor(np.asarray(nest) if isinstance(nest, range) else nest, dtypes)
 
 
-def spec_of(nest: Any) -> Any:
+def spec_of(nest: object) -> Any:
     """The specs of tensors."""
     return mapped(lambda each: TensorSpec(each.shape, each.dtype), nest)
 
@@ -63,7 +63,7 @@ def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
     return TensorSpec(None if spec.shape is None else [size, *spec.shape], spec.dtype)
 
 
-def shapes_for(spec: Any, shapes: Any) -> list[tuple[int | None, ...] | None]:
+def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
     """A shape for each tensor of an element, of a nest of them; None for an unknown size.
 
     Raises:
@@ -134,7 +134,7 @@ def paired(types: Any, shapes: Any) -> Any:
     return TensorSpec(shapes, types)
 
 
-def after(function: Callable[..., Any], spec: Any, first: Callable[[], Iterator[Any]]) -> Any:
+def after(function: Callable[..., object], spec: object, first: Callable[[], Iterator[Any]]) -> Any:
     """The specs of what a function returns, found by trying it on tensors without values.
 
     Args:

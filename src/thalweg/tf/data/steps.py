@@ -29,7 +29,7 @@ Stack = Callable[[Iterator[Sequence[Any]]], Iterator[Any]]  # of the tensors of 
 
 
 def batches(
-    every: Iterator[Any], size: int, drop_remainder: bool, stack: Stack | None = None
+    every: Iterator[object], size: int, drop_remainder: bool, stack: Stack | None = None
 ) -> Iterator[Any]:
     """So many elements stacked at a time."""
     while chunk := list(itertools.islice(every, size)):
@@ -45,7 +45,7 @@ def _stack_rows(rows: Sequence[Any]) -> Any:
     return torch.stack(list(rows))
 
 
-def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[Any]) -> Stack:
+def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[object]) -> Stack:
     """What stacks tensors of several sizes.
 
     Args:
@@ -54,7 +54,7 @@ def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[Any])
         values: For each what it is padded with.
     """
 
-    def stack(columns: Iterator[Sequence[Any]]) -> Iterator[Any]:
+    def stack(columns: Iterator[Sequence[object]]) -> Iterator[Any]:
         return map(_pad_rows, columns, shapes, values)
 
     return stack
@@ -77,7 +77,9 @@ def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: An
     return made
 
 
-def shuffle_elements(every: Iterator[Any], size: int, generator: torch.Generator) -> Iterator[Any]:
+def shuffle_elements(
+    every: Iterator[object], size: int, generator: torch.Generator
+) -> Iterator[Any]:
     """The next is always one of the first `size` elements that are left."""
     held = list(itertools.islice(every, size))
     while held:

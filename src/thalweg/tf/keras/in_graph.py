@@ -63,11 +63,11 @@ def lend() -> None:
     layer.__call__ = _catching_call(layer.__call__)
 
 
-def recording(function: Callable[..., Any]) -> Callable[..., Any]:
+def recording(function: Callable[..., object]) -> Callable[..., Any]:
     """A function of Keras, such as a loss, that takes tensors of a graph, too."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if not any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((args, kwargs))):
             return function(*args, **kwargs)
         bound = inspect.signature(function).bind(*args, **kwargs).arguments
@@ -100,7 +100,7 @@ def _symbol_of(tensor: Any) -> SymbolicTensor:
     return keras.Model(inputs, tensor, name=maker.name)([graph_variable_of(x) for x in inputs])
 
 
-def _variable_of(variable: Any) -> GraphVariable:
+def _variable_of(variable: object) -> GraphVariable:
     """The graph's variable of a variable of Keras, in the default graph; `get_session` initializes
     it.
 
@@ -113,9 +113,9 @@ def _variable_of(variable: Any) -> GraphVariable:
     return track(graph_variable_of(parameter))
 
 
-def _catching_call(original: Callable[..., Any]) -> Callable[..., Any]:
+def _catching_call(original: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(layer: object, *args: object, **kwargs: object) -> Any:
         if not executing_eagerly() and _is_recorded(list(leaves_of((args, kwargs)))):
             return _record_call(original, layer, args, kwargs)
         return original(layer, *args, **kwargs)
@@ -123,7 +123,7 @@ def _catching_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _is_recorded(leaves: list[Any]) -> bool:
+def _is_recorded(leaves: list[object]) -> bool:
     """Whether a call on these is of the graph; while Keras computes shapes, only one on symbols."""
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
         return True
@@ -177,13 +177,13 @@ def _record_call(
     return mapped(lambda _: next(symbols), found)
 
 
-def _in_graph(leaf: Any) -> Any:
+def _in_graph(leaf: object) -> Any:
     """An array as a constant of the graph; what stands for a symbol as that symbol."""
     is_array = isinstance(leaf, np.ndarray | torch.Tensor)
     return convert_to_tensor(leaf) if is_array else graph_variable_of(leaf)
 
 
-def _describe_leaf(leaf: Any) -> Any:
+def _describe_leaf(leaf: object) -> Any:
     """A tensor of a graph as Keras knows one that has no value yet."""
     if not isinstance(leaf, SymbolicTensor):
         return leaf
@@ -195,12 +195,12 @@ def _describe_leaf(leaf: Any) -> Any:
     return keras.KerasTensor(tuple(leaf.shape), dtype_name(leaf.dtype))
 
 
-def _widen_operator(tensor: Any, name: str, function: Callable[..., Any]) -> None:
+def _widen_operator(tensor: object, name: str, function: Callable[..., object]) -> None:
     """Let an operator of `KerasTensor` take symbolic tensors, too."""
     original = getattr(tensor, name)
 
     @functools.wraps(original)
-    def apply(self: Any, other: Any) -> Any:
+    def apply(self: object, other: object) -> Any:
         if is_symbolic(other) and not executing_eagerly():
             return function(graph_variable_of(self), other)
         return original(self, other)

@@ -27,7 +27,7 @@ _is_printed = ContextVar("_is_printed", default=False)  # a model that may have 
 _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleoptimizer"}
 
 
-def as_optimizer(optimizer: Any) -> Any:
+def as_optimizer(optimizer: object) -> Any:
     """What `compile` of Keras takes: an optimizer of thalweg or of `tf.train` is wrapped, and so is
     the one that a name such as "adam" stands for.
     """
@@ -38,15 +38,15 @@ def as_optimizer(optimizer: Any) -> Any:
     return TFOptimizer(optimizer) if isinstance(optimizer, train.Optimizer) else optimizer
 
 
-def _label_columns(labels: Any) -> Any:
-    def column(label: Any) -> Any:
+def _label_columns(labels: object) -> Any:
+    def column(label: object) -> Any:
         is_flat = len(getattr(label, "shape", ())) == 1
         return keras.ops.expand_dims(label, -1) if is_flat else label
 
     return keras.tree.map_structure(column, labels)
 
 
-def _for_each(outputs: Any, metrics: Any) -> Any:
+def _for_each(outputs: object, metrics: object) -> Any:
     """Metrics that are told once are those of each output, as in TensorFlow's Keras."""
     if metrics is None or isinstance(metrics, dict):
         return metrics
@@ -57,7 +57,7 @@ def _for_each(outputs: Any, metrics: Any) -> Any:
     return [[_copy_metric(each) for each in told if each is not None] for _ in outputs]
 
 
-def _copy_metric(metric: Any) -> Any:
+def _copy_metric(metric: object) -> Any:
     """A metric like this one, which counts for itself.
 
     Raises:
@@ -74,7 +74,7 @@ def _copy_metric(metric: Any) -> Any:
         ) from error
 
 
-def _check_distinct(*told: Any) -> None:
+def _check_distinct(*told: object) -> None:
     """Refuse a metric that would count for two outputs at once.
 
     Raises:
@@ -119,7 +119,7 @@ class Compiling(_Model):
             return kept.shown() if isinstance(kept, Lender) else kept
 
         @optimizer.setter
-        def optimizer(self, optimizer: Any) -> None:
+        def optimizer(self, optimizer: object) -> None:
             kept = vars(self).get("optimizer")
             if isinstance(kept, Lender) and kept.wrapped is optimizer:
                 return
@@ -132,7 +132,7 @@ class Compiling(_Model):
                 self._compile_config.config["optimizer"] = optimizer
 
     @eagerly()
-    def compile(self, optimizer: Any = "rmsprop", *args: Any, **options: Any) -> None:
+    def compile(self, optimizer: object = "rmsprop", *args: object, **options: object) -> None:
         """As in Keras; an optimizer of thalweg, or its name, is wrapped for it.
 
         In the scope of a strategy of `thalweg.distribute` the model trains as one of its replicas:
@@ -150,7 +150,7 @@ class Compiling(_Model):
         self._strategy = get_strategy()
 
     @eagerly()
-    def fit(self, x: Any = None, *args: Any, **options: Any) -> Any:
+    def fit(self, x: object = None, *args: object, **options: object) -> Any:
         """As in Keras; `x` and `validation_data` may be datasets of `tf.data`."""
         if "validation_data" in options:
             options["validation_data"] = readable(options["validation_data"])
@@ -160,12 +160,12 @@ class Compiling(_Model):
         return super().fit(loaded, *args, **options)
 
     @eagerly()
-    def evaluate(self, x: Any = None, *args: Any, **options: Any) -> Any:
+    def evaluate(self, x: object = None, *args: object, **options: object) -> Any:
         """As in Keras; `x` may be a dataset of `tf.data`."""
         return super().evaluate(readable(x), *args, **options)
 
     @eagerly()
-    def predict(self, x: Any, *args: Any, **options: Any) -> Any:
+    def predict(self, x: object, *args: object, **options: object) -> Any:
         """As in Keras; `x` may be a dataset of `tf.data`."""
         return super().predict(readable(x), *args, **options)
 
@@ -181,15 +181,17 @@ class Compiling(_Model):
         finally:
             _is_printed.reset(token)
 
-    def train_step(self, *args: Any, **options: Any) -> Any:
+    def train_step(self, *args: object, **options: object) -> Any:
         """As in Keras, as a replica of the strategy that the model was compiled in."""
         return self._strategy.run(super().train_step, args, options)
 
-    def compute_loss(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
+    def compute_loss(
+        self, x: object = None, y: object = None, *args: object, **options: object
+    ) -> Any:
         """As in Keras, but labels of one number each are a column, as TensorFlow's Keras had it."""
         return super().compute_loss(x, _label_columns(y), *args, **options)
 
-    def compute_metrics(self, x: Any, y: Any, *args: Any, **options: Any) -> Any:
+    def compute_metrics(self, x: object, y: object, *args: object, **options: object) -> Any:
         """As in Keras; for the labels see `compute_loss`."""
         return super().compute_metrics(x, _label_columns(y), *args, **options)
 
@@ -204,7 +206,7 @@ class Compiling(_Model):
             return {}
         return super().get_compile_config()
 
-    def compile_from_config(self, config: dict[str, Any]) -> None:
+    def compile_from_config(self, config: dict[str, object]) -> None:
         """Compile as a saved model was compiled, if it was."""
         if not config:
             return
@@ -251,17 +253,17 @@ class Model(Compiling, keras.Model):
     outputs.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Any:
         wanted: Any = Functional if cls is Model and _has_ends(args, kwargs) else cls
         return super().__new__(wanted, *args, **kwargs)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         if _has_ends(args, kwargs) and not isinstance(self, Functional):
             _derive_from_functional(type(self))
         super().__init__(*args, **kwargs)
 
 
-def _has_ends(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_ends(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     return len(args) >= 2 or (len(args) == 1 and "outputs" in kwargs) or "inputs" in kwargs
 
 

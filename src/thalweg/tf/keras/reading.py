@@ -24,7 +24,7 @@ class _Counted(_Elements):
         return len(self._dataset)
 
 
-def readable(data: Any) -> Any:
+def readable(data: object) -> Any:
     """A loader of torch for a `tf.data.Dataset`, of which each element is a batch; anything else
     as it is.
     """

@@ -33,7 +33,7 @@ class TFOptimizer(keras.optimizers.Optimizer):
         self._iterations.assign(int(iterations))
 
     def _backend_update_step(
-        self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
+        self, grads: Sequence[object], trainable_variables: Sequence[Any], learning_rate: object
     ) -> None:
         tensors = named_variables([(var.path, var.value) for var in trainable_variables])
         self.optimizer.apply_gradients(list(zip(replica_shares(grads), tensors, strict=True)))
@@ -44,7 +44,7 @@ class TFOptimizer(keras.optimizers.Optimizer):
         return self._get_current_learning_rate()
 
     @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> NoReturn:
+    def learning_rate(self, learning_rate: object) -> NoReturn:
         raise InvalidTypeError(
             f"The learning rate of the tf.train optimizer '{self.name}' cannot be set by Keras."
             " Compile the model with an optimizer of tf.keras, or give this one a callable."

@@ -34,7 +34,7 @@ def temporary_folder() -> str:
 class _Eager:
     """What a test is given for a session in eager mode: what it runs has run."""
 
-    def run(self, fetches: Any, feed_dict: Any = None) -> Any:
+    def run(self, fetches: object, feed_dict: object = None) -> Any:
         """The values of eager tensors; ValueError if something is fed."""
         if feed_dict:
             raise ValueError("Nothing can be fed in eager mode.")
@@ -67,7 +67,7 @@ class TestCase(Comparing):
         """A folder for the test's own files."""
         return tempfile.mkdtemp(dir=temporary_folder())
 
-    def evaluate(self, tensors: Any) -> Any:
+    def evaluate(self, tensors: object) -> Any:
         """The values of a nest of tensors, as arrays; in a graph by the default session, or
         otherwise that of `cached_session`.
         """
@@ -81,7 +81,11 @@ class TestCase(Comparing):
 
     @contextlib.contextmanager
     def session(
-        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
+        self,
+        graph: Any = None,
+        config: object = None,
+        use_gpu: bool = True,
+        force_gpu: bool = False,
     ) -> Iterator[Any]:
         """A new session in the block, in which its graph is built; in eager mode one that has run
         all that it is asked to run. All arguments but `graph` are ignored.
@@ -94,7 +98,11 @@ class TestCase(Comparing):
 
     @contextlib.contextmanager
     def cached_session(
-        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
+        self,
+        graph: Any = None,
+        config: object = None,
+        use_gpu: bool = True,
+        force_gpu: bool = False,
     ) -> Iterator[Any]:
         """The same session in all blocks of one test; otherwise as `session`.
 
@@ -112,7 +120,11 @@ class TestCase(Comparing):
             yield self._cached
 
     def test_session(
-        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
+        self,
+        graph: object = None,
+        config: object = None,
+        use_gpu: bool = True,
+        force_gpu: bool = False,
     ) -> contextlib.AbstractContextManager[Any]:
         """`cached_session`, or `session` of a graph that is given."""
         if self.id().endswith(".test_session"):

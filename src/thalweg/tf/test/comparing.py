@@ -22,11 +22,11 @@ _KINDS = {"float64": "", "float32": "float_", "float16": "half_", "bfloat16": "b
 class Comparing(unittest.TestCase):
     """The assertions; `evaluate` is that of a derived class."""
 
-    def evaluate(self, tensors: Any) -> Any:
+    def evaluate(self, tensors: object) -> Any:
         """The values of tensors."""
         raise NotImplementedError
 
-    def _array_of(self, value: Any) -> np.ndarray[Any, Any]:
+    def _array_of(self, value: object) -> np.ndarray[Any, Any]:
         return values.array(self.evaluate(value) if values.is_symbolic(value) else value)
 
     def assertAllClose(
@@ -54,8 +54,8 @@ class Comparing(unittest.TestCase):
 
     def assertAllCloseAccordingToType(
         self,
-        a: Any,
-        b: Any,
+        a: object,
+        b: object,
         rtol: float = 1e-6,
         atol: float = 1e-6,
         float_rtol: float = 1e-6,
@@ -74,7 +74,7 @@ class Comparing(unittest.TestCase):
         self.assertAllClose(a, b, rtol, atol, msg)
 
     def assertNotAllClose(
-        self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
+        self, a: object, b: object, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
     ) -> None:
         """Some number is not near."""
         try:
@@ -83,13 +83,13 @@ class Comparing(unittest.TestCase):
             return
         self.fail(msg or "The two values are close at all elements.")
 
-    def assertAllEqual(self, a: Any, b: Any, msg: str | None = None) -> None:
+    def assertAllEqual(self, a: object, b: object, msg: str | None = None) -> None:
         """Two arrays have the same shape and elements; NaN is equal to NaN."""
         one, other = self._array_of(a), self._array_of(b)
         self._same_shape(one, other, msg)
         np.testing.assert_array_equal(one, other, err_msg=msg or "")
 
-    def assertNotAllEqual(self, a: Any, b: Any, msg: str | None = None) -> None:
+    def assertNotAllEqual(self, a: object, b: object, msg: str | None = None) -> None:
         """Some element differs, or the shape does."""
         try:
             self.assertAllEqual(a, b)
@@ -97,29 +97,29 @@ class Comparing(unittest.TestCase):
             return
         self.fail(msg or "The two values are equal at all elements.")
 
-    def assertAllGreater(self, a: Any, comparison_target: Any) -> None:
+    def assertAllGreater(self, a: object, comparison_target: object) -> None:
         """All elements are greater."""
         self._assert_all(
             a, lambda each: each > comparison_target, f"greater than {comparison_target}"
         )
 
-    def assertAllGreaterEqual(self, a: Any, comparison_target: Any) -> None:
+    def assertAllGreaterEqual(self, a: object, comparison_target: object) -> None:
         """No element is less."""
         self._assert_all(a, lambda each: each >= comparison_target, f"at least {comparison_target}")
 
-    def assertAllLess(self, a: Any, comparison_target: Any) -> None:
+    def assertAllLess(self, a: object, comparison_target: object) -> None:
         """All elements are less."""
         self._assert_all(a, lambda each: each < comparison_target, f"less than {comparison_target}")
 
-    def assertAllLessEqual(self, a: Any, comparison_target: Any) -> None:
+    def assertAllLessEqual(self, a: object, comparison_target: object) -> None:
         """No element is greater."""
         self._assert_all(a, lambda each: each <= comparison_target, f"at most {comparison_target}")
 
     def assertAllInRange(
         self,
-        target: Any,
-        lower_bound: Any,
-        upper_bound: Any,
+        target: object,
+        lower_bound: object,
+        upper_bound: object,
         open_lower_bound: bool = False,
         open_upper_bound: bool = False,
     ) -> None:
@@ -129,18 +129,20 @@ class Comparing(unittest.TestCase):
         )
         (self.assertAllLess if open_upper_bound else self.assertAllLessEqual)(target, upper_bound)
 
-    def assertAllInSet(self, target: Any, expected_set: Any) -> None:
+    def assertAllInSet(self, target: object, expected_set: Any) -> None:
         """All elements are among those expected."""
         wanted = list(expected_set)
         self._assert_all(target, lambda each: np.isin(each, wanted), f"in {wanted}")
 
-    def assertNear(self, f1: Any, f2: Any, err: Any, msg: str | None = None) -> None:
+    def assertNear(self, f1: object, f2: object, err: object, msg: str | None = None) -> None:
         """Two numbers differ by at most `err`."""
         one, other = self._array_of(f1).item(), self._array_of(f2).item()
         near = one == other or abs(one - other) <= err
         self.assertTrue(near, f"{one} != {other} +/- {err}{f' ({msg})' if msg else ''}")
 
-    def assertArrayNear(self, farray1: Any, farray2: Any, err: Any, msg: str | None = None) -> None:
+    def assertArrayNear(
+        self, farray1: Any, farray2: Any, err: object, msg: str | None = None
+    ) -> None:
         """Two lists of numbers are as long, and differ by at most `err` at each place."""
         self.assertEqual(len(farray1), len(farray2), msg)
         for one, other in zip(farray1, farray2, strict=True):
@@ -153,11 +155,11 @@ class Comparing(unittest.TestCase):
         norm = np.linalg.norm(self._array_of(ndarray1) - self._array_of(ndarray2))
         self.assertTrue(norm < err, msg or f"The norm of the difference, {norm}, is not < {err}.")
 
-    def assertShapeEqual(self, input_a: Any, input_b: Any, msg: str | None = None) -> None:
+    def assertShapeEqual(self, input_a: object, input_b: object, msg: str | None = None) -> None:
         """An array or tensor has the shape that the other has."""
         self.assertEqual(_shape_of(input_a), _shape_of(input_b), msg)
 
-    def assertDTypeEqual(self, target: Any, expected_dtype: Any) -> None:
+    def assertDTypeEqual(self, target: object, expected_dtype: object) -> None:
         """An array, a tensor, or each of a list of them, has the dtype."""
         each = target if isinstance(target, list | tuple) else [target]
         for value in each:
@@ -214,13 +216,13 @@ class Comparing(unittest.TestCase):
             one.shape, other.shape, msg or f"Shape mismatch: {one.shape}, not {other.shape}."
         )
 
-    def _assert_all(self, target: Any, holds: Callable[[Any], Any], what: str) -> None:
+    def _assert_all(self, target: object, holds: Callable[[Any], object], what: str) -> None:
         found = self._array_of(target)
         bad = found[~np.asarray(holds(found))]
         self.assertEqual(bad.size, 0, f"{bad.size} elements are not {what}, such as {bad[:5]}.")
 
 
-def _dtype_name(value: Any) -> str:
+def _dtype_name(value: object) -> str:
     dtype = getattr(value, "dtype", None)
     if dtype is None and isinstance(value, Sequence) and len(value):
         return _dtype_name(value[0])

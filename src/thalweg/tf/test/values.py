@@ -13,20 +13,20 @@ from thalweg.graph.exchange import exported
 from thalweg.variable import tensor_of
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> bool:
     """Whether a session has to compute the value, or a part of it."""
     kinds = graph.SymbolicTensor | graph.SymbolicSlices | graph.Operation
     return any(isinstance(leaf, kinds) for leaf in leaves_of(value))
 
 
-def computed(value: Any) -> Any:
+def computed(value: object) -> Any:
     """The same nest, with arrays for tensors of eager mode; what can be called is called."""
     if callable(value) and not isinstance(value, torch.Tensor):
         value = value()
     return mapped(lambda leaf: exported(tensor_of(leaf)), value)
 
 
-def array(value: Any) -> np.ndarray[Any, Any]:
+def array(value: object) -> np.ndarray[Any, Any]:
     """Numbers as an array; those of a dtype that NumPy lacks as float32."""
     if isinstance(value, list | tuple):
         return np.array([array(each) for each in value])

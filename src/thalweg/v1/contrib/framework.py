@@ -51,12 +51,12 @@ def get_variables(
     return get_collection(collection, scope)
 
 
-def get_trainable_variables(scope: Any = None, suffix: str | None = None) -> list[Any]:
+def get_trainable_variables(scope: object = None, suffix: str | None = None) -> list[Any]:
     """`get_variables` of those that are trained."""
     return get_variables(scope, suffix, GraphKeys.TRAINABLE_VARIABLES)
 
 
-def get_local_variables(scope: Any = None, suffix: str | None = None) -> list[Any]:
+def get_local_variables(scope: object = None, suffix: str | None = None) -> list[Any]:
     """`get_variables` of the local ones."""
     return get_variables(scope, suffix, GraphKeys.LOCAL_VARIABLES)
 

@@ -14,7 +14,7 @@ from thalweg.v1.summary import values
 from thalweg.v1.summary.protos import message
 
 
-def scalar(name: str, tensor: Any, collections: Any = None, family: str | None = None) -> Any:
+def scalar(name: str, tensor: object, collections: object = None, family: str | None = None) -> Any:
     """A summary of one number.
 
     Args:
@@ -32,7 +32,9 @@ def scalar(name: str, tensor: Any, collections: Any = None, family: str | None =
     )
 
 
-def histogram(name: str, values: Any, collections: Any = None, family: str | None = None) -> Any:
+def histogram(
+    name: str, values: object, collections: object = None, family: str | None = None
+) -> Any:
     """A summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
     return _summary_operation(
         name, values, collections, family, lambda *given: [_values.histogram(*given)]
@@ -41,9 +43,9 @@ def histogram(name: str, values: Any, collections: Any = None, family: str | Non
 
 def image(
     name: str,
-    tensor: Any,
+    tensor: object,
     max_outputs: int = 3,
-    collections: Any = None,
+    collections: object = None,
     family: str | None = None,
 ) -> Any:
     """A summary of the first images of a batch (batch, height, width, channels), of uint8 or
@@ -56,14 +58,14 @@ def image(
     return _summary_operation(name, tensor, collections, family, describe_images)
 
 
-def text(name: str, tensor: Any, collections: Any = None) -> Any:
+def text(name: str, tensor: object, collections: object = None) -> Any:
     """A summary of strings, in a list, an array or alone; otherwise as `scalar`."""
     return _summary_operation(
         name, tensor, collections, None, lambda *given: [values.text(*given)], str
     )
 
 
-def merge(inputs: Sequence[Any], collections: Any = None, name: str | None = None) -> Any:
+def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
     """One summary of several.
 
     Raises:
@@ -104,8 +106,8 @@ def merge_all(
 
 def _summary_operation(
     name: str,
-    given: Any,
-    collections: Any,
+    given: object,
+    collections: object,
     family: str | None,
     describe: Callable[[Any, str], Sequence[Any]],
     kind: type | None = None,
@@ -115,7 +117,7 @@ def _summary_operation(
     message("Summary")  # is it installed?
     given = given if kind is str else graph.convert_to_tensor(given)
 
-    def summarize_value(value: Any) -> bytes:
+    def summarize_value(value: object) -> bytes:
         return message("Summary")(value=describe(value, tag)).SerializeToString()
 
     keys = [GraphKeys.SUMMARIES] if collections is None else collections
@@ -124,7 +126,7 @@ def _summary_operation(
 
 
 def _add_to_collections(
-    function: Callable[..., bytes], inputs: Sequence[Any], name: str, collections: Any
+    function: Callable[..., bytes], inputs: Sequence[object], name: str, collections: object
 ) -> Any:
     known = graph.Output(None, (), ())
     found = graph.operation(function, inputs, name, kind="pure", outputs=known)

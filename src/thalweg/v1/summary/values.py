@@ -106,7 +106,7 @@ def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
     return torch.where(known.all(-1, keepdim=True), pixels, bad).to(torch.uint8)
 
 
-def text(value: Any, tag: str) -> Any:
+def text(value: object, tag: str) -> Any:
     """Strings, which TensorBoard shows as Markdown."""
     found = np.asarray(value, dtype=object)
     proto = message("TensorProto")(dtype="DT_STRING")

@@ -32,12 +32,12 @@ class FileWriter:
     def __init__(
         self,
         logdir: str | os.PathLike[str],
-        graph: Any = None,
+        graph: object = None,
         max_queue: int = 10,
         flush_secs: float = 120,
-        graph_def: Any = None,
+        graph_def: object = None,
         filename_suffix: str | None = None,
-        session: Any = None,
+        session: object = None,
     ) -> None:
         check_seconds("flush_secs", flush_secs)
         self._logdir = os.fspath(logdir)
@@ -51,7 +51,7 @@ class FileWriter:
         """The folder."""
         return self._logdir
 
-    def add_summary(self, summary: Any, global_step: Any = None) -> None:
+    def add_summary(self, summary: object, global_step: object = None) -> None:
         """Write a `Summary`, or the bytes that a run of a summary operation gave.
 
         Raises:
@@ -75,7 +75,7 @@ class FileWriter:
             raise InvalidTypeError(f"add_graph takes a graph, not {type(found).__name__}.")
         self.add_event(message("Event")(graph_def=found.SerializeToString()), global_step)
 
-    def add_session_log(self, session_log: Any, global_step: Any = None) -> None:
+    def add_session_log(self, session_log: object, global_step: object = None) -> None:
         """Write a `SessionLog`."""
         self.add_event(message("Event")(session_log=session_log), global_step)
 
@@ -113,7 +113,7 @@ class FileWriter:
         self.reopen()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

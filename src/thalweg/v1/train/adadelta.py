@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
 from thalweg.rules import ADADELTA_V1
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
@@ -36,9 +34,9 @@ class AdadeltaOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        rho: Any = 0.95,
-        epsilon: Any = 1e-8,
+        learning_rate: object = 0.001,
+        rho: object = 0.95,
+        epsilon: object = 1e-8,
         use_locking: bool = False,
         name: str = "Adadelta",
     ) -> None:

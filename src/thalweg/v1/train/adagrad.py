@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from thalweg.core.hyperparameters import as_number
 from thalweg.formula import Rule
@@ -39,7 +38,7 @@ class AdagradOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: object,
         initial_accumulator_value: float = 0.1,
         use_locking: bool = False,
         name: str = "Adagrad",

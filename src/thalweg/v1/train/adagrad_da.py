@@ -57,7 +57,7 @@ class AdagradDAOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: object,
         global_step: Any,
         initial_gradient_squared_accumulator_value: float = 0.1,
         l1_regularization_strength: float = 0.0,
@@ -92,6 +92,8 @@ class AdagradDAOptimizer(RuleOptimizer):
             ("gradient_squared_accumulator", squares, self._name),
         ]
 
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(
+        self, values: dict[str, object], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
         step = int(number_of(resolve(self._global_step))) + 1
         return {**super()._scalars_of(values, dtype, group), "t": dtype(step)}

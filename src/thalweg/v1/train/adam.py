@@ -62,10 +62,10 @@ class AdamOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        epsilon: Any = 1e-8,
+        learning_rate: object = 0.001,
+        beta1: object = 0.9,
+        beta2: object = 0.999,
+        epsilon: object = 1e-8,
         use_locking: bool = False,
         name: str = "Adam",
         use_own_namescope_for_non_slot_vars: bool = False,
@@ -94,7 +94,7 @@ class AdamOptimizer(RuleOptimizer):
             self._get_non_slot_variable("beta2_power", graph=graph),
         )
 
-    def _counting_moves(self, values: dict[str, Any]) -> list[Move]:
+    def _counting_moves(self, values: dict[str, object]) -> list[Move]:
         powers = {name: self._get_non_slot_variable(name) for name in self.POWERS}
         return [
             (power, as_hyper(values[self.POWERS[name]], scalar_type(power)))

@@ -106,7 +106,7 @@ def _unused_name(name: str) -> str:
 
 def weighted_moving_average(
     value: Any,
-    decay: Any,
+    decay: object,
     weight: Any,
     truediv: bool = True,
     collections: Iterable[str] | None = None,

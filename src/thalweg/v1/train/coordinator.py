@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from thalweg.errors import (
     CancelledError,
@@ -72,7 +71,7 @@ class Coordinator:
         """Whether a stop was requested."""
         return self._stopped.is_set()
 
-    def request_stop(self, ex: Any = None) -> None:
+    def request_stop(self, ex: object = None) -> None:
         """Ask all threads to stop. Of several errors the first counts.
 
         Args:

@@ -26,10 +26,10 @@ from thalweg.variable import as_dtype, dtype_name
 
 @remember_source
 def exponential_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    decay_rate: Any,
+    learning_rate: object,
+    global_step: object,
+    decay_steps: object,
+    decay_rate: object,
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
@@ -59,10 +59,10 @@ def exponential_decay(
 
 @remember_source
 def natural_exp_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    decay_rate: Any,
+    learning_rate: object,
+    global_step: object,
+    decay_steps: object,
+    decay_rate: object,
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
@@ -78,10 +78,10 @@ def natural_exp_decay(
 
 @remember_source
 def inverse_time_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    decay_rate: Any,
+    learning_rate: object,
+    global_step: object,
+    decay_steps: object,
+    decay_rate: object,
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
@@ -99,11 +99,11 @@ def inverse_time_decay(
 
 @remember_source
 def polynomial_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    end_learning_rate: Any = 0.0001,
-    power: Any = 1.0,
+    learning_rate: object,
+    global_step: object,
+    decay_steps: object,
+    end_learning_rate: object = 0.0001,
+    power: object = 1.0,
     cycle: bool = False,
     name: str | None = None,
 ) -> Any:
@@ -127,10 +127,10 @@ def polynomial_decay(
 
 @remember_source
 def cosine_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    alpha: Any = 0.0,
+    learning_rate: object,
+    global_step: object,
+    decay_steps: object,
+    alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
     """Half a cosine from learning_rate down to alpha learning_rate at decay_steps.
@@ -149,12 +149,12 @@ def cosine_decay(
 
 @remember_source
 def cosine_decay_restarts(
-    learning_rate: Any,
-    global_step: Any,
-    first_decay_steps: Any,
-    t_mul: Any = 2.0,
-    m_mul: Any = 1.0,
-    alpha: Any = 0.0,
+    learning_rate: object,
+    global_step: object,
+    first_decay_steps: object,
+    t_mul: object = 2.0,
+    m_mul: object = 1.0,
+    alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
     """Half a cosine, again and again.
@@ -175,12 +175,12 @@ def cosine_decay_restarts(
 
 @remember_source
 def linear_cosine_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    num_periods: Any = 0.5,
-    alpha: Any = 0.0,
-    beta: Any = 0.001,
+    learning_rate: object,
+    global_step: object,
+    decay_steps: object,
+    num_periods: object = 0.5,
+    alpha: object = 0.0,
+    beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
     """learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done.
@@ -203,14 +203,14 @@ def linear_cosine_decay(
 
 @remember_source
 def noisy_linear_cosine_decay(
-    learning_rate: Any,
-    global_step: Any,
-    decay_steps: Any,
-    initial_variance: Any = 1.0,
-    variance_decay: Any = 0.55,
-    num_periods: Any = 0.5,
-    alpha: Any = 0.0,
-    beta: Any = 0.001,
+    learning_rate: object,
+    global_step: object,
+    decay_steps: object,
+    initial_variance: object = 1.0,
+    variance_decay: object = 0.55,
+    num_periods: object = 0.5,
+    alpha: object = 0.0,
+    beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
     """`linear_cosine_decay` whose linear part has noise.
@@ -241,7 +241,7 @@ def noisy_linear_cosine_decay(
 
 @remember_source
 def piecewise_constant(
-    x: Any, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
+    x: object, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
 ) -> Any:
     """values[0] up to x = boundaries[0], values[1] up to boundaries[1], and so on.
 
@@ -272,7 +272,7 @@ piecewise_constant_decay = piecewise_constant
 
 
 def follow_rate(
-    rate: Callable[..., Tensor], inputs: Sequence[Any], dtype: torch.dtype, name: str
+    rate: Callable[..., Tensor], inputs: Sequence[object], dtype: torch.dtype, name: str
 ) -> Any:
     """The learning rate that a function makes of the global step and its own arguments.
 
@@ -308,14 +308,14 @@ def _natural_exp_decay(rate: Any, steps: Any, decay_rate: Any, staircase: bool) 
     return schedules.ExponentialDecay(rate, steps, base, staircase)
 
 
-def _dtype_word(value: Any) -> str:
+def _dtype_word(value: object) -> str:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return "float32" if isinstance(value, float) else "int32"
     return dtype_name(dtype)
 
 
-def _check_boundaries(x: Any, boundaries: Sequence[Any]) -> None:
+def _check_boundaries(x: object, boundaries: Sequence[object]) -> None:
     kind = _dtype_word(x)
     for boundary in boundaries:
         own = _dtype_word(boundary)

@@ -15,15 +15,15 @@ from thalweg.errors import InvalidTypeError
 P = ParamSpec("P")
 
 
-def _binary_operators(function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
     """An operator and its reflection."""
 
-    def forward(self: Followed, other: Any) -> Followed:
+    def forward(self: Followed, other: object) -> Followed:
         return Followed(
             lambda: function(self(), _current_value(other)), self.__name__, _kept_by(self, other)
         )
 
-    def reflected(self: Followed, other: Any) -> Followed:
+    def reflected(self: Followed, other: object) -> Followed:
         return Followed(
             lambda: function(_current_value(other), self()), self.__name__, _kept_by(self, other)
         )
@@ -49,7 +49,7 @@ class Followed(Argument):
 
     __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
 
-    def __init__(self, rate: Callable[[], Any], name: str, keeps: Sequence[Any] = ()) -> None:
+    def __init__(self, rate: Callable[[], object], name: str, keeps: Sequence[object] = ()) -> None:
         self._rate = rate
         self.keeps = keeps
         self.__name__ = name
@@ -80,10 +80,10 @@ class Followed(Argument):
     @classmethod
     def __torch_function__(
         cls,
-        function: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        function: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Followed:
         given = kwargs or {}
 
@@ -94,7 +94,7 @@ class Followed(Argument):
         keeps = _kept_by(*args, *given.values())
         return Followed(rate, getattr(function, "__name__", "rate"), keeps)
 
-    def _refuse_number(self, *_: Any) -> NoReturn:
+    def _refuse_number(self, *_: object) -> NoReturn:
         raise InvalidTypeError(
             f"{self.__name__} is no number in eager mode: it gives one whenever it is called, as"
             " `rate()`. Hand it to an optimizer as it is, or make another of it by arithmetic or by"
@@ -104,7 +104,7 @@ class Followed(Argument):
     __float__ = __int__ = __index__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_number
     __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse_number
 
-    def __deepcopy__(self, memo: Any) -> Followed:
+    def __deepcopy__(self, memo: object) -> Followed:
         return self  # as a function is its own copy: it follows the same step
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ def remember_source(function: Callable[P, Any]) -> Callable[P, Any]:
     return make_rate
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
     """What a function takes; of one that a decorator made, what the decorator's takes.
 
     Raises:
@@ -141,7 +141,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return known or inspect.signature(function, follow_wrapped=False)
 
 
-def _kept_by(*parts: Any) -> list[Any]:
+def _kept_by(*parts: object) -> list[Any]:
     """What parts of a learning rate keep, each once."""
     found = [kept for part in parts if isinstance(part, Followed) for kept in part.keeps]
     return list({id(kept): kept for kept in found}.values())

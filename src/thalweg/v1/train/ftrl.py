@@ -68,7 +68,7 @@ class FtrlOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: object,
         learning_rate_power: float = -0.5,
         initial_accumulator_value: float = 0.1,
         l1_regularization_strength: float = 0.0,
@@ -112,7 +112,7 @@ class FtrlOptimizer(RuleOptimizer):
         ]
 
     def _group_variables(
-        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
+        self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         if not any(has_rows(grad) for grad in gradients):
             return None

@@ -16,7 +16,7 @@ from thalweg.v1.train.gradients import none_given
 from thalweg.variable import is_frozen, name_of, to_tensor
 
 
-def forward(loss: Any, var_list: Any) -> tuple[Tensor, list[Tensor]]:
+def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
     """A loss and its variables: those given, or all that it depends on."""
     if var_list is None:
         value = loss()
@@ -36,7 +36,7 @@ def need_no_tape(variables: Sequence[Tensor]) -> bool:
 def backward(
     value: Tensor,
     variables: Sequence[Tensor],
-    grad_loss: Any,
+    grad_loss: object,
     apply: Callable[[Gradient, Tensor], None],
 ) -> list[Tensor]:
     """Apply gradients so that no two of them need exist at the same time.

@@ -74,7 +74,7 @@ def get_global_step(graph: Any = None) -> Any:
     return found[0]
 
 
-def get_or_create_global_step(graph: Any = None) -> Any:
+def get_or_create_global_step(graph: object = None) -> Any:
     """The variable that counts steps, made if there is none."""
     found = get_global_step(graph)
     return create_global_step(graph) if found is None else found

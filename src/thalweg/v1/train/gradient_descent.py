@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
 from thalweg.rules import SGD
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
@@ -33,7 +31,7 @@ class GradientDescentOptimizer(RuleOptimizer):
     TENSORS = {"_learning_rate_tensor": "learning_rate"}
 
     def __init__(
-        self, learning_rate: Any, use_locking: bool = False, name: str = "GradientDescent"
+        self, learning_rate: object, use_locking: bool = False, name: str = "GradientDescent"
     ) -> None:
         super().__init__(use_locking, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)

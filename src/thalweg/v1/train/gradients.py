@@ -55,7 +55,7 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
             raise InvalidTypeError(f"Invalid type {dtype} for {title}, expected: {_DTYPE_NAMES}.")
 
 
-def check_gate(gate_gradients: Any) -> None:
+def check_gate(gate_gradients: object) -> None:
     """Refuse what is none of the three constants.
 
     Raises:
@@ -73,7 +73,7 @@ def title_of(var: Any) -> str:
     return var.name if is_symbolic(var) else name_of(var, "Tensor")
 
 
-def none_given(variables: Iterable[Any], loss: Any) -> ValueError:
+def none_given(variables: Iterable[object], loss: object) -> ValueError:
     """The error of a `minimize` that has no gradient to apply."""
     variables = list(variables)
     names = [title_of(var) for var in variables]
@@ -89,7 +89,7 @@ def none_given(variables: Iterable[Any], loss: Any) -> ValueError:
     return ValueError(message)
 
 
-def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> GradsAndVars:
+def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> GradsAndVars:
     """Eager mode: the gradients of what `loss()` returns, scaled.
 
     Without `var_list` by the trainable variables it was computed from, in the order in which they
@@ -114,7 +114,7 @@ def of_callable(loss: Any, var_list: Any, grad_loss: Any, scale: Scale) -> Grads
     return list(zip(tape.gradient(value, found, grad_loss), found, strict=True))
 
 
-def _are_followed(var_list: Any) -> bool:
+def _are_followed(var_list: object) -> bool:
     """Whether autograd follows all of a list of variables by itself."""
     return (
         type(var_list) is list
@@ -144,12 +144,12 @@ def _of_leaves(value: Any, variables: list[Any], tape: GradientTape) -> Any:
 
 
 def of_symbol(
-    loss: Any,
-    var_list: Any,
+    loss: object,
+    var_list: object,
     gate_gradients: int,
-    grad_loss: Any,
+    grad_loss: object,
     valid: Iterable[torch.dtype],
-    aggregation_method: Any = None,
+    aggregation_method: object = None,
 ) -> GradsAndVars:
     """Graph mode: symbolic gradients of a symbolic loss.
 
@@ -191,13 +191,13 @@ def of_symbol(
 
 
 def of_loss(
-    loss: Any,
-    var_list: Any,
+    loss: object,
+    var_list: object,
     gate_gradients: int,
-    grad_loss: Any,
+    grad_loss: object,
     valid: Iterable[torch.dtype],
     scale: Scale,
-    aggregation_method: Any = None,
+    aggregation_method: object = None,
 ) -> GradsAndVars:
     """The gradients of a loss: a callable, or in graph mode a symbolic tensor.
 
@@ -230,7 +230,7 @@ def of_loss(
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:
     """The function, without the pairs whose gradient is None."""
 
-    def filtered_grad_fn(*args: Any, **kwargs: Any) -> GradsAndVars:
+    def filtered_grad_fn(*args: object, **kwargs: object) -> GradsAndVars:
         return [(grad, var) for grad, var in grad_fn(*args, **kwargs) if grad is not None]
 
     return filtered_grad_fn

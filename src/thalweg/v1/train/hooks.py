@@ -151,7 +151,11 @@ class RuleHooks(V1Hooks):
     """One step of an optimizer that runs a rule."""
 
     def __init__(
-        self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
+        self,
+        optimizer: Any,
+        global_step: object,
+        name: str,
+        values: dict[str, object] | None = None,
     ) -> None:
         super().__init__(optimizer, global_step, name, values)
         self.repeats = self.repeats and not optimizer._one_by_one()
@@ -185,7 +189,7 @@ class AloneHooks(RuleHooks):
     constrains = False
     is_prepared = True
 
-    def __init__(self, optimizer: Any, values: dict[str, Any] | None) -> None:
+    def __init__(self, optimizer: object, values: dict[str, object] | None) -> None:
         super().__init__(optimizer, None, "", values)
         self.calls, self.repeats = False, True
 
@@ -199,7 +203,7 @@ class AloneHooks(RuleHooks):
         return False
 
 
-def check_global_step(global_step: Any) -> None:
+def check_global_step(global_step: object) -> None:
     """Refuse what cannot be counted up; InvalidTypeError."""
     if not _is_global_step(global_step):
         raise InvalidTypeError(
@@ -207,6 +211,6 @@ def check_global_step(global_step: Any) -> None:
         )
 
 
-def _is_global_step(global_step: Any) -> bool:
+def _is_global_step(global_step: object) -> bool:
     """Whether it can be counted up: a scalar, or None."""
     return global_step is None or (isinstance(global_step, Tensor) and not global_step.dim())

@@ -30,7 +30,7 @@ class LooperThread(threading.Thread):
 
     def __init__(
         self,
-        coord: Any,
+        coord: object,
         timer_interval_secs: float | None,
         target: Callable[..., Any] | None = None,
         args: Sequence[Any] | None = None,
@@ -47,11 +47,11 @@ class LooperThread(threading.Thread):
 
     @staticmethod
     def loop(
-        coord: Any,
+        coord: object,
         timer_interval_secs: float | None,
-        target: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        target: Callable[..., object],
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
         """A thread that has been started."""
         looper = LooperThread(coord, timer_interval_secs, target, args, kwargs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
 from thalweg.rules import HEAVY_BALL, NESTEROV_BALL
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
@@ -42,8 +40,8 @@ class MomentumOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
-        momentum: Any,
+        learning_rate: object,
+        momentum: object,
         use_locking: bool = False,
         name: str = "Momentum",
         use_nesterov: bool = False,

@@ -80,8 +80,8 @@ class ExponentialMovingAverage(StateDict):
 
     def __init__(
         self,
-        decay: Any,
-        num_updates: Any = None,
+        decay: object,
+        num_updates: object = None,
         zero_debias: bool = False,
         name: str = "ExponentialMovingAverage",
     ) -> None:
@@ -129,7 +129,7 @@ class ExponentialMovingAverage(StateDict):
             move(self._plans.now(), averages, variables, share, begun=begun)
         return None
 
-    def _without_average(self, variables: Sequence[Any]) -> list[Any]:
+    def _without_average(self, variables: Sequence[Any]) -> list[Tensor]:
         """The variables without an average, each once."""
         return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
 
@@ -217,7 +217,7 @@ class ExponentialMovingAverage(StateDict):
                 name = scoped_name(source, f"{title}/{kind}")
                 self._put_slot(source, kind, make_variable(start, name))
 
-    def _put_slot(self, source: Any, kind: str, slot: Any) -> None:
+    def _put_slot(self, source: object, kind: str, slot: object) -> None:
         self._take_slots(kind, [source], [self._slots.put(source, kind, slot)])
 
     @untraced
@@ -242,7 +242,7 @@ class ExponentialMovingAverage(StateDict):
         return handle.graph.unique_name(own, mark_as_used=False, absolute=True)
 
     def variables_to_restore(
-        self, moving_avg_variables: Iterable[Any] | None = None
+        self, moving_avg_variables: Iterable[object] | None = None
     ) -> dict[str, Any]:
         """Under which name each variable is found in a checkpoint whose averages should be read.
 
@@ -283,6 +283,6 @@ def _check_sources(sources: Sequence[Any]) -> None:
     check_variables([source for source in sources if not is_symbolic(source)])
 
 
-def _latest_value(source: Any) -> Any:
+def _latest_value(source: object) -> Any:
     """A variable as it is when the averages are updated, not at the start of the run."""
     return by_reference(source) if isinstance(source, GraphVariable) else source

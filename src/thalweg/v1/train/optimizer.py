@@ -62,7 +62,7 @@ _HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
 
 
-def _quick_step(optimizer: Any, kept: PlanCache, step: Any) -> Any:
+def _quick_step(optimizer: object, kept: PlanCache, step: object) -> Any:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
         from thalweg.v1.train.steady import SteadyV1Apply
@@ -139,20 +139,20 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         }
         return {name: own[attribute] for name, attribute in known.items() if attribute in own}
 
-    def _made_by(self) -> tuple[Names, Any]:
+    def _made_by(self) -> tuple[Names, type[Optimizer]]:
         return OPTIMIZERS, type(self)
 
     @untraced
     def minimize(
         self,
-        loss: Any,
-        global_step: Any = None,
-        var_list: Any = None,
+        loss: object,
+        global_step: object = None,
+        var_list: object = None,
         gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None,
+        aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
         name: str | None = None,
-        grad_loss: Any = None,
+        grad_loss: object = None,
     ) -> Any:
         """Compute the gradients of a loss and apply them.
 
@@ -206,7 +206,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             raise gradients.none_given([var for _, var in pairs], loss)
         return self.apply_gradients(pairs, global_step=global_step, name=name)
 
-    def _applies_one_by_one(self, loss: Any) -> bool:
+    def _applies_one_by_one(self, loss: object) -> bool:
         cls = type(self)
         return (
             callable(loss)
@@ -219,12 +219,12 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     @untraced
     def compute_gradients(
         self,
-        loss: Any,
-        var_list: Any = None,
+        loss: object,
+        var_list: object = None,
         gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None,
+        aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
-        grad_loss: Any = None,
+        grad_loss: object = None,
     ) -> list[tuple[Any, Any]]:
         """The gradients of a loss, for `apply_gradients`.
 
@@ -256,8 +256,8 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     @untraced
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
+        grads_and_vars: Iterable[tuple[object, object]],
+        global_step: object = None,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
@@ -358,9 +358,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _take_again(
         self,
-        given: Any,
-        global_step: Any,
-        captured: list[Any] | None = None,
+        given: object,
+        global_step: object,
+        captured: list[object] | None = None,
         done: Done | None = None,
         how: GradientTransforms = NOTHING,
     ) -> bool:
@@ -400,7 +400,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         copies: Copies = None,
         captured: list[Any] | None = None,
         sharing: Any = None,
-        finished: list[Any] | None = None,
+        finished: list[object] | None = None,
     ) -> Outcome:
         """Take a step, eagerly or as a session runs.
 
@@ -444,7 +444,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                     finished.append(hooks.finished)
                 return outcome
 
-    def _make_hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> V1Hooks:
+    def _make_hooks(
+        self, global_step: object, name: str, values: dict[str, object] | None
+    ) -> V1Hooks:
         return V1Hooks(self, global_step, name, values)
 
     def _while_taking(self, hooks: V1Hooks) -> Within:
@@ -480,7 +482,12 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return {name: value for name, value in vars(self).items() if is_symbolic(value)}
 
     def _minimize_one_by_one(
-        self, loss: Any, global_step: Any, var_list: Any, grad_loss: Any, name: str | None
+        self,
+        loss: object,
+        global_step: object,
+        var_list: object,
+        grad_loss: object,
+        name: str | None,
     ) -> Any:
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
@@ -512,9 +519,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     @untraced
     def _distributed_apply(
         self,
-        distribution: Any,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
+        distribution: object,
+        grads_and_vars: Iterable[tuple[object, object]],
+        global_step: object = None,
         name: str | None = None,
     ) -> None:
         """Sum the gradients over the replicas, then apply them; call it on every rank.
@@ -569,7 +576,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 check_any(given)
             self._apply(found, global_step, name, sharing=step)
 
-    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
+    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         super()._take_store(store, taken)
         self._plans = Plans()
 
@@ -613,7 +620,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         captured = self._captured_inputs()
 
         def apply_in_run(
-            grads: list[Any], leaves: list[Tensor], step: Any, values: list[Any]
+            grads: list[object], leaves: list[Tensor], step: object, values: list[object]
         ) -> None:
             self._apply(list(zip(grads, leaves, strict=True)), step, op.name, values)
 
@@ -646,7 +653,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """What is read once a step, by name; callables are called."""
         return {}
 
-    def _with_prepared(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_prepared(self, values: dict[str, object]) -> dict[str, Any]:
         """What a step has read, once `_prepare` was called."""
         return values
 
@@ -666,7 +673,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """Whether `_finish` is a subclass's own; `_counting_moves` does what the library's does."""
         return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
-    def _counting_moves(self, values: dict[str, Any]) -> list[Move]:
+    def _counting_moves(self, values: dict[str, object]) -> list[Move]:
         """What counts a step beside `global_step`, and how; given what it has read."""
         return []
 
@@ -708,7 +715,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """The dtypes of losses and variables whose gradients `compute_gradients` gives."""
         return set(gradients.VALID_DTYPES)
 
-    def _assert_valid_dtypes(self, tensors: Iterable[Any]) -> None:
+    def _assert_valid_dtypes(self, tensors: Iterable[object]) -> None:
         """Refuse tensors of other dtypes; ValueError."""
         gradients.check_dtypes(tensors, self._valid_dtypes())
 
@@ -742,10 +749,10 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             done.append(self._counting_operation(done))
         return group(*done, name=name_scope or self._name)
 
-    def _counting_operation(self, done: list[Any]) -> Any:
+    def _counting_operation(self, done: list[object]) -> Any:
         """The operation of a graph that counts a step beside `global_step`, after others."""
 
-        def count_step(values: dict[str, Any]) -> None:
+        def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():
                 run(counting_calls(self._counting_moves(values)))
 
@@ -782,7 +789,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return self._resource_apply_sparse(values, handle, unique)
 
 
-def check_any(pairs: Iterable[tuple[Any, Any]]) -> None:
+def check_any(pairs: Iterable[tuple[object, object]]) -> None:
     """Refuse a step in which no variable has a gradient.
 
     Raises:

@@ -31,7 +31,7 @@ class OptimizableVariable(ABC):
 
     _v: Any
 
-    def __init__(self, v: Any) -> None:
+    def __init__(self, v: object) -> None:
         if not (is_symbolic(v) or isinstance(v, torch.Tensor)):
             raise NotImplementedError(f"Trying to optimize unsupported type {v}")
         self._v = v
@@ -41,7 +41,7 @@ class OptimizableVariable(ABC):
         return self._v
 
     @abstractmethod
-    def update_op(self, optimizer: Any, g: Any) -> Any:
+    def update_op(self, optimizer: object, g: object) -> Any:
         """Have a hook of the optimizer update the variable by the gradient `g`.
 
         Returns:
@@ -101,22 +101,22 @@ class RefVariableProcessor(OptimizableVariable):
 class StreamingModelPortProcessor(OptimizableVariable):
     """For ports, whose gradient is all that is asked for."""
 
-    def update_op(self, optimizer: Any, g: Any) -> Any:
+    def update_op(self, optimizer: object, g: object) -> Any:
         return g
 
 
 class TensorProcessor(OptimizableVariable):
     """For tensors, which have gradients and cannot be updated."""
 
-    def update_op(self, optimizer: Any, g: Any) -> Any:
+    def update_op(self, optimizer: object, g: object) -> Any:
         raise NotImplementedError(f"Trying to update a Tensor {self._v}")
 
 
-def _is_variable(v: Any) -> bool:
+def _is_variable(v: object) -> bool:
     return isinstance(v, GraphVariable) or is_variable(v)
 
 
-def processor_of(v: Any) -> OptimizableVariable:
+def processor_of(v: object) -> OptimizableVariable:
     """The processor for a variable or tensor.
 
     Raises:

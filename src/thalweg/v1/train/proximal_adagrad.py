@@ -55,7 +55,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: object,
         initial_accumulator_value: float = 0.1,
         l1_regularization_strength: float = 0.0,
         l2_regularization_strength: float = 0.0,
@@ -77,7 +77,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         return [("accumulator", self._initial_accumulator_value, self._name)]
 
     def _hyper_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+        self, values: dict[str, object], dtype: Dtype, group: Hashable
     ) -> dict[str, Any]:
         check_step_size("learning_rate", values["learning_rate"])
         check_step_size("l1_regularization_strength", values["l1"], zero=True)

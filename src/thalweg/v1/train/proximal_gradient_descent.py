@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_GRADIENT_DESCENT
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
@@ -48,9 +46,9 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
-        l1_regularization_strength: Any = 0.0,
-        l2_regularization_strength: Any = 0.0,
+        learning_rate: object,
+        l1_regularization_strength: object = 0.0,
+        l2_regularization_strength: object = 0.0,
         use_locking: bool = False,
         name: str = "ProximalGradientDescent",
     ) -> None:

@@ -197,11 +197,13 @@ class QueueRunner:
         """Whether something ends the waits of these threads."""
         return self.cancel_op is not None
 
-    def _make_thread(self, does: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+    def _make_thread(
+        self, does: str, target: Callable[..., None], *args: object
+    ) -> threading.Thread:
         name = f"QueueRunnerThread-{self.name}-{does}"
         return threading.Thread(target=target, args=args, name=name)
 
-    def _close_on_stop(self, sess: Any, coord: Coordinator) -> None:
+    def _close_on_stop(self, sess: object, coord: Coordinator) -> None:
         coord.wait_for_stop()
         coord.on_stop(lambda error: self._cancel_waits(sess, error))  # now
 
@@ -231,7 +233,7 @@ class QueueRunner:
                 with _unless_closed(sess):
                     sess.run(self.close_op)
 
-    def _cancel_waits(self, sess: Any, error: BaseException | None) -> None:
+    def _cancel_waits(self, sess: object, error: BaseException | None) -> None:
         with _unless_closed(sess):
             self._end_waits(sess, error)
 
@@ -257,7 +259,7 @@ def add_queue_runner(qr: QueueRunner, collection: str = GraphKeys.QUEUE_RUNNERS)
 
 
 def start_queue_runners(
-    sess: Any = None,
+    sess: object = None,
     coord: Coordinator | None = None,
     daemon: bool = True,
     start: bool = True,

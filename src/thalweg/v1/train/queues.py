@@ -185,7 +185,7 @@ class QueueBase:
             )
         return vals
 
-    def _check_element(self, values: Sequence[Any]) -> Element:
+    def _check_element(self, values: Sequence[object]) -> Element:
         made = []
         for value, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
             tensor = to_tensor(value, None if isinstance(value, torch.Tensor) else kind).detach()
@@ -205,7 +205,7 @@ class QueueBase:
         title = f"{self.name.rpartition('/')[2]}_{title}"
         return operation(function, inputs, title, kind="blocking", outputs=outputs)
 
-    def enqueue(self, vals: Any, name: str | None = None) -> Any:
+    def enqueue(self, vals: object, name: str | None = None) -> Any:
         """Add one element; waits while there is no room."""
 
         def put_element(values: Any) -> None:
@@ -213,7 +213,7 @@ class QueueBase:
 
         return self._run_or_record(put_element, [self._components_of(vals)], name or "enqueue")
 
-    def enqueue_many(self, vals: Any, name: str | None = None) -> Any:
+    def enqueue_many(self, vals: object, name: str | None = None) -> Any:
         """Add an element for each row of the components.
 
         Raises:
@@ -247,11 +247,11 @@ class QueueBase:
 
         return self._dequeue_by(take_element, name or "Dequeue", self._shapes)
 
-    def dequeue_many(self, n: Any, name: str | None = None) -> Any:
+    def dequeue_many(self, n: object, name: str | None = None) -> Any:
         """Remove `n` elements, stacked; waits while there are fewer."""
         return self._dequeue_several(n, name or "DequeueMany", False)
 
-    def dequeue_up_to(self, n: Any, name: str | None = None) -> Any:
+    def dequeue_up_to(self, n: object, name: str | None = None) -> Any:
         """`dequeue_many`, or of a closed queue all that is left."""
         return self._dequeue_several(n, name or "DequeueUpTo", True)
 
@@ -311,9 +311,9 @@ class FIFOQueue(QueueBase):
     def __init__(
         self,
         capacity: int,
-        dtypes: Any,
-        shapes: Any = None,
-        names: Any = None,
+        dtypes: object,
+        shapes: object = None,
+        names: object = None,
         shared_name: str | None = None,
         name: str = "fifo_queue",
     ) -> None:
@@ -332,9 +332,9 @@ class RandomShuffleQueue(QueueBase):
         self,
         capacity: int,
         min_after_dequeue: int,
-        dtypes: Any,
-        shapes: Any = None,
-        names: Any = None,
+        dtypes: object,
+        shapes: object = None,
+        names: object = None,
         seed: int | None = None,
         shared_name: str | None = None,
         name: str = "random_shuffle_queue",

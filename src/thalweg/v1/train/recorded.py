@@ -42,7 +42,7 @@ HOOKS = (
 )
 
 
-def has_hooks(optimizer: Any) -> bool:
+def has_hooks(optimizer: object) -> bool:
     """Whether a hook of an optimizer is a user's own, of its class or of itself alone."""
     return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
 

@@ -82,7 +82,7 @@ class Rendezvous:
         if self._lock.is_abandoned():
             self._era.end("the process was forked while gradients were handed over", None)
 
-    def meet(self, gradients: Sequence[Any], local_step: Any) -> Any:
+    def meet(self, gradients: Sequence[object], local_step: object) -> Any:
         """Add a worker's gradients, unless they are stale, and wait for a token.
 
         Tokens are given out in the order in which workers came, so that none gets one meant for
@@ -153,7 +153,7 @@ class Rendezvous:
             era.workers.popleft().found = era.tokens.popleft()
             self._changed.notify_all()
 
-    def put_tokens(self, value: Any, count: int) -> None:
+    def put_tokens(self, value: object, count: int) -> None:
         """Let `count` workers go on, with `value` as their local step.
 
         After a stop nobody waits for them; a chief that is done with a step may end it properly.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from thalweg.formula import Rule
 from thalweg.rules import CENTERED_RMSPROP_V1, RMSPROP_V1
@@ -50,10 +49,10 @@ class RMSPropOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
-        decay: Any = 0.9,
-        momentum: Any = 0.0,
-        epsilon: Any = 1e-10,
+        learning_rate: object,
+        decay: object = 0.9,
+        momentum: object = 0.0,
+        epsilon: object = 1e-10,
         use_locking: bool = False,
         centered: bool = False,
         name: str = "RMSProp",

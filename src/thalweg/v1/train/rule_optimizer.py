@@ -87,7 +87,7 @@ class RuleOptimizer(Optimizer):
                     setattr(self, attribute, convert_to_tensor(values[hyper], name=hyper))
                 self._has_symbols = True
 
-    def _with_prepared(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_prepared(self, values: dict[str, object]) -> dict[str, Any]:
         """What a step has read, and in its place what a `_prepare` of a subclass has set."""
         own = vars(self)
         found = {hyper: own[each] for each, hyper in self.TENSORS.items() if each in own}
@@ -121,23 +121,27 @@ class RuleOptimizer(Optimizer):
         return [self._read_values()]
 
     def _group_variables(
-        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
+        self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         """For each variable what `_scalars_of` tells it by from others; None for nothing."""
         return None
 
-    def _scalars_of(self, values: dict[str, Any], dtype: Dtype, group: Hashable) -> dict[str, Any]:
+    def _scalars_of(
+        self, values: dict[str, object], dtype: Dtype, group: Hashable
+    ) -> dict[str, Any]:
         """All scalars of a compute dtype, given what a step has read."""
         powers = {name: dtype(number_of(self._get_non_slot_variable(name))) for name in self.POWERS}
         return {**self._hyper_scalars(values, dtype, group), **powers}
 
     def _hyper_scalars(
-        self, values: dict[str, Any], dtype: Dtype, group: Hashable
+        self, values: dict[str, object], dtype: Dtype, group: Hashable
     ) -> dict[str, Any]:
         """Those that follow from what a step has read alone."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
-    def _make_hooks(self, global_step: Any, name: str, values: dict[str, Any] | None) -> RuleHooks:
+    def _make_hooks(
+        self, global_step: object, name: str, values: dict[str, object] | None
+    ) -> RuleHooks:
         return RuleHooks(self, global_step, name, values)
 
     def __getattr__(self, name: str) -> Any:
@@ -204,7 +208,7 @@ class RuleOptimizer(Optimizer):
             grad, var, None if self._under_way is None else self._under_way.values
         )
 
-    def _update_with(self, grad: Any, var: Tensor, values: dict[str, Any] | None) -> None:
+    def _update_with(self, grad: object, var: Tensor, values: dict[str, object] | None) -> None:
         with self._turn_lock(), self._locked():
             kept = self._plans.now().alone(var)
             errors = take(AloneHooks(self, values), kept, [(grad, var)], is_last=False).errors
@@ -252,7 +256,7 @@ class RuleOptimizer(Optimizer):
         return self._update(grad, var)
 
 
-def check_hyper(name: str, value: Any) -> Any:
+def check_hyper(name: str, value: object) -> Any:
     """A hyperparameter as a constructor was given it, if a step could use it.
 
     Raises:

@@ -28,8 +28,8 @@ def scoped_name(var: Any, title: str) -> str:
 
 
 def create_slot(
-    primary: Any,
-    val: Any,
+    primary: object,
+    val: object,
     name: str,
     colocate_with_primary: bool = True,
     *,
@@ -47,10 +47,10 @@ def create_slot(
 
 
 def create_slot_with_initializer(
-    primary: Any,
-    initializer: Any,
+    primary: object,
+    initializer: object,
     shape: Sequence[int] | None,
-    dtype: Any,
+    dtype: object,
     name: str,
     colocate_with_primary: bool = True,
     *,
@@ -94,7 +94,7 @@ def create_zeros_slot(
     return _make_deferred_slot(primary, zeros_like_primary, name, kind)
 
 
-def _make_slot(primary: Any, value: Any, name: str, dtype: torch.dtype | None) -> Any:
+def _make_slot(primary: Any, value: object, name: str, dtype: torch.dtype | None) -> Any:
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):

@@ -83,18 +83,18 @@ class State(TrackableSlots):
         self._slots.handed_out(found)
         return sorted(found, key=base_name)
 
-    def _var_key(self, var: Any) -> Any:
+    def _var_key(self, var: object) -> Any:
         return self._slots.key(var)
 
     def _slot_dict(self, slot_name: str) -> Mapping[Any, Any]:
         """The slots of a name by `_var_key` of their variable; not to be written to."""
         return self._slots.get(slot_name, MappingProxyType({}))
 
-    def _zeros_slot(self, var: Any, slot_name: str, op_name: str) -> Any:
+    def _zeros_slot(self, var: object, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made of zeros, of its shape and dtype, if there is none."""
         return self._filled_slot(var, 0.0, slot_name, op_name)
 
-    def _filled_slot(self, var: Any, value: float, slot_name: str, op_name: str) -> Any:
+    def _filled_slot(self, var: object, value: float, slot_name: str, op_name: str) -> Any:
         self._fill_slots([var], value, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
@@ -115,7 +115,7 @@ class State(TrackableSlots):
             made = self._slots.make(missing, slot_name, value, titles, kind)
             self._take_slots(slot_name, missing, made)
 
-    def _get_or_make_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> Any:
+    def _get_or_make_slot(self, var: object, val: object, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made with the value `val` if there is none.
 
         Args:
@@ -130,10 +130,10 @@ class State(TrackableSlots):
 
     def _get_or_make_slot_with_initializer(
         self,
-        var: Any,
-        initializer: Callable[..., Any],
+        var: object,
+        initializer: Callable[..., object],
         shape: Sequence[int],
-        dtype: Any,
+        dtype: object,
         slot_name: str,
         op_name: str,
     ) -> Any:
@@ -156,7 +156,7 @@ class State(TrackableSlots):
             slot = over(value.clone(), title)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
 
-    def _slot_title(self, var: Any, op_name: str) -> str:
+    def _slot_title(self, var: object, op_name: str) -> str:
         """`w/Adam`; a graph makes it unique, in eager mode `w/Adam_1` is another slot of `w`."""
         title = f"{base_name(var)}/{op_name}"
         if is_symbolic(var):
@@ -188,7 +188,7 @@ class State(TrackableSlots):
             self._non_slots[name, graph] = made
         return resolve(self._non_slots[name, graph])
 
-    def _get_non_slot_variable(self, name: str, graph: Any = None) -> Any:
+    def _get_non_slot_variable(self, name: str, graph: object = None) -> Any:
         """The variable of this name, or None.
 
         By default that of the graph whose session runs, or for which hooks are called.
@@ -209,7 +209,9 @@ class State(TrackableSlots):
         """All variables of no variable, of every graph."""
         return list(self._non_slots.values())
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: object
+    ) -> dict[str, Any]:
         """The variables of no variable, of the present graph, and whatever else is tracked."""
         graph = graph_of()
         own = {name: var for (name, key), var in self._non_slots.items() if key is graph}

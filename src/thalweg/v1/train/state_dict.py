@@ -23,7 +23,7 @@ class StateDict(TrackableSlots, state.StateDict):
     _name: str
 
     @untraced
-    def state_dict(self, var_list: Iterable[Any] | None = None) -> dict[str, Tensor]:
+    def state_dict(self, var_list: Iterable[object] | None = None) -> dict[str, Tensor]:
         """Copies of the slots and of other variables that are kept, by name.
 
         A slot is called like its variable and itself, "w/momentum", a slot of the second variable
@@ -55,7 +55,7 @@ class StateDict(TrackableSlots, state.StateDict):
 
     @untraced
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], var_list: Iterable[Any] | None = None
+        self, state_dict: Mapping[str, object], var_list: Iterable[object] | None = None
     ) -> None:
         """Set all slots and other variables that are kept; all or nothing.
 
@@ -73,11 +73,13 @@ class StateDict(TrackableSlots, state.StateDict):
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
 
-    def _given_state(self, state_dict: Any, var_list: Any) -> tuple[Any, Any]:
+    def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
         self._check_has_state()
         return tensors_of(state_dict), var_list
 
-    def _fitting(self, given: Mapping[str, Any], variables: Any, names: Names) -> state.Loading:
+    def _fitting(
+        self, given: Mapping[str, object], variables: object, names: Names
+    ) -> state.Loading:
         chosen, lasting = self._chosen_for_state(variables), self._lasting_entries()
         is_begun = any(self._slot_entries(var, "") for var in self._owners())
         if not is_begun and given.keys() <= {each.name for each in lasting}:
@@ -91,7 +93,7 @@ class StateDict(TrackableSlots, state.StateDict):
         return super()._fitting(given, chosen, names)
 
     def _state_parts(
-        self, given: Mapping[str, Any], variables: list[Tensor], names: Names
+        self, given: Mapping[str, object], variables: list[Tensor], names: Names
     ) -> tuple[str, list[state.Given]]:
         # What there is decides: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)
@@ -109,7 +111,7 @@ class StateDict(TrackableSlots, state.StateDict):
         own = [*self._owners(), *(entry.own for entry in self._own_entries())]
         state.check_eager(f"The state of {self._name}", own, executing_eagerly())
 
-    def _chosen_for_state(self, var_list: Any) -> list[Tensor]:
+    def _chosen_for_state(self, var_list: object) -> list[Tensor]:
         """The variables of a state, in the order in which those of one name are numbered."""
         owners = self._owners()
         if var_list is None:
@@ -159,7 +161,7 @@ def _base_name(var: Tensor) -> str:
     return name_of(var).split(":")[0]
 
 
-def tensors_of(given: Any) -> dict[str, Tensor]:
+def tensors_of(given: object) -> dict[str, Tensor]:
     """The tensors of a state by name.
 
     Raises:

@@ -156,7 +156,11 @@ class SteadyV1Apply(SteadyApply):
         )
 
     def _take_as_known(
-        self, optimizer: Any, pairs: list[Any], values: dict[str, Any], how: GradientTransforms
+        self,
+        optimizer: object,
+        pairs: list[object],
+        values: dict[str, object],
+        how: GradientTransforms,
     ) -> int:
         """0 if the step was taken with counts that are known; else what is not as it was."""
         begun, factors = self.taken, self._factors

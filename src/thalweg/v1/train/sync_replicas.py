@@ -124,7 +124,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         replicas_to_aggregate: int,
         total_num_replicas: int | None = None,
         variable_averages: ExponentialMovingAverage | None = None,
-        variables_to_average: Sequence[Any] | None = None,
+        variables_to_average: Sequence[object] | None = None,
         use_locking: bool = False,
         name: str = "sync_replicas",
     ) -> None:
@@ -149,8 +149,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     @untraced
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
+        grads_and_vars: Iterable[tuple[object, object]],
+        global_step: object = None,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
@@ -195,7 +195,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             return self._build_update(pairs, step, name or self._name)
 
     def _build_update(
-        self, given: list[tuple[Any, Any]], step: GraphVariable, name: str
+        self, given: list[tuple[object, object]], step: GraphVariable, name: str
     ) -> Operation:
         graph = get_default_graph()
         meeting = _Meeting([pair for pair in given if pair[0] is not None], self._opt)
@@ -224,8 +224,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     def _chief_step(
         self,
         meeting: _Meeting,
-        given: list[tuple[Any, Any]],
-        taken: list[Any],
+        given: list[tuple[object, object]],
+        taken: list[object],
         step: GraphVariable,
     ) -> Operation:
         """Take gradients, apply them, hand out tokens."""
@@ -321,7 +321,7 @@ class _Meeting:
         titles = [base_name(var) for var in self._variables]
         dtype = stamp.dtype
 
-        def meet(gradients: list[Any], leaves: list[Tensor], local_step: Tensor) -> Tensor:
+        def meet(gradients: list[object], leaves: list[Tensor], local_step: Tensor) -> Tensor:
             found = [
                 _as_kind(grad, leaf, title, kind)
                 for grad, leaf, title, kind in zip(
@@ -439,13 +439,13 @@ class _SyncReplicasHook(SessionRunHook):
             runner.create_threads(session, coord=coord, daemon=True, start=True)
 
 
-def _counter_of(name: str, value: Any) -> int:
+def _counter_of(name: str, value: object) -> int:
     if not isinstance(value, Integral) or value < 1:
         raise InvalidArgumentError(f"{name} must be a positive integer, not {value!r}.")
     return int(value)
 
 
-def _check_type(grad: Any, var: Any) -> None:
+def _check_type(grad: object, var: object) -> None:
     kinds = (SymbolicTensor, SymbolicSlices, Tensor, IndexedSlices)
     if grad is not None and not isinstance(grad, kinds):
         title = base_name(var)
@@ -455,14 +455,14 @@ def _check_type(grad: Any, var: Any) -> None:
         )
 
 
-def _kind_of(grad: Any) -> type[DenseAccumulator] | type[SparseAccumulator]:
+def _kind_of(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:
     by_rows = isinstance(grad, SymbolicSlices | IndexedSlices) or (
         isinstance(grad, Tensor) and grad.layout == torch.sparse_coo
     )
     return SparseAccumulator if by_rows else DenseAccumulator
 
 
-def _as_kind(grad: Any, var: Tensor, title: str, kind: Any) -> Any:
+def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
     """The gradient as the accumulator of its kind takes it."""
     if grad is None:
         return None

@@ -28,7 +28,7 @@ class WrappingOptimizer(Optimizer):
         InvalidTypeError: `opt` is no optimizer.
     """
 
-    def __init__(self, opt: Any, use_locking: bool, name: str | None) -> None:
+    def __init__(self, opt: object, use_locking: bool, name: str | None) -> None:
         if not isinstance(opt, Optimizer):
             raise InvalidTypeError(
                 f"opt must be an optimizer of thalweg.v1, not {shown(opt)}.{hint(opt)}"
@@ -54,7 +54,7 @@ class WrappingOptimizer(Optimizer):
         """A slot of the optimizer inside."""
         return self._opt.get_slot(*args, **kwargs)
 
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
+    def get_slot_names(self, *args: object, **kwargs: object) -> list[str]:
         """The slots of the optimizer inside."""
         return self._opt.get_slot_names(*args, **kwargs)
 
@@ -65,7 +65,9 @@ class WrappingOptimizer(Optimizer):
     def _checkpointed(self) -> Any:
         return self._opt._checkpointed()
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: object
+    ) -> dict[str, Any]:
         """Those of the optimizer inside, in whose place none of this one are saved."""
         return self._opt._trackable_children(save_type, **kwargs)
 
@@ -82,7 +84,7 @@ class WrappingOptimizer(Optimizer):
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         self._opt._create_slots(var_list)
 
-    def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
+    def _kept_in_graph(self, variables: Sequence[object]) -> list[Any]:
         return self._opt._kept_in_graph(variables)
 
     def _owners(self) -> list[Tensor]:

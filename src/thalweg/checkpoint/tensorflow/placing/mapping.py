@@ -56,18 +56,27 @@ def map_variables(
             told.add(same[0])
             continue
         problem = _describe_problem(names[name], value, place, targets)
-        if problem and len(found) < LISTED and (place is None or place.target not in targets):
-            wanted = names[name] if place is None else [place.target or ""]
-            problem += hint_at_target(wanted, free)
-        found += [problem] * bool(problem)
+        if problem:
+            hints = len(found) < LISTED
+            found.append(problem + (_hint(names[name], place, targets, free) if hints else ""))
     found += [f"{name!r} is given {taken[name]} variables" for name in targets if taken[name] > 1]
     left = {name: own for name, own in names.items() if name not in places}
-    for name in [name for name in free if name not in told]:
-        hint = hint_at_variable(name, left) if len(found) < LISTED else ""
-        found.append(f"{name!r} is given nothing{hint}")
+    for name in free:
+        if name not in told:
+            hint = hint_at_variable(name, left) if len(found) < LISTED else ""
+            found.append(f"{name!r} is given nothing{hint}")
     if found and len(found) < LISTED:
         found += _unused_rules(rules, names)
     return ({}, found) if found else (places, [])
+
+
+def _hint(
+    names: Sequence[str], place: Place | None, targets: Mapping[str, Tensor], free: Sequence[str]
+) -> str:
+    """Which target may be meant, where there is none for a variable."""
+    if place is None:
+        return hint_at_target(names, free)
+    return hint_at_target([place.target or ""], free) if place.target not in targets else ""
 
 
 def _by_rules(names: Names, rules: Rules) -> dict[str, Place]:

@@ -108,7 +108,7 @@ class Rules:
     are_none: bool = False
 
     @classmethod
-    def of(cls, given: Any) -> Rules | None:
+    def of(cls, given: object) -> Rules | None:
         """The rules that were given: a path, a dictionary, a function, `Rules`, or None.
 
         Raises:
@@ -232,7 +232,7 @@ def _parse_axes(words: list[str], where: str) -> Axes | None:
     )
 
 
-def _place_returned(name: str, value: Any) -> Place | None:
+def _place_returned(name: str, value: object) -> Place | None:
     """What a function of a user returned for a name."""
     where = f"the rule for {name!r}"
     if value is None:

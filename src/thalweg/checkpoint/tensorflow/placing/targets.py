@@ -29,7 +29,7 @@ class Targets:
     optional: frozenset[str]
 
     @classmethod
-    def of(cls, given: Any) -> Targets:
+    def of(cls, given: object) -> Targets:
         """The tensors of a module, of a dictionary, or of a list of variables.
 
         Parameters of a module that have no name yet are given theirs, as

@@ -23,7 +23,7 @@ from thalweg.openseq2seq.optimizers.step import TrainingStep
 _AVERAGE = "grads_ema"
 
 
-def is_training(opt: Any) -> bool:
+def is_training(opt: object) -> bool:
     """Whether it is what trains with OpenSeq2Seq's additions."""
     return isinstance(opt, TrainingStep | MicroBatchStep | MixedPrecisionOptimizerWrapper)
 
@@ -98,7 +98,7 @@ def _trained_variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
     return opt._owners()
 
 
-def _counters_of(opt: Any, placed: Placed) -> dict[str, Tensor]:
+def _counters_of(opt: object, placed: Placed) -> dict[str, Tensor]:
     """The number of updates, and that of batches, which begins anew."""
     steps = placed.file.steps_of(())
     counts: dict[str, Tensor] = {}

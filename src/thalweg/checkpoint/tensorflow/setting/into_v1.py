@@ -55,7 +55,7 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, Any]:
     return {power: beta for power, beta in given.items() if is_number(beta)}
 
 
-def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> list[str]:
+def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
     """Why powers are not those of these betas after one number of steps, in words."""
     found: list[str] = []
     counts: dict[str, int] = {}
@@ -80,7 +80,7 @@ def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, An
     return found
 
 
-def _as_scalars(power: Tensor, beta: Any) -> tuple[Any, Any]:
+def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
     value = power.numpy()[()]
     return value, value.dtype.type(np.float32(beta) if type(beta) is float else beta)
 

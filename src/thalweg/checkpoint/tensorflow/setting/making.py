@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +90,7 @@ def refuse_lost(found: FoundOptimizer) -> None:
         )
 
 
-def families_of(cls: type[Any], given: Mapping[str, Any]) -> list[Family]:
+def families_of(cls: type[Any], given: Mapping[str, object]) -> list[Family]:
     """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
     known = [base.__name__ for base in cls.__mro__]
     title = given.get("name") or _default_arguments(cls).get("name")
@@ -117,7 +117,7 @@ def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
 
 
 def make_optimizer(
-    cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, Any], path: str
+    cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, object], path: str
 ) -> Any:
     """An optimizer of a class.
 
@@ -140,14 +140,8 @@ def make_optimizer(
         hint = did_you_mean(name, accepted)
         takes = f"It takes {listed(sorted(accepted))}."
         raise OptionError(f"{cls.__name__} takes no {name!r}. {hint or takes}")
-    needed = [
-        *_required_arguments(cls),
-        *(["learning_rate"] if "learning_rate" in accepted else []),
-    ]
-    if issubclass(cls, keras.Optimizer) and found is not None and found.family is not None:
-        needed += ["momentum"] if "momentum" in {*found.family.slots} & accepted else []
-    needed += [] if found is None else [name for name in found.unclear if name in accepted]
-    missing = [name for name in dict.fromkeys(needed) if name not in arguments]
+    needed = dict.fromkeys(_needed_arguments(cls, found, accepted))
+    missing = [name for name in needed if name not in arguments]
     if missing:
         wanted = ", ".join(f"{name}=..." for name in missing)
         notes = "".join(f"; {note}" for note in (found.notes if found else ()))
@@ -163,6 +157,21 @@ def make_optimizer(
         raise InvalidConfigError(
             f"{path}: {cls.__name__} cannot be made: {error}{other}"
         ) from error
+
+
+def _needed_arguments(
+    cls: type[Any], found: FoundOptimizer | None, accepted: set[str]
+) -> Iterator[str]:
+    """What neither a default nor a guess may stand for."""
+    yield from _required_arguments(cls)
+    if "learning_rate" in accepted:
+        yield "learning_rate"
+    if found is None:
+        return
+    slots = () if found.family is None else found.family.slots
+    if issubclass(cls, keras.Optimizer) and "momentum" in slots and "momentum" in accepted:
+        yield "momentum"
+    yield from (name for name in found.unclear if name in accepted)
 
 
 def make_wrapped(
@@ -189,7 +198,7 @@ def make_wrapped(
     return MixedPrecisionOptimizerWrapper(make_optimizer(cls, found, own, file.path), scale)
 
 
-def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def refuse_contradictions(known: Mapping[str, object], given: Mapping[str, object]) -> None:
     """Refuse values that differ from the file's, where they can be compared.
 
     Raises:
@@ -204,7 +213,7 @@ def refuse_contradictions(known: Mapping[str, Any], given: Mapping[str, Any]) ->
         raise state.mismatch(found)
 
 
-def _are_different(one: Any, other: Any) -> bool:
+def _are_different(one: object, other: object) -> bool:
     if isinstance(one, bool | str) or isinstance(other, bool | str):
         return one != other
     return is_number(one) and is_number(other) and np.float32(one) != np.float32(other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.sorting.contents import (
     FoundOptimizer,
@@ -33,7 +33,7 @@ _SCALING, _INNER = "LossScaleOptimizer", "/inner_optimizer/"
 
 
 def sorted_file(
-    path: str, file: KerasFile, class_name: str | None = None, config: Any = None
+    path: str, file: KerasFile, class_name: str | None = None, config: object = None
 ) -> TensorFlowCheckpoint:
     """The checkpoint that a file is.
 
@@ -118,43 +118,58 @@ def _by_name(file: KerasFile) -> FoundOptimizer | None:
 
 def _by_number(file: KerasFile) -> FoundOptimizer:
     """The optimizer, by the order of its arrays: iterations, learning rate, slots."""
-    values = list(file.optimizer.values())
-    scalars: dict[str, Stored] = {}
-    if values and values[0].dtype in INTEGERS and not values[0].shape:
-        scalars["iter"] = values.pop(0)
-    rate, values = values[:1], values[1:]
-    if any(each.shape for each in rate):  # of a schedule there is none
-        rate, values = [], [*rate, *values]
-    if file.class_name == "Nadam" and values and not values[-1].shape:
-        scalars["momentum_cache"] = values.pop()
-    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    ways = [(rate, values)]
-    if rate:
-        ways.insert(0, (rate[:0], [*rate, *values]))
-    if rate and file.kind != "weights.h5":  # its configuration is the file's own
-        ways = ways[:1] if has_schedule else ways[1:]
-    elif not has_schedule:
-        ways.reverse()
-    fitting: list[tuple[Family, Slots]] = []
-    for rate, values in ways:  # noqa: B007
-        found = [
-            (family, _slots_of(family, values, file)) for family in KERAS if _may_be(family, file)
-        ]
-        fitting = [(family, slots) for family, slots in found if slots is not None]
+    scalars, arrays = _split_scalars(file)
+    rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
+    for rate, values in _ways_to_read(file, arrays):  # noqa: B007
+        fitting = _find_fitting(file, values)
         if fitting:
             break
     if rate:
         scalars["learning_rate"] = rate[0]
     slots = fitting[0][1] if len(fitting) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
-    found = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
-    if not values or slots:
-        return found
+    optimizer = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
+    lost = _describe_lost(file, len(values)) if values and not slots else ()
+    return replace(optimizer, lost=lost) if lost else optimizer
+
+
+def _split_scalars(file: KerasFile) -> tuple[dict[str, Stored], list[Stored]]:
+    """The numbers whose places are known, and all other arrays."""
+    values = list(file.optimizer.values())
+    scalars: dict[str, Stored] = {}
+    if values and values[0].dtype in INTEGERS and not values[0].shape:
+        scalars["iter"] = values.pop(0)
+    if file.class_name == "Nadam" and len(values) > 1 and not values[-1].shape:
+        scalars["momentum_cache"] = values.pop()
+    return scalars, values
+
+
+def _find_fitting(file: KerasFile, values: Sequence[Stored]) -> list[tuple[Family, Slots]]:
+    """The kinds of optimizer that the file may be of, and the slots that arrays are of each."""
+    families = [family for family in KERAS if _may_be(family, file)]
+    found = [(family, _slots_of(family, values, file)) for family in families]
+    return [(family, slots) for family, slots in found if slots is not None]
+
+
+def _ways_to_read(file: KerasFile, arrays: list[Stored]) -> list[tuple[list[Stored], list[Stored]]]:
+    """What may be the learning rate, and what the other arrays are then; the likeliest first."""
+    rate, values = arrays[:1], arrays[1:]
+    if any(each.shape for each in rate):  # of a schedule there is none
+        rate, values = [], arrays
+    if not rate:
+        return [(rate, values)]
+    with_rate, without = (rate, values), (rate[:0], arrays)
+    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
+    if file.kind != "weights.h5":  # its configuration is the file's own
+        return [without] if has_schedule else [with_rate]
+    return [without, with_rate] if has_schedule else [with_rate, without]
+
+
+def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
     if file.class_name in OTHERS.values():
-        return replace(found, lost=(f"nothing in thalweg.keras steps like {file.class_name}",))
+        return (f"nothing in thalweg.keras steps like {file.class_name}",)
     kept = f"as {file.class_name} here keeps them" if file.class_name else "without its class"
-    text = f"its {len(values)} arrays cannot be told to be slots of its variables, {kept}"
-    return replace(found, lost=(text,))
+    return (f"its {count} arrays cannot be told to be slots of its variables, {kept}",)
 
 
 def _may_be(family: Family, file: KerasFile) -> bool:

@@ -28,7 +28,7 @@ def as_number(value: Stored) -> Any:
     return number if value.dtype == "F64" else number.item()
 
 
-def shortest_decimal(number: Any) -> Any:
+def shortest_decimal(number: object) -> Any:
     """The shortest decimal of a float that a float32 holds; anything else as it is."""
     with np.errstate(over="ignore"):
         rounded = np.float32(number) if type(number) is float else None

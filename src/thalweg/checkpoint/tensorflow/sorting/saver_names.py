@@ -8,9 +8,10 @@ optimizer `beta1_power_1`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,21 +53,8 @@ def sorted_names(
     stems = frozenset(part for family in families for _, part in family.parts)
     masters = mixed.names if mixed else {}
     owners = _owners_of_slots({**rest, **{name: tensors[name] for name in masters}}, _KNOWN | stems)
-    beside: Slots = defaultdict(dict)
-    placed: dict[tuple[str, str], str] = {}
-    for name, owner in owners.items():
-        place = masters.get(owner, owner), _last_part(name)
-        if place in placed:
-            raise UnsupportedCheckpointError(
-                f"{path}: {placed[place]!r} and {name!r} may both be slots of {place[0]!r}, made in"
-                " different scopes; which optimizer they are of the names do not tell."
-            )
-        placed[place] = name
-        beside[place[0]][place[1]] = rest[name]
-    groups: dict[str, Slots] = defaultdict(dict)
-    for owner, own in beside.items():
-        for part, value in own.items():
-            groups[_split_number(part)[0]].setdefault(owner, {})[part] = value
+    beside = _slots_beside({n: masters.get(own, own) for n, own in owners.items()}, rest, path)
+    groups = _by_stem(beside)
     averages = groups.pop(AVERAGE, {})
     optimizers: list[FoundOptimizer] = []
     for family in families:
@@ -96,6 +84,35 @@ def sorted_names(
         mixed=mixed,
         source=dict(tensors),
     )
+
+
+def _slots_beside(owners: Mapping[str, str], values: Mapping[str, Stored], path: str) -> Slots:
+    """The slots of each variable, by the last part of their names.
+
+    Raises:
+        UnsupportedCheckpointError: Two of a variable have the same.
+    """
+    found: Slots = defaultdict(dict)
+    placed: dict[tuple[str, str], str] = {}
+    for name, owner in owners.items():
+        place = owner, _last_part(name)
+        if place in placed:
+            raise UnsupportedCheckpointError(
+                f"{path}: {placed[place]!r} and {name!r} may both be slots of {owner!r}, made in"
+                " different scopes; which optimizer they are of the names do not tell."
+            )
+        placed[place] = name
+        found[owner][place[1]] = values[name]
+    return found
+
+
+def _by_stem(beside: Slots) -> dict[str, Slots]:
+    """Slots by what they are called without their number."""
+    found: dict[str, Slots] = defaultdict(dict)
+    for owner, own in beside.items():
+        for part, value in own.items():
+            found[_split_number(part)[0]].setdefault(owner, {})[part] = value
+    return found
 
 
 def _last_part(name: str) -> str:
@@ -206,22 +223,7 @@ def _of_family(family: Family, beside: Slots, path: str) -> list[FoundOptimizer]
         UnsupportedCheckpointError: Several optimizers trained a variable, but not all, so that
             their order does not tell which.
     """
-    sets: list[tuple[list[str], Slots]] = []
-    width = Counter(part for _, part in family.parts)
-    while True:
-        used = Counter({part: len(sets) * count for part, count in width.items()})
-        names: dict[str, str] = {}
-        for kind, part in family.parts:
-            names[kind] = f"{part}_{used[part]}" if used[part] else part
-            used[part] += 1
-        slots = {
-            variable: {kind: own[name] for kind, name in names.items() if name in own}
-            for variable, own in beside.items()
-            if any(name in own for name in names.values())
-        }
-        if not slots:
-            break
-        sets.append((list(names.values()), slots))
+    sets = list(_numbered_slots(family, beside))
     counts = Counter(variable for _, slots in sets for variable in slots)
     shared = {variable for variable, count in counts.items() if count == 1 < len(sets)}
     shared &= sets[0][1].keys() if sets else set()
@@ -240,6 +242,25 @@ def _of_family(family: Family, beside: Slots, path: str) -> list[FoundOptimizer]
         replace(_found_optimizer(family, names, {**first, **slots}), notes=(note,) if first else ())
         for names, slots in sets
     ]
+
+
+def _numbered_slots(family: Family, beside: Slots) -> Iterator[tuple[list[str], Slots]]:
+    """The names and slots of the first optimizer of a kind, of the second, and so on."""
+    width = Counter(part for _, part in family.parts)
+    for place in itertools.count():
+        used = Counter({part: place * count for part, count in width.items()})
+        names: dict[str, str] = {}
+        for kind, part in family.parts:
+            names[kind] = f"{part}_{used[part]}" if used[part] else part
+            used[part] += 1
+        slots = {
+            variable: {kind: own[name] for kind, name in names.items() if name in own}
+            for variable, own in beside.items()
+            if any(name in own for name in names.values())
+        }
+        if not slots:
+            return
+        yield list(names.values()), slots
 
 
 def _found_optimizer(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:

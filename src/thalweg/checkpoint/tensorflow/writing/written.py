@@ -47,7 +47,7 @@ class Written:
 
 
 def copy_written(
-    optimizer: Any,
+    optimizer: object,
     targets: Targets,
     rules: Rules | None,
     kind: str,
@@ -97,7 +97,7 @@ def copy_written(
     return Written(optimizer, variables, ordered, scalars, step, means)
 
 
-def _check_kind(optimizer: Any, kind: str) -> None:
+def _check_kind(optimizer: object, kind: str) -> None:
     if kind not in KINDS:
         raise InvalidArgumentError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
     if isinstance(optimizer, WrappingOptimizer):
@@ -182,7 +182,7 @@ def _of_keras(optimizer: Any) -> dict[str, Stored]:
     return found
 
 
-def _hyper_variable(value: Any) -> Tensor | None:
+def _hyper_variable(value: object) -> Tensor | None:
     """A hyperparameter as the variable that TensorFlow makes of it; None if it makes none."""
     if isinstance(value, Tensor):
         return value.detach().clone() if value.dim() == 0 else None

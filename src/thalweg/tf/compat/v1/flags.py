@@ -43,7 +43,7 @@ class _Flags:
             return getattr(absl("flags").FLAGS, name)
         return getattr(self._parse_flags(), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(absl("flags").FLAGS, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -75,11 +75,11 @@ FLAGS: Any = _Flags()
 _OLDER = {"flag_name": "name", "default_value": "default", "docstring": "help"}
 
 
-def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
+def _with_older_names(define: Callable[..., object]) -> Callable[..., Any]:
     """A function that defines a flag, with the older names of its arguments."""
 
     @functools.wraps(define)
-    def apply(*args: Any, **kwargs: Any) -> Any:
+    def apply(*args: object, **kwargs: object) -> Any:
         absl("flags").disclaim_key_flags()  # the flag is of the module that calls
         return define(*args, **{_OLDER.get(name, name): each for name, each in kwargs.items()})
 

@@ -71,7 +71,9 @@ class VarianceScaling(Initializer):
                 raise InvalidArgumentError(f"{given!r} is none of {', '.join(known)}.")
         self.seed, self.dtype = seed, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         inputs, outputs = fans(tuple(shape))
         size = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
         variance, kind = self.scale / max(1.0, size), dtype or self.dtype
@@ -84,7 +86,7 @@ class VarianceScaling(Initializer):
 
 
 def _variance_scaling(scale: float, mode: str, distribution: str, what: str) -> Callable[..., Any]:
-    def make(seed: int | None = None, dtype: Any = torch.float32) -> VarianceScaling:
+    def make(seed: int | None = None, dtype: object = torch.float32) -> VarianceScaling:
         return VarianceScaling(scale, mode, distribution, seed, dtype)
 
     make.__doc__ = f"{what}: `VarianceScaling({scale}, {mode!r}, {distribution!r})`."
@@ -102,14 +104,16 @@ class Orthogonal(Initializer):
     ) -> None:
         self.gain, self.seed, self.dtype = gain, seed, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         if len(shape) < 2:
             raise InvalidArgumentError("An orthogonal tensor must have at least two dimensions.")
         rows, columns = math.prod(shape[:-1]), shape[-1]
         flat = (max(rows, columns), min(rows, columns))
         normal = graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
 
-        def turn(given: Any) -> Any:
+        def turn(given: object) -> Any:
             q, r = torch.linalg.qr(given)
             q = q * torch.sign(torch.diagonal(r))  # so that it is uniformly distributed
             return self.gain * (q.T if rows < columns else q).reshape(tuple(shape))
@@ -123,7 +127,9 @@ class Identity(Initializer):
     def __init__(self, gain: float = 1.0, dtype: Any = torch.float32) -> None:
         self.gain, self.dtype = gain, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         if len(shape) != 2:
             raise InvalidArgumentError("An identity matrix has two dimensions.")
         kind = as_dtype(dtype or self.dtype)
@@ -138,7 +144,9 @@ class UniformUnitScaling(Initializer):
     ) -> None:
         self.factor, self.seed, self.dtype = factor, seed, dtype
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
         limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
         return graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 
@@ -173,7 +181,7 @@ _BY_NAME = (
 )  # fmt: skip
 
 
-def get(identifier: Any) -> Any:
+def get(identifier: object) -> Any:
     """An initializer from one, its class, its name, or None for none.
 
     Raises:

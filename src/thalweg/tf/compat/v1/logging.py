@@ -45,32 +45,32 @@ def get_verbosity() -> int:
     return get_logger().getEffectiveLevel()
 
 
-def log(level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+def log(level: int, msg: object, *args: object, **kwargs: object) -> None:
     """A message of a level; `args` fill in its `%`."""
     _log_message(level, msg, args, kwargs)
 
 
-def debug(msg: Any, *args: Any, **kwargs: Any) -> None:
+def debug(msg: object, *args: object, **kwargs: object) -> None:
     """A message of level DEBUG."""
     _log_message(DEBUG, msg, args, kwargs)
 
 
-def info(msg: Any, *args: Any, **kwargs: Any) -> None:
+def info(msg: object, *args: object, **kwargs: object) -> None:
     """A message of level INFO."""
     _log_message(INFO, msg, args, kwargs)
 
 
-def warning(msg: Any, *args: Any, **kwargs: Any) -> None:
+def warning(msg: object, *args: object, **kwargs: object) -> None:
     """A message of level WARN."""
     _log_message(WARN, msg, args, kwargs)
 
 
-def error(msg: Any, *args: Any, **kwargs: Any) -> None:
+def error(msg: object, *args: object, **kwargs: object) -> None:
     """A message of level ERROR."""
     _log_message(ERROR, msg, args, kwargs)
 
 
-def fatal(msg: Any, *args: Any, **kwargs: Any) -> None:
+def fatal(msg: object, *args: object, **kwargs: object) -> None:
     """A message of level FATAL."""
     _log_message(FATAL, msg, args, kwargs)
 
@@ -79,19 +79,19 @@ warn = warning
 vlog = log
 
 
-def log_if(level: int, msg: Any, condition: Any, *args: Any) -> None:
+def log_if(level: int, msg: object, condition: object, *args: object) -> None:
     """A message if the condition is true."""
     if condition:
         _log_message(level, msg, args)
 
 
-def log_every_n(level: int, msg: Any, n: int, *args: Any) -> None:
+def log_every_n(level: int, msg: object, n: int, *args: object) -> None:
     """A message at the first of every `n` calls from the same line."""
     if _count_calls() % n == 0:
         _log_message(level, msg, args)
 
 
-def log_first_n(level: int, msg: Any, n: int, *args: Any) -> None:
+def log_first_n(level: int, msg: object, n: int, *args: object) -> None:
     """A message at the first `n` calls from the same line."""
     if _count_calls() < n:
         _log_message(level, msg, args)
@@ -104,7 +104,7 @@ def flush() -> None:
 
 
 def _log_message(
-    level: int, msg: Any, args: tuple[Any, ...], options: Mapping[str, Any] | None = None
+    level: int, msg: object, args: tuple[object, ...], options: Mapping[str, object] | None = None
 ) -> None:
     """A message from the line two calls up."""
     get_logger().log(level, msg, *args, **{"stacklevel": 3, **(options or {})})

@@ -68,7 +68,7 @@ class Reduction(enum.StrEnum):
 _DEFAULT = Reduction.SUM_BY_NONZERO_WEIGHTS
 
 
-def add_loss(loss: Any, loss_collection: str | None = _LOSSES) -> None:
+def add_loss(loss: object, loss_collection: str | None = _LOSSES) -> None:
     """Add a loss to a collection of the default graph; nothing in eager mode."""
     if loss_collection and not graph.executing_eagerly():
         graph.add_to_collection(loss_collection, loss)
@@ -109,11 +109,11 @@ def get_total_loss(
 
 
 def compute_weighted_loss(
-    losses: Any,
-    weights: Any = 1.0,
+    losses: object,
+    weights: object = 1.0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
 ) -> Any:
     """One number of the losses of single elements, or with `Reduction.NONE` their weighted tensor.
 
@@ -151,7 +151,7 @@ def compute_weighted_loss(
     return loss
 
 
-def _alike_tensors(**pairs: Any) -> list[Any]:
+def _alike_tensors(**pairs: object) -> list[Any]:
     """Two tensors of one shape, neither of which may be left out.
 
     Raises:
@@ -174,20 +174,20 @@ def _alike_tensors(**pairs: Any) -> list[Any]:
     return [one, other]
 
 
-def _alike_floats(**pairs: Any) -> list[Any]:
+def _alike_floats(**pairs: object) -> list[Any]:
     return [cast(each, torch.float32) for each in _alike_tensors(**pairs)]
 
 
 def _elementwise_loss(
-    function: Callable[[Any, Any], Any], name: str, what: str
+    function: Callable[[Any, Any], object], name: str, what: str
 ) -> Callable[..., Any]:
     def loss(
-        labels: Any,
-        predictions: Any,
-        weights: Any = 1.0,
+        labels: object,
+        predictions: object,
+        weights: object = 1.0,
         scope: str | None = None,
         loss_collection: str | None = _LOSSES,
-        reduction: Any = _DEFAULT,
+        reduction: object = _DEFAULT,
     ) -> Any:
         losses = call(function, *_alike_floats(labels=labels, predictions=predictions), name=name)
         return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
@@ -210,13 +210,13 @@ mean_squared_error = _elementwise_loss(
 
 
 def cosine_distance(
-    labels: Any,
-    predictions: Any,
+    labels: object,
+    predictions: object,
     axis: int | None = None,
-    weights: Any = 1.0,
+    weights: object = 1.0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
     dim: int | None = None,
 ) -> Any:
     """1 less the inner product along an axis, which is kept; the vectors should have norm 1.
@@ -241,12 +241,12 @@ def cosine_distance(
 
 
 def hinge_loss(
-    labels: Any,
-    logits: Any,
-    weights: Any = 1.0,
+    labels: object,
+    logits: object,
+    weights: object = 1.0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
 ) -> Any:
     """max(0, 1 - s logits), where s is 1 for the label 1 and -1 for 0."""
 
@@ -258,13 +258,13 @@ def hinge_loss(
 
 
 def huber_loss(
-    labels: Any,
-    predictions: Any,
-    weights: Any = 1.0,
+    labels: object,
+    predictions: object,
+    weights: object = 1.0,
     delta: float = 1.0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
 ) -> Any:
     """Half the square of a difference up to `delta`, beyond that linear."""
 
@@ -278,13 +278,13 @@ def huber_loss(
 
 
 def log_loss(
-    labels: Any,
-    predictions: Any,
-    weights: Any = 1.0,
+    labels: object,
+    predictions: object,
+    weights: object = 1.0,
     epsilon: float = 1e-7,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
 ) -> Any:
     """The cross entropy of labels and probabilities, to which `epsilon` is added in logarithms."""
 
@@ -298,11 +298,11 @@ def log_loss(
 def sigmoid_cross_entropy(
     multi_class_labels: Any,
     logits: Any,
-    weights: Any = 1.0,
+    weights: object = 1.0,
     label_smoothing: float = 0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
 ) -> Any:
     """The cross entropy of labels and `sigmoid(logits)`, for each element.
 
@@ -320,11 +320,11 @@ def sigmoid_cross_entropy(
 def softmax_cross_entropy(
     onehot_labels: Any,
     logits: Any,
-    weights: Any = 1.0,
+    weights: object = 1.0,
     label_smoothing: float = 0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
 ) -> Any:
     """The cross entropy of probabilities and `softmax(logits)`, for each row.
 
@@ -349,7 +349,7 @@ def sparse_softmax_cross_entropy(
     weights: Any = 1.0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
-    reduction: Any = _DEFAULT,
+    reduction: object = _DEFAULT,
 ) -> Any:
     """The cross entropy of class numbers and `softmax(logits)`, for each row.
 

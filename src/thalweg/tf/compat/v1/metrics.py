@@ -42,10 +42,10 @@ def _counting_metric(
     name: str,
     counts: dict[str, tuple[int, ...]],
     measure: Callable[..., Sequence[Any]],
-    inputs: Sequence[Any],
-    result: Callable[..., Any],
-    metrics_collections: Any,
-    updates_collections: Any,
+    inputs: Sequence[object],
+    result: Callable[..., object],
+    metrics_collections: object,
+    updates_collections: object,
 ) -> Metric:
     """A metric that adds up what `measure(*inputs)` gives in each run.
 
@@ -96,21 +96,21 @@ def _broadcast_weights(weights: Any, values: Any) -> Any:
     return weights.expand_as(values)
 
 
-def _optional_tensor(weights: Any) -> Any:
+def _optional_tensor(weights: object) -> Any:
     return None if weights is None else tensor(weights)
 
 
 def _mean_metric(
     name: str,
     of: Callable[..., Any],
-    inputs: Sequence[Any],
-    weights: Any,
-    collections: tuple[Any, Any],
-    result: Callable[[Any, Any], Any] = quotient,
+    inputs: Sequence[object],
+    weights: object,
+    collections: tuple[object, object],
+    result: Callable[[Any, Any], object] = quotient,
 ) -> Metric:
     """The weighted mean of what `of(*inputs)` gives."""
 
-    def measure(weight: Any, *given: Any) -> tuple[Any, Any]:
+    def measure(weight: object, *given: Any) -> tuple[Any, Any]:
         values = of(*given).float()
         share = _broadcast_weights(weight, values)
         return (values * share).sum(), share.sum()
@@ -121,10 +121,10 @@ def _mean_metric(
 
 
 def mean(
-    values: Any,
-    weights: Any = None,
-    metrics_collections: Any = None,
-    updates_collections: Any = None,
+    values: object,
+    weights: object = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> Metric:
     """The weighted mean of values."""
@@ -133,11 +133,11 @@ def mean(
 
 
 def accuracy(
-    labels: Any,
-    predictions: Any,
-    weights: Any = None,
-    metrics_collections: Any = None,
-    updates_collections: Any = None,
+    labels: object,
+    predictions: object,
+    weights: object = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     name: str | None = None,
 ) -> Metric:
     """How often predictions are equal to labels."""
@@ -165,14 +165,14 @@ def _squeeze_alike(labels: Any, predictions: Any) -> tuple[Any, Any]:
 
 
 def _error_metric(
-    title: str, of: Callable[[Any], Any], what: str, result: Callable[[Any, Any], Any] = quotient
+    title: str, of: Callable[[Any], Any], what: str, result: Callable[[Any, Any], object] = quotient
 ) -> Callable[..., Metric]:
     def metric(
-        labels: Any,
-        predictions: Any,
-        weights: Any = None,
-        metrics_collections: Any = None,
-        updates_collections: Any = None,
+        labels: object,
+        predictions: object,
+        weights: object = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
         name: str | None = None,
     ) -> Metric:
         def error(wanted: Any, given: Any) -> Any:
@@ -208,7 +208,7 @@ _KINDS = {
 
 
 def _confusion_metric(
-    title: str, counts: dict[str, str], result: Callable[..., Any], what: str
+    title: str, counts: dict[str, str], result: Callable[..., object], what: str
 ) -> Callable[..., Metric]:
     """A metric of how often labels and predictions, as bools, agree or not.
 
@@ -220,14 +220,14 @@ def _confusion_metric(
     """
 
     def metric(
-        labels: Any,
-        predictions: Any,
-        weights: Any = None,
-        metrics_collections: Any = None,
-        updates_collections: Any = None,
+        labels: object,
+        predictions: object,
+        weights: object = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
         name: str | None = None,
     ) -> Metric:
-        def measure(weight: Any, wanted: Any, given: Any) -> list[Any]:
+        def measure(weight: object, wanted: Any, given: Any) -> list[Any]:
             wanted, given = _squeeze_alike(wanted.bool(), given.bool())
             share = _broadcast_weights(weight, wanted)
             kinds = [_KINDS[kind] for kind in counts.values()]
@@ -271,12 +271,12 @@ recall = _share_metric(
 
 
 def auc(
-    labels: Any,
-    predictions: Any,
-    weights: Any = None,
+    labels: object,
+    predictions: object,
+    weights: object = None,
     num_thresholds: int = 200,
-    metrics_collections: Any = None,
-    updates_collections: Any = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
     curve: str = "ROC",
     name: str | None = None,
     summation_method: str = "trapezoidal",
@@ -318,7 +318,7 @@ def auc(
     inner = inner if thresholds is None else sorted(thresholds)
     levels = torch.tensor([-edge, *inner, 1 + edge])
 
-    def measure(weight: Any, wanted: Any, given: Any) -> list[Any]:
+    def measure(weight: object, wanted: Any, given: Any) -> list[Any]:
         wanted, given = _squeeze_alike(wanted.bool(), given)
         share = _broadcast_weights(weight, wanted).reshape(-1)
         is_label = wanted.reshape(-1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
 from thalweg.rules import ADAM_W
 from thalweg.v1.contrib.opt.weight_decay import DecoupledWeightDecayExtension
@@ -34,11 +32,11 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, AdamOptimizer):
 
     def __init__(
         self,
-        weight_decay: Any,
-        learning_rate: Any = 0.001,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        epsilon: Any = 1e-8,
+        weight_decay: object,
+        learning_rate: object = 0.001,
+        beta1: object = 0.9,
+        beta2: object = 0.999,
+        epsilon: object = 1e-8,
         use_locking: bool = False,
         name: str = "AdamW",
     ) -> None:

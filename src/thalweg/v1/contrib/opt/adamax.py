@@ -31,10 +31,10 @@ class AdaMaxOptimizer(AdamOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        beta1: Any = 0.9,
-        beta2: Any = 0.999,
-        epsilon: Any = 1e-8,
+        learning_rate: object = 0.001,
+        beta1: object = 0.9,
+        beta2: object = 0.999,
+        epsilon: object = 1e-8,
         use_locking: bool = False,
         name: str = "AdaMax",
     ) -> None:

@@ -68,11 +68,11 @@ class LARSOptimizer(RuleOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
-        momentum: Any = 0.9,
-        weight_decay: Any = 0.0001,
-        eeta: Any = 0.001,
-        epsilon: Any = 0.0,
+        learning_rate: object,
+        momentum: object = 0.9,
+        weight_decay: object = 0.0001,
+        eeta: object = 0.001,
+        epsilon: object = 0.0,
         name: str = "LARSOptimizer",
         skip_list: Iterable[str] | None = None,
         use_nesterov: bool = False,
@@ -96,11 +96,11 @@ class LARSOptimizer(RuleOptimizer):
         return any(part in name_of(var) for part in self._skip_list or ())
 
     def _group_variables(
-        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
+        self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         return list(map(self._group_of, variables, gradients))
 
-    def _group_of(self, var: Tensor, grad: Any) -> _Group:
+    def _group_of(self, var: Tensor, grad: object) -> _Group:
         if has_rows(grad):
             return _Group.ROWS
         return _Group.SKIPPED if self._is_skipped(var) else _Group.SCALED

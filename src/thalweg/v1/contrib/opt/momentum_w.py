@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.formula import Rule
 from thalweg.rules import MOMENTUM_W, NESTEROV_W
 from thalweg.v1.contrib.opt.weight_decay import DecoupledWeightDecayExtension
@@ -32,9 +30,9 @@ class MomentumWOptimizer(DecoupledWeightDecayExtension, MomentumOptimizer):
 
     def __init__(
         self,
-        weight_decay: Any,
-        learning_rate: Any,
-        momentum: Any,
+        weight_decay: object,
+        learning_rate: object,
+        momentum: object,
         use_locking: bool = False,
         name: str = "MomentumW",
         use_nesterov: bool = False,

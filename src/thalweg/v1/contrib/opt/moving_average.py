@@ -31,7 +31,7 @@ _AVERAGES = "averages"  # what leads to them in a checkpoint of objects
 class _Averages(ExponentialMovingAverage):
     """Averages that are saved and restored between two steps of an optimizer."""
 
-    def __init__(self, opt: Any, decay: Any, num_updates: Any) -> None:
+    def __init__(self, opt: Any, decay: object, num_updates: object) -> None:
         super().__init__(decay, num_updates)
         # Not an attribute of its own: what a failed step makes averages of is undone with their
         # parts, and the optimizer is none.
@@ -74,9 +74,9 @@ class MovingAverageOptimizer(WrappingOptimizer):
 
     def __init__(
         self,
-        opt: Any,
-        average_decay: Any = 0.9999,
-        num_updates: Any = None,
+        opt: object,
+        average_decay: object = 0.9999,
+        num_updates: object = None,
         sequential_update: bool = True,
     ) -> None:
         super().__init__(opt, False, None)
@@ -85,14 +85,16 @@ class MovingAverageOptimizer(WrappingOptimizer):
         self._sequential_update = sequential_update
         self._counterparts: dict[Any, Any] = {}  # of graphs: averages by variables, and back
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: object
+    ) -> dict[str, Any]:
         own = super()._trackable_children(save_type, **kwargs)
         return {**own, _AVERAGES: self._ema}
 
     def _lookup_dependency(self, name: str) -> Any:
         return self._ema if name == _AVERAGES else super()._lookup_dependency(name)
 
-    def average(self, var: Any) -> Any:
+    def average(self, var: object) -> Any:
         """The variable that holds the average of `var`, or None."""
         return self._ema.average(var)
 
@@ -150,8 +152,8 @@ class MovingAverageOptimizer(WrappingOptimizer):
     @untraced
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
+        grads_and_vars: Iterable[tuple[object, object]],
+        global_step: object = None,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
@@ -172,9 +174,9 @@ class MovingAverageOptimizer(WrappingOptimizer):
 
     def _step(
         self,
-        pairs: list[tuple[Any, Any]],
+        pairs: list[tuple[object, object]],
         variables: list[Tensor],
-        global_step: Any,
+        global_step: object,
         name: str | None,
     ) -> None:
         """Take the step, and move the averages; memory for new ones is there before it."""

@@ -68,8 +68,8 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
     def __init__(
         self,
-        opt: Any,
-        vars_to_clip_dims: Mapping[Any, Sequence[int]],
+        opt: object,
+        vars_to_clip_dims: Mapping[object, Sequence[int]],
         max_norm: float,
         use_locking: bool = False,
         colocate_clip_ops_with_vars: bool = False,
@@ -87,14 +87,14 @@ class VariableClippingOptimizer(WrappingOptimizer):
     def _foreign(self) -> list[Any]:
         return [*super()._foreign(), *(var for var, _ in self._dims)]
 
-    def _dims_of(self, var: Any) -> list[int] | None:
+    def _dims_of(self, var: object) -> list[int] | None:
         return next((dims for known, dims in self._dims if known is var), None)
 
     @untraced
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
+        grads_and_vars: Iterable[tuple[object, object]],
+        global_step: object = None,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
@@ -122,11 +122,11 @@ class VariableClippingOptimizer(WrappingOptimizer):
             operations = [self._clip_in_graph(*each) for each in clipped]
         return group(step, *operations, name=name or self._name)
 
-    def _clip_in_graph(self, grad: Any, var: Any, dims: list[int]) -> Any:
+    def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> Any:
         variable = graph_variable_of(var)
         title = variable.name
 
-        def clip_leaf(grad: Any, leaf: Tensor) -> None:
+        def clip_leaf(grad: object, leaf: Tensor) -> None:
             if grad is not None:
                 with self._turn_lock(), self._locked(), no_grad():
                     section.run(
@@ -137,7 +137,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         return operation(clip_leaf, inputs, f"clip_{base_name(variable)}", kind="update")
 
 
-def _check_dims(var: Any, dims: Sequence[int]) -> list[int]:
+def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
     shape = handle_of(var).shape
     found = list(dims)
     if shape is None:  # of a graph's variable, until it has a value

@@ -67,22 +67,22 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     FUSED: ClassVar[bool] = False  # whether `_choose_rule` has the decay in it, as `weight_decay`
 
-    def __init__(self, weight_decay: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, weight_decay: object, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = check_hyper("weight_decay", weight_decay)
         super().__init__(*args, **kwargs)
 
     @untraced
     def minimize(
         self,
-        loss: Any,
-        global_step: Any = None,
-        var_list: Any = None,
+        loss: object,
+        global_step: object = None,
+        var_list: object = None,
         gate_gradients: int = Optimizer.GATE_OP,
-        aggregation_method: Any = None,
+        aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
         name: str | None = None,
-        grad_loss: Any = None,
-        decay_var_list: Iterable[Any] | None = None,
+        grad_loss: object = None,
+        decay_var_list: Iterable[object] | None = None,
     ) -> Any:
         """As `Optimizer.minimize`.
 
@@ -106,10 +106,10 @@ class DecoupledWeightDecayExtension(Optimizer):
     @untraced
     def apply_gradients(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
+        grads_and_vars: Iterable[tuple[object, object]],
+        global_step: object = None,
         name: str | None = None,
-        decay_var_list: Iterable[Any] | None = None,
+        decay_var_list: Iterable[object] | None = None,
     ) -> Any:
         """As `Optimizer.apply_gradients`.
 
@@ -125,7 +125,7 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     _APPLIES = True
 
-    def _while_decaying(self, chosen: Iterable[Any] | None) -> Within:
+    def _while_decaying(self, chosen: Iterable[object] | None) -> Within:
         change, decayed = _DECAYED.set, (self, list(chosen or ()) or None)
         return Within(lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())]))
 
@@ -157,7 +157,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         return not fused or super()._one_by_one()  # pyright: ignore
 
     def _group_variables(
-        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[Any]
+        self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         chosen = values["decay_var_list"]
@@ -191,7 +191,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         with var.graph.control_dependencies([decayed]):
             return super()._apply_one(grad, var)
 
-    def _decay_one(self, grad: Gradient, var: Tensor, decay: Any) -> None:
+    def _decay_one(self, grad: Gradient, var: Tensor, decay: object) -> None:
         own = {"weight_decay": decay}
         hooks = OneRule(WEIGHT_DECAY, own, selection=self._selection(), is_checked=True)
         kept = self._plans.now().alone(var).alone(var)  # beside those of the step

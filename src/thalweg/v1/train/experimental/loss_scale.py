@@ -45,7 +45,7 @@ class LossScale(Trackable, ABC):
         """The scale, as a float32 tensor of shape ()."""
 
     @abstractmethod
-    def update(self, grads: Any) -> tuple[Any, Any]:
+    def update(self, grads: object) -> tuple[Any, Any]:
         """Look at the gradients of a step, and change the scale by what they are.
 
         Args:
@@ -65,7 +65,7 @@ class LossScale(Trackable, ABC):
         """A loss scale with what `get_config` gave."""
         return cls(**config)
 
-    def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
+    def _add_weight(self, name: str, initial_value: object, dtype: object = None) -> Any:
         """A variable of its own, that is not trained; checkpoints have it under this name."""
         made = Variable(initial_value, trainable=False, name=name, dtype=dtype)
         self._weights[name] = made
@@ -84,7 +84,7 @@ class FixedLossScale(LossScale):
     Reference: tf.train.experimental.FixedLossScale
     """
 
-    def __init__(self, loss_scale_value: Any) -> None:
+    def __init__(self, loss_scale_value: object) -> None:
         super().__init__()
         if not isinstance(loss_scale_value, int | float):
             raise InvalidArgumentError("loss_scale_value must be a Python int or float.")
@@ -95,7 +95,7 @@ class FixedLossScale(LossScale):
     def __call__(self) -> Any:
         return convert_to_tensor(self._loss_scale_value)
 
-    def update(self, grads: Any) -> tuple[Any, bool]:
+    def update(self, grads: object) -> tuple[Any, bool]:
         return None if executing_eagerly() else _no_update(), True
 
     def get_config(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class DynamicLossScale(LossScale):
     def __call__(self) -> Any:
         return convert_to_tensor(resolve(self._current_loss_scale).read_value())
 
-    def update(self, grads: Any) -> tuple[Any, Any]:
+    def update(self, grads: object) -> tuple[Any, Any]:
         found = [grad for grad in leaves_of(grads) if grad is not None]
         if executing_eagerly():
             finite = _are_finite(found)
@@ -166,7 +166,7 @@ class DynamicLossScale(LossScale):
             self._move_scale, [finite, own], "update_loss_scale", outputs=scale
         ), finite
 
-    def decide(self, has_nan: Any, amax: Any) -> Decision:
+    def decide(self, has_nan: object, amax: object) -> Decision:
         """Whether a step with these gradients is taken, and what is to become of the scale.
 
         Args:
@@ -203,7 +203,7 @@ class DynamicLossScale(LossScale):
         return f"DynamicLossScale({now}{listed})"
 
 
-def get(identifier: Any) -> Any:
+def get(identifier: object) -> Any:
     """The loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
 
     Raises:
@@ -222,7 +222,7 @@ def _no_update() -> Any:
     return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 
-def _are_finite(grads: Iterable[Any]) -> torch.Tensor:
+def _are_finite(grads: Iterable[object]) -> torch.Tensor:
     """Whether all elements of all gradients are finite."""
     given = [values_of(found) for grad in grads if (found := concrete(grad)) is not None]
     for values in given:

@@ -57,7 +57,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     Reference: tf.train.experimental.MixedPrecisionLossScaleOptimizer
     """
 
-    def __init__(self, opt: Any, loss_scale: Any) -> None:
+    def __init__(self, opt: Any, loss_scale: object) -> None:
         super().__init__(opt, opt._use_locking if hasattr(opt, "_use_locking") else False, None)
         found = scales.get(loss_scale)
         if found is None:
@@ -68,16 +68,16 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     @untraced
     def compute_gradients(
         self,
-        loss: Any,
-        var_list: Any = None,
+        loss: object,
+        var_list: object = None,
         gate_gradients: int = WrappingOptimizer.GATE_OP,
-        aggregation_method: Any = None,
+        aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
-        grad_loss: Any = None,
+        grad_loss: object = None,
     ) -> list[tuple[Any, Any]]:
         """The gradients of the loss, computed from a scaled one; see `Optimizer`."""
 
-        def scale_loss(value: Any) -> Any:
+        def scale_loss(value: object) -> Any:
             return value * _cast_scale(self._loss_scale(), value)
 
         pairs = self._opt.compute_gradients(
@@ -135,7 +135,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                     drain(undo)
                 raise
 
-    def _may_leave(self, given: Sequence[tuple[Any, Any]]) -> bool:
+    def _may_leave(self, given: Sequence[tuple[object, object]]) -> bool:
         """Whether a device may decide, in the step of the optimizer inside."""
         is_plain = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_known = type(self._loss_scale) is scales.DynamicLossScale
@@ -166,10 +166,12 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _captured_inputs(self) -> list[Any]:
         return self._opt._captured_inputs()
 
-    def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
+    def _kept_in_graph(self, variables: Sequence[object]) -> list[Any]:
         return [*super()._kept_in_graph(variables), *self._loss_scale._weights.values()]
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: object
+    ) -> dict[str, Any]:
         return dict(self._tracked)
 
     def _lookup_dependency(self, name: str) -> Any:

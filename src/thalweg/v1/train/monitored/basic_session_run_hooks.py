@@ -65,7 +65,7 @@ class LoggingTensorHook(SessionRunHook):
 
     def __init__(
         self,
-        tensors: Mapping[str, Any] | Sequence[Any],
+        tensors: Mapping[str, object] | Sequence[object],
         every_n_iter: int | None = None,
         every_n_secs: float | None = None,
         at_end: bool = False,
@@ -113,7 +113,7 @@ class LoggingTensorHook(SessionRunHook):
         if self._at_end:
             self._log_values(session.run(self._current))
 
-    def _log_values(self, values: dict[Any, Any]) -> None:
+    def _log_values(self, values: dict[object, object]) -> None:
         seconds = None
         if self._timer is not None:
             seconds, _ = self._timer.update_last_triggered_step(self._count)
@@ -178,7 +178,7 @@ class NanTensorHook(SessionRunHook):
     Reference: tf.train.NanTensorHook
     """
 
-    def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
+    def __init__(self, loss_tensor: object, fail_on_nan_loss: bool = True) -> None:
         self._loss_tensor = loss_tensor
         self._fail_on_nan_loss = fail_on_nan_loss
 
@@ -211,7 +211,7 @@ class FinalOpsHook(SessionRunHook):
     Reference: tf.train.FinalOpsHook
     """
 
-    def __init__(self, final_ops: Any, final_ops_feed_dict: Any = None) -> None:
+    def __init__(self, final_ops: object, final_ops_feed_dict: object = None) -> None:
         self._final_ops = final_ops
         self._final_ops_feed_dict = final_ops_feed_dict
         self._final_ops_values: Any = None
@@ -269,7 +269,7 @@ class FeedFnHook(SessionRunHook):
     Reference: tf.train.FeedFnHook
     """
 
-    def __init__(self, feed_fn: Callable[[], Any]) -> None:
+    def __init__(self, feed_fn: Callable[[], object]) -> None:
         self.feed_fn = feed_fn
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
@@ -277,5 +277,5 @@ class FeedFnHook(SessionRunHook):
         return SessionRunArgs(fetches=None, feed_dict=self.feed_fn())
 
 
-def _title_of(tag: Any) -> str:
+def _title_of(tag: object) -> str:
     return tag if isinstance(tag, str) else getattr(tag, "name", str(tag))

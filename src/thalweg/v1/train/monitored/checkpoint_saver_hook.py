@@ -66,7 +66,7 @@ class CheckpointSaverHook(SessionRunHook):
         checkpoint_dir: str | os.PathLike[str],
         save_secs: float | None = None,
         save_steps: int | None = None,
-        saver: Any = None,
+        saver: object = None,
         checkpoint_basename: str = "model.ckpt",
         scaffold: Any = None,
         listeners: Sequence[CheckpointSaverListener] | None = None,
@@ -122,7 +122,7 @@ class CheckpointSaverHook(SessionRunHook):
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _save_checkpoint(self, session: Any, step: int) -> bool:
+    def _save_checkpoint(self, session: object, step: int) -> bool:
         """Save; returns whether a listener requests a stop."""
         saver = self._saver_for(session)
         for listener in self._listeners:

@@ -35,7 +35,7 @@ class StepContext:
         run_with_hooks: Runs with hooks.
     """
 
-    def __init__(self, session: Session, run_with_hooks: Callable[..., Any]) -> None:
+    def __init__(self, session: Session, run_with_hooks: Callable[..., object]) -> None:
         self._session = session
         self._run_with_hooks = run_with_hooks
 
@@ -44,7 +44,7 @@ class StepContext:
         """The session itself, whose runs call no hooks."""
         return self._session
 
-    def run_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
+    def run_with_hooks(self, *args: object, **kwargs: object) -> Any:
         """As `MonitoredSession.run`."""
         return self._run_with_hooks(*args, **kwargs)
 
@@ -118,7 +118,11 @@ class MonitoredSession:
         return None if self._session is None else self._graph
 
     def run(
-        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+        self,
+        fetches: object,
+        feed_dict: object = None,
+        options: object = None,
+        run_metadata: object = None,
     ) -> Any:
         """As `Session.run`; what hooks ask for is run at the same time.
 
@@ -145,7 +149,9 @@ class MonitoredSession:
             self._stop_requested = True
         return results[_CALLER]
 
-    def _ask_hooks(self, context: SessionRunContext, wanted: dict[Any, Any], given: Any) -> Any:
+    def _ask_hooks(
+        self, context: SessionRunContext, wanted: dict[object, object], given: Any
+    ) -> Any:
         """Let hooks add to what is wanted; returns what is fed."""
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:
@@ -159,7 +165,7 @@ class MonitoredSession:
         _check_apart(feeds, given, "Same tensor is fed by a SessionRunHook and user.")
         return {**feeds, **(given or {})}
 
-    def run_step_fn(self, step_fn: Callable[..., Any]) -> Any:
+    def run_step_fn(self, step_fn: Callable[..., object]) -> Any:
         """Call a function that decides itself which of its runs call hooks.
 
         Args:
@@ -261,7 +267,7 @@ class SingularMonitoredSession(MonitoredSession):
         hooks: Iterable[SessionRunHook] | None = None,
         scaffold: Scaffold | None = None,
         master: str = "",
-        config: Any = None,
+        config: object = None,
         checkpoint_dir: Path | None = None,
         stop_grace_period_secs: float = 120,
         checkpoint_filename_with_path: Path | None = None,

@@ -32,7 +32,7 @@ def MonitoredTrainingSession(
     save_checkpoint_secs: float | None = _DEFAULT,
     save_summaries_steps: int | None = _DEFAULT,
     save_summaries_secs: float | None = _DEFAULT,
-    config: Any = None,
+    config: object = None,
     stop_grace_period_secs: float = 120,
     log_step_count_steps: int | None = 100,
     max_wait_secs: float = 7200,
@@ -105,13 +105,12 @@ def MonitoredTrainingSession(
     scaffold = scaffold or Scaffold()
     every = list(chief_only_hooks or ())
     folder = summary_dir or checkpoint_dir
-    if folder and log_step_count_steps and log_step_count_steps > 0:
+    if folder and log_step_count_steps is not None and log_step_count_steps > 0:
         every.append(StepCounterHook(log_step_count_steps, output_dir=folder))
-    if folder and ((save_summaries_steps or 0) > 0 or (save_summaries_secs or 0) > 0):
+    if folder and _is_any_positive(save_summaries_steps, save_summaries_secs):
         steps, seconds = save_summaries_steps, save_summaries_secs
         every.append(SummarySaverHook(steps, seconds, folder, scaffold=scaffold))
-    wants_checkpoints = (save_checkpoint_secs or 0) > 0 or (save_checkpoint_steps or 0) > 0
-    if checkpoint_dir and wants_checkpoints:
+    if checkpoint_dir and _is_any_positive(save_checkpoint_secs, save_checkpoint_steps):
         every.append(
             CheckpointSaverHook(
                 checkpoint_dir, save_checkpoint_secs, save_checkpoint_steps, scaffold=scaffold
@@ -119,3 +118,7 @@ def MonitoredTrainingSession(
         )
     creator = ChiefSessionCreator(scaffold, checkpoint_dir=checkpoint_dir)
     return MonitoredSession(creator, [*every, *(hooks or ())], stop_grace_period_secs)
+
+
+def _is_any_positive(*intervals: float | None) -> bool:
+    return any((each or 0) > 0 for each in intervals)

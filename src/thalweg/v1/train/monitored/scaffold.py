@@ -50,16 +50,16 @@ class Scaffold:
 
     def __init__(
         self,
-        init_op: Any = None,
-        init_feed_dict: Any = None,
-        init_fn: Callable[[Scaffold, Any], Any] | None = None,
-        ready_op: Any = None,
-        ready_for_local_init_op: Any = None,
-        local_init_op: Any = None,
+        init_op: object = None,
+        init_feed_dict: object = None,
+        init_fn: Callable[[Scaffold, Any], object] | None = None,
+        ready_op: object = None,
+        ready_for_local_init_op: object = None,
+        local_init_op: object = None,
         summary_op: Any = None,
         saver: Saver | None = None,
         copy_from_scaffold: Scaffold | None = None,
-        local_init_feed_dict: Any = None,
+        local_init_feed_dict: object = None,
     ) -> None:
         other = copy_from_scaffold
         self.init_fn: Callable[[Any], Any] | None = None
@@ -108,7 +108,7 @@ class Scaffold:
 
     @staticmethod
     def get_or_default(
-        arg_name: str, collection_key: str, default_constructor: Callable[[], Any]
+        arg_name: str, collection_key: str, default_constructor: Callable[[], object]
     ) -> Any:
         """What a collection of the default graph has, or else what is made, and put into it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import Any
 
 from thalweg.graph import Session, get_default_graph
 from thalweg.v1.train.monitored.scaffold import Scaffold
@@ -40,7 +39,7 @@ class ChiefSessionCreator(SessionCreator):
         self,
         scaffold: Scaffold | None = None,
         master: str = "",
-        config: Any = None,
+        config: object = None,
         checkpoint_dir: Path | None = None,
         checkpoint_filename_with_path: Path | None = None,
     ) -> None:

@@ -38,13 +38,13 @@ class SessionManager:
 
     def __init__(
         self,
-        local_init_op: Any = None,
-        ready_op: Any = None,
-        ready_for_local_init_op: Any = None,
+        local_init_op: object = None,
+        ready_op: object = None,
+        ready_for_local_init_op: object = None,
         graph: Any = None,
         recovery_wait_secs: float = 30,
-        local_init_run_options: Any = None,
-        local_init_feed_dict: Any = None,
+        local_init_run_options: object = None,
+        local_init_feed_dict: object = None,
     ) -> None:
         check_seconds("recovery_wait_secs", recovery_wait_secs, is_at_least_0=True)
         if ready_for_local_init_op is not None and local_init_op is None:
@@ -62,15 +62,15 @@ class SessionManager:
     def prepare_session(
         self,
         master: str = "",
-        init_op: Any = None,
-        saver: Any = None,
+        init_op: object = None,
+        saver: object = None,
         checkpoint_dir: Path | None = None,
         checkpoint_filename_with_path: Path | None = None,
         wait_for_checkpoint: bool = False,
         max_wait_secs: float = 7200,
-        config: Any = None,
-        init_feed_dict: Any = None,
-        init_fn: Callable[[Any], Any] | None = None,
+        config: object = None,
+        init_feed_dict: object = None,
+        init_fn: Callable[[Any], object] | None = None,
     ) -> Session:
         """A session with the values of a checkpoint, or else initialized.
 
@@ -121,12 +121,12 @@ class SessionManager:
     def recover_session(
         self,
         master: str = "",
-        saver: Any = None,
+        saver: object = None,
         checkpoint_dir: Path | None = None,
         checkpoint_filename_with_path: Path | None = None,
         wait_for_checkpoint: bool = False,
         max_wait_secs: float = 7200,
-        config: Any = None,
+        config: object = None,
     ) -> tuple[Session, bool]:
         """A session with the values of a checkpoint if there is one; see `prepare_session`.
 
@@ -189,7 +189,7 @@ class SessionManager:
         return problem
 
 
-def _not_ready(session: Session, op: Any) -> str | None:
+def _not_ready(session: Session, op: object) -> str | None:
     """Why a session is not ready, as an operation says that names what is missing; or None."""
     if op is None:
         return None
@@ -203,5 +203,5 @@ def _not_ready(session: Session, op: Any) -> str | None:
     return f"Variables not initialized: {', '.join(map(_as_text, found.reshape(-1)))}"
 
 
-def _as_text(name: Any) -> str:
+def _as_text(name: object) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

@@ -41,7 +41,7 @@ class SessionRunContext:
         session: The session in which it runs, where hooks may run more.
     """
 
-    def __init__(self, original_args: SessionRunArgs, session: Any) -> None:
+    def __init__(self, original_args: SessionRunArgs, session: object) -> None:
         self._original_args = original_args
         self._session = session
         self._stop_requested = False

@@ -45,7 +45,7 @@ class StepCounterHook(SessionRunHook):
         every_n_steps: int | None = 100,
         every_n_secs: float | None = None,
         output_dir: str | os.PathLike[str] | None = None,
-        summary_writer: Any = None,
+        summary_writer: object = None,
     ) -> None:
         if (every_n_steps is None) == (every_n_secs is None):
             raise InvalidArgumentError(

@@ -90,7 +90,7 @@ class Checkpoint(Trackable):
     Reference: tf.train.Checkpoint
     """
 
-    def __init__(self, root: Any = None, **objects: Any) -> None:
+    def __init__(self, root: object = None, **objects: object) -> None:
         self._maybe_initialize_trackable()
         self._lock = Lock()
         self._root = root
@@ -101,7 +101,7 @@ class Checkpoint(Trackable):
         for name, value in objects.items():
             setattr(self, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
             check_trackable(value, name)
             self._track_trackable(value, name, overwrite=name in self._tracked)
@@ -114,7 +114,9 @@ class Checkpoint(Trackable):
     def _checkpointed(self) -> Any:
         return self if self._root is None else held_by(self._root, None)
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: object
+    ) -> dict[str, Any]:
         own = super()._trackable_children(save_type, **kwargs)
         return own if self._root is None else {**children_of(self._root), **own}
 
@@ -137,7 +139,7 @@ class Checkpoint(Trackable):
                 self._track_trackable(Variable(value, _COUNTER, trainable=False), _COUNTER)
 
     @untraced
-    def save(self, file_prefix: Path, session: Any = None, options: Any = None) -> str:
+    def save(self, file_prefix: Path, session: object = None, options: object = None) -> str:
         """Save everything under the next number, and name it in the folder's file `checkpoint`.
 
         Args:
@@ -158,7 +160,7 @@ class Checkpoint(Trackable):
             return path
 
     @untraced
-    def write(self, file_prefix: Path, session: Any = None, options: Any = None) -> str:
+    def write(self, file_prefix: Path, session: object = None, options: object = None) -> str:
         """Save everything under a path that you choose.
 
         Everything is of one moment: no step of an optimizer comes between, in whatever thread.
@@ -183,7 +185,7 @@ class Checkpoint(Trackable):
 
     @untraced
     def restore(
-        self, save_path: Path | None, options: Any = None
+        self, save_path: Path | None, options: object = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
         """Restore what `save` saved; see the class.
 
@@ -209,7 +211,7 @@ class Checkpoint(Trackable):
 
     @untraced
     def read(
-        self, save_path: Path | None, options: Any = None
+        self, save_path: Path | None, options: object = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
         """Restore what `write` saved; as `restore`, without `save_counter`."""
         if save_path is None:
@@ -237,11 +239,11 @@ class Checkpoint(Trackable):
             )
         return found[0] if found else None
 
-    def _members_in(self, graph: Any = None) -> Sequence[Member]:
+    def _members_in(self, graph: object = None) -> Sequence[Member]:
         with _as_default_graph(graph):
             return members_of(self, graph)
 
-    def _snapshot(self, session: Any = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
+    def _snapshot(self, session: object = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
         """What is saved now: what the objects are, and copies of values by the names of tensors."""
         graph = self._graph_meant(session)
         with contextlib.ExitStack() as locks:

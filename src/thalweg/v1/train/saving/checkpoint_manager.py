@@ -58,9 +58,9 @@ class CheckpointManager:
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
-        step_counter: Any = None,
+        step_counter: object = None,
         checkpoint_interval: int | None = None,
-        init_fn: Callable[[], Any] | None = None,
+        init_fn: Callable[[], object] | None = None,
     ) -> None:
         if max_to_keep is not None and max_to_keep <= 0:
             raise InvalidArgumentError(
@@ -114,7 +114,7 @@ class CheckpointManager:
 
     @untraced
     def save(
-        self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
+        self, checkpoint_number: object = None, check_interval: bool = True, options: object = None
     ) -> str | None:
         """Save, name the new checkpoint as the newest, and delete old ones.
 

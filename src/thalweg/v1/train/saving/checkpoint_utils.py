@@ -68,7 +68,7 @@ def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
 
 
 def init_from_checkpoint(
-    ckpt_dir_or_file: Path, assignment_map: Mapping[str, Any] | Iterable[tuple[str, Any]]
+    ckpt_dir_or_file: Path, assignment_map: Mapping[str, object] | Iterable[tuple[str, object]]
 ) -> None:
     """Let variables of the default graph begin with the values they have in a checkpoint.
 
@@ -133,7 +133,7 @@ def _prefix_of(ckpt_dir_or_file: Path) -> str:
     return found
 
 
-def _find_variable(target: Any) -> GraphVariable | None:
+def _find_variable(target: object) -> GraphVariable | None:
     """The variable that is meant; None for the name of a scope."""
     if isinstance(target, str):
         every = get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES)
@@ -149,7 +149,7 @@ def _find_variable(target: Any) -> GraphVariable | None:
 
 
 def _of_scope(
-    scope: str, own: str, prefix: str, shapes: Mapping[str, Any]
+    scope: str, own: str, prefix: str, shapes: Mapping[str, object]
 ) -> dict[GraphVariable, str]:
     """The variables below `own`, and their names in a checkpoint below `scope`."""
     outer = own[: own.rindex("/")] if "/" in own else ""
@@ -180,7 +180,7 @@ def _variables_by_name() -> dict[str, GraphVariable]:
     return {variable.op.name: variable for variable in known} | graph.variable_store
 
 
-def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: Any) -> None:
+def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:
     if variable.shape is not None and not variable.shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
             f"Shape of variable {variable.name} ({tuple(variable.shape)}) doesn't match with shape"

@@ -16,7 +16,7 @@ def all_saveable() -> list[Any]:
     return [each for key in keys for each in graph.get_collection(key)]
 
 
-def by_name(var_list: Any) -> dict[str, GraphVariable]:
+def by_name(var_list: object) -> dict[str, GraphVariable]:
     """Variables by their names in a checkpoint, sorted by name.
 
     Args:
@@ -50,7 +50,7 @@ def by_name(var_list: Any) -> dict[str, GraphVariable]:
     return found
 
 
-def as_variable(item: Any) -> GraphVariable | None:
+def as_variable(item: object) -> GraphVariable | None:
     """The variable of the default graph that `item` is or stands for, or None."""
     if isinstance(item, GraphVariable):
         return item
@@ -72,7 +72,7 @@ def _of_list(var_list: Any) -> dict[str, GraphVariable]:
     return dict(sorted(found.items()))
 
 
-def _of_mapping(var_list: Mapping[Any, Any]) -> dict[str, GraphVariable]:
+def _of_mapping(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
     found: dict[str, GraphVariable] = {}
     for name, item in var_list.items():
         if not isinstance(name, str):

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import GraphVariable, executing_eagerly
@@ -95,15 +95,15 @@ class Saver:
 
     def __init__(
         self,
-        var_list: Any = None,
+        var_list: object = None,
         reshape: bool = False,
         sharded: bool = False,
         max_to_keep: int | None = 5,
         keep_checkpoint_every_n_hours: float = 10000.0,
         name: str | None = None,
         restore_sequentially: bool = False,
-        saver_def: Any = None,
-        builder: Any = None,
+        saver_def: object = None,
+        builder: object = None,
         defer_build: bool = False,
         allow_empty: bool = False,
         write_version: int = SaverDef.V2,
@@ -154,9 +154,9 @@ class Saver:
     @untraced
     def save(
         self,
-        sess: Any,
+        sess: object,
         save_path: str | os.PathLike[str],
-        global_step: Any = None,
+        global_step: object = None,
         latest_filename: str | None = None,
         meta_graph_suffix: str = "meta",
         write_meta_graph: bool = True,
@@ -234,7 +234,7 @@ class Saver:
                 _LOG.warning("Ignoring: %s", error)
 
     @untraced
-    def restore(self, sess: Any, save_path: str | os.PathLike[str] | None) -> None:
+    def restore(self, sess: object, save_path: str | os.PathLike[str] | None) -> None:
         """Give the variables the values of a checkpoint, in a session; they count as initialized.
 
         Values of other names may be in it. A checkpoint of `tf.train.Checkpoint` is read as well,
@@ -309,11 +309,11 @@ class Saver:
         _refuse_protos("to_proto")
 
     @staticmethod
-    def from_proto(saver_def: Any, import_scope: str | None = None) -> NoReturn:
+    def from_proto(saver_def: object, import_scope: str | None = None) -> NoReturn:
         """Refused, as `as_saver_def`."""
         _refuse_protos("from_proto")
 
-    def export_meta_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def export_meta_graph(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: a graph here is what Python built, and is built anew."""
         _refuse_protos("export_meta_graph")
 

@@ -11,7 +11,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph import GraphVariable, Session, is_symbolic
 
 
-def as_session(sess: Any) -> Session:
+def as_session(sess: object) -> Session:
     """`sess`, if it is a session.
 
     Raises:
@@ -26,7 +26,7 @@ def as_session(sess: Any) -> Session:
 
 
 def values_of(
-    session: Session, variables: list[GraphVariable], global_step: Any
+    session: Session, variables: list[GraphVariable], global_step: object
 ) -> tuple[list[Tensor], int | None]:
     """The values of variables in a session, and the step."""
     if isinstance(global_step, GraphVariable):

@@ -76,9 +76,9 @@ class Layer:
         name: str | None = None,
         dtype: Any = None,
         *,
-        activity_regularizer: Callable[[Any], Any] | None = None,
+        activity_regularizer: Callable[[Any], object] | None = None,
         _scope: Any = None,
-        _reuse: Any = None,
+        _reuse: object = None,
     ) -> None:
         self.trainable, self.dtype = trainable, dtype
         self.activity_regularizer = activity_regularizer
@@ -135,11 +135,11 @@ class Layer:
         """Make variables."""
         self.built = True
 
-    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, inputs: object, *args: object, **kwargs: object) -> Any:
         """The outputs."""
         raise NotImplementedError
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: object, *args: object, **kwargs: Any) -> Any:
         scope = kwargs.pop("scope", None)
         inputs = _as_tensors(inputs)
         if graph.executing_eagerly():
@@ -155,11 +155,11 @@ class Layer:
         ):
             return self._build_and_call(inputs, *args, **kwargs)
 
-    def apply(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, inputs: object, *args: object, **kwargs: object) -> Any:
         """The same as a call."""
         return self(inputs, *args, **kwargs)
 
-    def _build_and_call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _build_and_call(self, inputs: Any, *args: object, **kwargs: object) -> Any:
         first = inputs[0] if isinstance(inputs, list | tuple) else inputs
         self._check_rank(first)
         if self.dtype is None and first.dtype is not None and first.dtype.is_floating_point:
@@ -206,7 +206,7 @@ class Layer:
         shape: Sequence[int] = (),
         dtype: Any = None,
         initializer: Any = None,
-        regularizer: Callable[[Any], Any] | None = None,
+        regularizer: Callable[[Any], object] | None = None,
         trainable: bool = True,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Any:
@@ -239,24 +239,24 @@ class Layer:
 
     add_variable = add_weight
 
-    def add_loss(self, loss: Any) -> None:
+    def add_loss(self, loss: object) -> None:
         """Count a penalty; in a graph it goes to REGULARIZATION_LOSSES, too."""
         if not graph.executing_eagerly():
             graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
         self._losses.append(loss)
 
-    def add_update(self, update: Any) -> None:
+    def add_update(self, update: object) -> None:
         """Have an operation of the graph in UPDATE_OPS, unless the layer is not trained."""
         if self.trainable and not graph.executing_eagerly():
             graph.get_default_graph().add_to_collections(self.UPDATES, update)
             self.updates.append(update)
 
 
-def _is_trained(variable: Any) -> bool:
+def _is_trained(variable: object) -> bool:
     return bool(getattr(variable, "trainable", True))
 
 
-def _as_tensors(inputs: Any) -> Any:
+def _as_tensors(inputs: object) -> Any:
     if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], _TENSORS):
         return [tensor(each) for each in inputs]
     return tensor(inputs)
@@ -272,7 +272,7 @@ def _snake_case(title: str) -> str:
 
 
 def bound(
-    signature: inspect.Signature, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    signature: inspect.Signature, name: str, args: Sequence[object], kwargs: dict[str, object]
 ) -> dict[str, Any]:
     """The arguments of a call by their names.
 
@@ -296,7 +296,7 @@ def as_function(layer: Callable[..., Layer], name: str) -> Callable[..., Any]:
     first, last = inspect.Parameter("inputs", kind), inspect.Parameter("reuse", kind, default=None)
     signature = inspect.Signature([first, *own, last])
 
-    def apply(*args: Any, **kwargs: Any) -> Any:
+    def apply(*args: object, **kwargs: object) -> Any:
         given = bound(signature, name, args, kwargs)
         inputs, reuse = given.pop("inputs"), given.pop("reuse", None)
         return layer(**given, _scope=given.get("name"), _reuse=reuse)(inputs)

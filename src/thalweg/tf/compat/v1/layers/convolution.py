@@ -41,11 +41,11 @@ class Convolution(Layer):
     def __init__(
         self,
         filters: int,
-        kernel_size: Any,
-        strides: Any = 1,
+        kernel_size: object,
+        strides: object = 1,
         padding: str = "valid",
         data_format: str = "channels_last",
-        dilation_rate: Any = 1,
+        dilation_rate: object = 1,
         activation: Any = None,
         use_bias: bool = True,
         kernel_initializer: Any = None,
@@ -84,11 +84,11 @@ class Convolution(Layer):
         """The last two sizes of the kernel."""
         return channels, self.filters
 
-    def _convolved(self, inputs: Any) -> Any:
+    def _convolved(self, inputs: object) -> Any:
         name = f"Conv{self.SIZES}D"
         return call(windows.convolve, inputs, self.kernel, self.windows, name=name)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: object) -> Any:
         outputs = self._convolved(inputs)
         if self.use_bias:
             first = self.windows.channels_first
@@ -124,22 +124,22 @@ class Conv2DTranspose(Convolution):
     def __init__(
         self,
         filters: int,
-        kernel_size: Any,
-        strides: Any = 1,
+        kernel_size: object,
+        strides: object = 1,
         padding: str = "valid",
         data_format: str = "channels_last",
-        activation: Any = None,
+        activation: object = None,
         use_bias: bool = True,
-        kernel_initializer: Any = None,
-        bias_initializer: Any = zeros_initializer,
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
+        kernel_initializer: object = None,
+        bias_initializer: object = zeros_initializer,
+        kernel_regularizer: object = None,
+        bias_regularizer: object = None,
+        activity_regularizer: object = None,
+        kernel_constraint: object = None,
+        bias_constraint: object = None,
         trainable: bool = True,
         name: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(
             filters, kernel_size, strides, padding, data_format, 1, activation, use_bias,
@@ -150,7 +150,7 @@ class Conv2DTranspose(Convolution):
     def _ends(self, channels: int) -> tuple[int, int]:
         return self.filters, channels
 
-    def _convolved(self, inputs: Any) -> Any:
+    def _convolved(self, inputs: object) -> Any:
         return convolution.transposed(inputs, self.kernel, None, self.windows, "conv2d_transpose")
 
 

@@ -61,7 +61,7 @@ class Dense(Layer):
         if self.use_bias:
             self.bias = self.add_weight("bias", (self.units,), None, *self._of_bias)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: object) -> Any:
         outputs = arrays.matmul(inputs, self.kernel)
         if self.use_bias:
             outputs = nn.bias_add(outputs, self.bias)
@@ -80,8 +80,8 @@ class Dropout(Layer):
 
     def __init__(
         self,
-        rate: Any = 0.5,
-        noise_shape: Any = None,
+        rate: object = 0.5,
+        noise_shape: object = None,
         seed: int | None = None,
         name: str | None = None,
         **kwargs: Any,
@@ -89,7 +89,7 @@ class Dropout(Layer):
         super().__init__(name=name, **kwargs)
         self.rate, self.noise_shape, self.seed = rate, noise_shape, seed
 
-    def call(self, inputs: Any, training: Any = False) -> Any:
+    def call(self, inputs: object, training: object = False) -> Any:
         training = decided(training)
         if training is False:
             return arrays.identity(inputs)
@@ -97,7 +97,7 @@ class Dropout(Layer):
         return nn.dropped(inputs, *how, training)
 
 
-def decided(training: Any) -> Any:
+def decided(training: object) -> Any:
     """True, False, or a tensor that a run decides; None is False."""
     if training is None or isinstance(training, bool | int):
         return bool(training)
@@ -120,7 +120,7 @@ class Flatten(Layer):
         super().__init__(name=name, **kwargs)
         self.data_format = data_format
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: object) -> Any:
         first = self.data_format == "channels_first"
 
         def flatten(given: Any) -> Any:
@@ -136,11 +136,11 @@ flatten = as_function(Flatten, "flatten")
 
 
 def dropout(
-    inputs: Any,
-    rate: Any = 0.5,
-    noise_shape: Any = None,
+    inputs: object,
+    rate: object = 0.5,
+    noise_shape: object = None,
     seed: int | None = None,
-    training: Any = False,
+    training: object = False,
     name: str | None = None,
 ) -> Any:
     """`Dropout` of inputs; `training` is a bool, or a tensor that each run decides."""

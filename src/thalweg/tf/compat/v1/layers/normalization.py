@@ -59,19 +59,19 @@ class BatchNormalization(Layer):
         scale: bool = True,
         beta_initializer: Any = zeros_initializer,
         gamma_initializer: Any = ones_initializer,
-        moving_mean_initializer: Any = zeros_initializer,
-        moving_variance_initializer: Any = ones_initializer,
+        moving_mean_initializer: object = zeros_initializer,
+        moving_variance_initializer: object = ones_initializer,
         beta_regularizer: Any = None,
         gamma_regularizer: Any = None,
         beta_constraint: Any = None,
         gamma_constraint: Any = None,
         renorm: bool = False,
-        renorm_clipping: Any = None,
+        renorm_clipping: object = None,
         renorm_momentum: float = 0.99,
         fused: bool | None = None,
         trainable: bool = True,
         virtual_batch_size: int | None = None,
-        adjustment: Any = None,
+        adjustment: object = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -113,7 +113,7 @@ class BatchNormalization(Layer):
         )
         self._unbiased = len(input_shape) == 4 if self.fused is None else self.fused
 
-    def call(self, inputs: Any, training: Any = False) -> Any:
+    def call(self, inputs: Any, training: object = False) -> Any:
         training = decided(training)
         moving = (self.moving_mean, self.moving_variance)
         own = (inputs, self.gamma, self.beta)
@@ -137,7 +137,7 @@ class BatchNormalization(Layer):
         moments = (None, None) if training is True or bool(training) else (mean, variance)
         return normalized(inputs, gamma, beta, *moments, self.epsilon, self.axis)
 
-    def _update_averages(self, inputs: Any, training: Any) -> None:
+    def _update_averages(self, inputs: Any, training: object) -> None:
         """Let the averages follow the moments of the batch."""
         share = 1 - self.momentum
 
@@ -145,7 +145,7 @@ class BatchNormalization(Layer):
             return batch_moments(given, self.axis, self._unbiased)
 
         @no_grad()
-        def move(average: Any, value: Any, active: Any) -> None:
+        def move(average: Any, value: Any, active: object) -> None:
             if bool(active):
                 average.sub_((average - value) * share)
 
@@ -158,35 +158,35 @@ class BatchNormalization(Layer):
                 self.add_update(graph.operation(move, parts, "AssignMovingAvg"))
 
 
-def _symbols_in(parts: Sequence[Any]) -> tuple[Any, ...]:
+def _symbols_in(parts: Sequence[object]) -> tuple[Any, ...]:
     return tuple(each for each in parts if isinstance(each, graph.SymbolicTensor))
 
 
 def batch_normalization(
-    inputs: Any,
-    axis: Any = -1,
+    inputs: object,
+    axis: object = -1,
     momentum: float = 0.99,
     epsilon: float = 1e-3,
     center: bool = True,
     scale: bool = True,
-    beta_initializer: Any = zeros_initializer,
-    gamma_initializer: Any = ones_initializer,
-    moving_mean_initializer: Any = zeros_initializer,
-    moving_variance_initializer: Any = ones_initializer,
-    beta_regularizer: Any = None,
-    gamma_regularizer: Any = None,
-    beta_constraint: Any = None,
-    gamma_constraint: Any = None,
-    training: Any = False,
+    beta_initializer: object = zeros_initializer,
+    gamma_initializer: object = ones_initializer,
+    moving_mean_initializer: object = zeros_initializer,
+    moving_variance_initializer: object = ones_initializer,
+    beta_regularizer: object = None,
+    gamma_regularizer: object = None,
+    beta_constraint: object = None,
+    gamma_constraint: object = None,
+    training: object = False,
     trainable: bool = True,
     name: str | None = None,
-    reuse: Any = None,
+    reuse: object = None,
     renorm: bool = False,
-    renorm_clipping: Any = None,
+    renorm_clipping: object = None,
     renorm_momentum: float = 0.99,
     fused: bool | None = None,
     virtual_batch_size: int | None = None,
-    adjustment: Any = None,
+    adjustment: object = None,
 ) -> Any:
     """`BatchNormalization` of inputs; `training` is a bool, or a tensor that each run decides.
 

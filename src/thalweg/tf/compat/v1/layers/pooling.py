@@ -26,8 +26,8 @@ class Pooling(Layer):
 
     def __init__(
         self,
-        pool_size: Any,
-        strides: Any,
+        pool_size: object,
+        strides: object,
         padding: str = "valid",
         data_format: str = "channels_last",
         name: str | None = None,
@@ -37,13 +37,15 @@ class Pooling(Layer):
         self.pool_size, self.strides = pool_size, strides
         self.padding, self.data_format = padding, data_format
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: object) -> Any:
         how = (self.pool_size, self.strides, self.padding, self.data_format)
         function = type(self).FUNCTION
         return convolution.pool(function, inputs, *how, self.TITLE, self.SIZES)
 
 
-def _pooling_class(title: str, sizes: int, function: Callable[..., Any], op: str) -> type[Pooling]:
+def _pooling_class(
+    title: str, sizes: int, function: Callable[..., object], op: str
+) -> type[Pooling]:
     rank = sizes + 2
     own = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "TITLE": op}
     return type(title, (Pooling,), {**own, "__doc__": Pooling.__doc__, "__module__": __name__})

@@ -92,7 +92,7 @@ def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
     ]
 
 
-def decode_graph(nodes: Any, source: str) -> ObjectGraph:
+def decode_graph(nodes: object, source: str) -> ObjectGraph:
     """A graph from its JSON.
 
     Args:
@@ -106,7 +106,7 @@ def decode_graph(nodes: Any, source: str) -> ObjectGraph:
         raise _damage_error(source, "is no list of objects")
     every = cast("list[Any]", nodes)
 
-    def check_position(value: Any) -> int:
+    def check_position(value: object) -> int:
         if type(value) is not int or not 0 <= value < len(every):
             raise _damage_error(source, f"names object {str(value)[:20]} of {len(every)}")
         return value

@@ -46,14 +46,14 @@ class Member:
         return self.path + SUFFIX
 
 
-def is_trackable(value: Any) -> bool:
+def is_trackable(value: object) -> bool:
     """Whether a value can be part of a checkpoint."""
     if isinstance(value, GraphVariable):
         return True
     return isinstance(value, (Tensor, *_CONTAINERS)) and not is_symbolic(value)
 
 
-def check_trackable(value: Any, path: str) -> None:
+def check_trackable(value: object, path: str) -> None:
     """Refuse what cannot be part of a checkpoint.
 
     Raises:
@@ -68,7 +68,7 @@ def check_trackable(value: Any, path: str) -> None:
         )
 
 
-def children_of(owner: Any) -> dict[str, Any]:
+def children_of(owner: object) -> dict[str, Any]:
     """The children of an object by name; those of a module are its parts, parameters, and the
     buffers that its `state_dict` has.
     """
@@ -86,13 +86,13 @@ def children_of(owner: Any) -> dict[str, Any]:
     return {}
 
 
-def _check_key(name: Any) -> str:
+def _check_key(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidTypeError(f"A dict in a checkpoint has strings as keys, not {name!r}.")
     return name
 
 
-def child_of(owner: Any, name: str) -> Any:
+def child_of(owner: object, name: str) -> Any:
     """The child of this name, or None."""
     if isinstance(owner, Trackable):
         return owner._lookup_dependency(name)
@@ -118,12 +118,12 @@ def held_by(value: Any, graph: Any) -> Any:
     return value
 
 
-def is_variable(held: Any) -> bool:
+def is_variable(held: object) -> bool:
     """Whether it has a value."""
     return isinstance(held, Tensor | GraphVariable)
 
 
-def members_of(root: Any, graph: Any = None) -> list[Member]:
+def members_of(root: object, graph: object = None) -> list[Member]:
     """All objects that a root leads to, itself first, those near to it before others; then slots.
 
     Args:
@@ -136,7 +136,7 @@ def members_of(root: Any, graph: Any = None) -> list[Member]:
     members: list[Member] = []
     places: dict[int, int] = {}
 
-    def place_of(value: Any, path: str) -> int:
+    def place_of(value: object, path: str) -> int:
         check_trackable(value, path)
         held = held_by(value, graph)
         if id(held) not in places:

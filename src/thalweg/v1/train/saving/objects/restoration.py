@@ -23,7 +23,7 @@ class Restoration(Values):
         self._lock = Lock()
         self._walk: Walk | None = None
 
-    def bind(self, node: int, owner: Any) -> None:
+    def bind(self, node: int, owner: object) -> None:
         """Give an object what the file has for a position, its children and their slots.
 
         All values are set, or none. What has no object yet waits with its parent.
@@ -46,7 +46,7 @@ class Restoration(Values):
                 self._walk = None
 
     @contextlib.contextmanager
-    def _hold_steps(self, owner: Any) -> Iterator[None]:
+    def _hold_steps(self, owner: object) -> Iterator[None]:
         """Hold back the steps of all optimizers whose state may change."""
         with contextlib.ExitStack() as stack:
             # A new variable is being made by an optimizer, which holds its lock if it needs to.
@@ -62,11 +62,11 @@ class Restoration(Values):
         own = {"left": dict(self.left), "objects": {}, "assignments": {}}
         return {**vars(self), **own, "_lock": None, "_walk": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = Lock()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Restoration:
+    def __deepcopy__(self, memo: dict[int, object]) -> Restoration:
         made = object.__new__(Restoration)
         made.__setstate__(self.__getstate__())
         memo[id(self)] = made
@@ -104,7 +104,7 @@ class Position:
         """The value; not to be written to."""
         return self._restoration.left[self._node]
 
-    def restore(self, trackable: Any) -> None:
+    def restore(self, trackable: object) -> None:
         """Give an object what the checkpoint has for it.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from thalweg.errors import NotConsumedError, listed
 from thalweg.graph import GraphVariable
@@ -43,11 +43,11 @@ class InitializationOnlyStatus:
         """The status itself."""
         return self
 
-    def run_restore_ops(self, session: Any = None) -> None:
+    def run_restore_ops(self, session: object = None) -> None:
         """Fails: nothing is restored."""
         self._fail_not_restored()
 
-    def initialize_or_restore(self, session: Any = None) -> None:
+    def initialize_or_restore(self, session: object = None) -> None:
         """In graph mode initialize all variables.
 
         Args:
@@ -55,7 +55,7 @@ class InitializationOnlyStatus:
         """
         self._initialize_others(session, set())
 
-    def _initialize_others(self, session: Any, restored: set[int]) -> None:
+    def _initialize_others(self, session: object, restored: set[int]) -> None:
         found = [each.held for each in self._members()]
         variables = [var for var in found if isinstance(var, GraphVariable)]
         left = [var.initializer for var in variables if id(var) not in restored]
@@ -130,7 +130,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
             )
         return self
 
-    def run_restore_ops(self, session: Any = None) -> None:
+    def run_restore_ops(self, session: object = None) -> None:
         """In graph mode give a session the values: all of its graph that have found a variable.
 
         Args:
@@ -145,7 +145,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
             own = {var: value for var, value in assignments.items() if var.graph is chosen.graph}
             chosen.load_all(own)
 
-    def initialize_or_restore(self, session: Any = None) -> None:
+    def initialize_or_restore(self, session: object = None) -> None:
         """In graph mode give a session the values, and initialize what the file does not have.
 
         Args:

@@ -39,7 +39,7 @@ class Values:
     """
 
     def __init__(
-        self, source: str, graph: ObjectGraph, values: Mapping[int, Tensor], building: Any
+        self, source: str, graph: ObjectGraph, values: Mapping[int, Tensor], building: object
     ) -> None:
         self.number = next(_numbers)
         self.source, self.graph = source, building
@@ -59,7 +59,7 @@ class Values:
         """The names of the values that have found no object."""
         return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
 
-    def settle(self, objects: Mapping[int, Any], awaited: Iterable[int]) -> None:
+    def settle(self, objects: Mapping[int, object], awaited: Iterable[int]) -> None:
         """Note that positions have found objects, and keep what others may ask for later.
 
         Args:

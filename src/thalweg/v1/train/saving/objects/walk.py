@@ -39,7 +39,7 @@ class Walk:
         self._awaited: set[int] = set()  # positions that wait
         self._before: dict[int, tuple[Trackable, dict[str, Any]]] = {}  # what waited there
 
-    def run(self, node: int, owner: Any) -> None:
+    def run(self, node: int, owner: object) -> None:
         """See `Restoration.bind`."""
         self.pending.append((node, owner))
         try:
@@ -57,7 +57,7 @@ class Walk:
             raise
         self._values.settle(self._objects, self._awaited)
 
-    def _visit_object(self, node: int, owner: Any) -> None:
+    def _visit_object(self, node: int, owner: object) -> None:
         held = held_by(owner, self._values.graph)
         if (node, id(held)) in self._seen:
             return

@@ -57,7 +57,7 @@ def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any
         yield {"_scope": opened, "_reuse": reuse, "name": default}
 
 
-def _collect_outputs(outputs: Any, layer: Any, variables: Any, collections: Any) -> Any:
+def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: object) -> Any:
     """The outputs, once they and the variables are in collections."""
     for each in [] if layer is None else layer.variables:
         graph.add_to_collection(GraphKeys.MODEL_VARIABLES, each)
@@ -70,22 +70,22 @@ def _collect_outputs(outputs: Any, layer: Any, variables: Any, collections: Any)
 
 
 def _layer_application(
-    activation_fn: Callable[[Any], Any] | None = nn.relu,
-    normalizer_fn: Callable[..., Any] | None = None,
-    normalizer_params: dict[str, Any] | None = None,
-    weights_initializer: Any = None,
-    weights_regularizer: Any = None,
-    biases_initializer: Any = zeros_initializer,
-    biases_regularizer: Any = None,
-    reuse: Any = None,
-    variables_collections: Any = None,
-    outputs_collections: Any = None,
+    activation_fn: Callable[[Any], object] | None = nn.relu,
+    normalizer_fn: Callable[..., object] | None = None,
+    normalizer_params: dict[str, object] | None = None,
+    weights_initializer: object = None,
+    weights_regularizer: object = None,
+    biases_initializer: object = zeros_initializer,
+    biases_regularizer: object = None,
+    reuse: object = None,
+    variables_collections: object = None,
+    outputs_collections: object = None,
     trainable: bool = True,
-    scope: Any = None,
+    scope: object = None,
 ) -> Callable[..., Any]:
     """What makes a layer of the arguments that all layers with weights have, and calls it."""
 
-    def apply(layer: type[Any], inputs: Any, size: Sequence[Any], default: str) -> Any:
+    def apply(layer: type[Any], inputs: object, size: Sequence[object], default: str) -> Any:
         with _layer_scope(scope, default, reuse) as own:
             made = layer(
                 *size,
@@ -120,7 +120,7 @@ def _with_weights(
         signature = inspect.Signature(both, return_annotation=Any)
 
         @functools.wraps(size_of)
-        def apply(*args: Any, **kwargs: Any) -> Any:
+        def apply(*args: object, **kwargs: object) -> Any:
             given = bound(signature, size_of.__name__, args, kwargs)
             own = {name: given.pop(name) for name in first.parameters if name in given}
             return _layer_application(**given)(layer, own["inputs"], size_of(**own), default)
@@ -132,7 +132,7 @@ def _with_weights(
 
 
 @_with_weights(_Dense, "fully_connected")
-def fully_connected(inputs: Any, num_outputs: int) -> Sequence[Any]:
+def fully_connected(inputs: object, num_outputs: int) -> Sequence[Any]:
     """As `tf.layers.dense`, with `relu` and `xavier_initializer` by default.
 
     `normalizer_fn`, called with `normalizer_params`, stands in for the biases.
@@ -142,13 +142,13 @@ def fully_connected(inputs: Any, num_outputs: int) -> Sequence[Any]:
 
 @_with_weights(_Conv2D, "Conv")
 def conv2d(
-    inputs: Any,
+    inputs: object,
     num_outputs: int,
-    kernel_size: Any,
-    stride: Any = 1,
+    kernel_size: object,
+    stride: object = 1,
     padding: str = "SAME",
     data_format: str | None = None,
-    rate: Any = 1,
+    rate: object = 1,
 ) -> Sequence[Any]:
     """As `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
     return num_outputs, kernel_size, stride, padding, _format_of(data_format), rate
@@ -156,10 +156,10 @@ def conv2d(
 
 @_with_weights(_Conv2DTranspose, "Conv2d_transpose")
 def conv2d_transpose(
-    inputs: Any,
+    inputs: object,
     num_outputs: int,
-    kernel_size: Any,
-    stride: Any = 1,
+    kernel_size: object,
+    stride: object = 1,
     padding: str = "SAME",
     data_format: str | None = "NHWC",
 ) -> Sequence[Any]:
@@ -173,24 +173,24 @@ def batch_norm(
     center: bool = True,
     scale: bool = False,
     epsilon: float = 0.001,
-    activation_fn: Callable[[Any], Any] | None = None,
-    param_initializers: dict[str, Any] | None = None,
-    param_regularizers: dict[str, Any] | None = None,
-    updates_collections: Any = GraphKeys.UPDATE_OPS,
-    is_training: Any = True,
-    reuse: Any = None,
-    variables_collections: Any = None,
-    outputs_collections: Any = None,
+    activation_fn: Callable[[Any], object] | None = None,
+    param_initializers: dict[str, object] | None = None,
+    param_regularizers: dict[str, object] | None = None,
+    updates_collections: object = GraphKeys.UPDATE_OPS,
+    is_training: object = True,
+    reuse: object = None,
+    variables_collections: object = None,
+    outputs_collections: object = None,
     trainable: bool = True,
-    batch_weights: Any = None,
+    batch_weights: object = None,
     fused: bool | None = None,
     data_format: str = "NHWC",
     zero_debias_moving_mean: bool = False,
-    scope: Any = None,
+    scope: object = None,
     renorm: bool = False,
-    renorm_clipping: Any = None,
+    renorm_clipping: object = None,
     renorm_decay: float = 0.99,
-    adjustment: Any = None,
+    adjustment: object = None,
 ) -> Any:
     """As `tf.layers.batch_normalization`, without `gamma` by default.
 
@@ -250,17 +250,17 @@ class _LayerNorm(layers.Layer):
 
 
 def layer_norm(
-    inputs: Any,
+    inputs: object,
     center: bool = True,
     scale: bool = True,
-    activation_fn: Callable[[Any], Any] | None = None,
-    reuse: Any = None,
-    variables_collections: Any = None,
-    outputs_collections: Any = None,
+    activation_fn: Callable[[Any], object] | None = None,
+    reuse: object = None,
+    variables_collections: object = None,
+    outputs_collections: object = None,
     trainable: bool = True,
     begin_norm_axis: int = 1,
     begin_params_axis: int = -1,
-    scope: Any = None,
+    scope: object = None,
 ) -> Any:
     """Each example normalized by its own moments, along the axes from `begin_norm_axis` on.
 
@@ -275,18 +275,18 @@ def layer_norm(
         return _collect_outputs(outputs, layer, variables_collections, outputs_collections)
 
 
-def flatten(inputs: Any, outputs_collections: Any = None, scope: str | None = None) -> Any:
+def flatten(inputs: object, outputs_collections: object = None, scope: str | None = None) -> Any:
     """All dimensions but the first as one."""
     outputs = layers.flatten(inputs, name=scope or "Flatten")
     return _collect_outputs(outputs, None, None, outputs_collections)
 
 
 def dropout(
-    inputs: Any,
+    inputs: object,
     keep_prob: Any = 0.5,
     noise_shape: Any = None,
     is_training: Any = True,
-    outputs_collections: Any = None,
+    outputs_collections: object = None,
     scope: str | None = None,
     seed: int | None = None,
 ) -> Any:
@@ -296,12 +296,12 @@ def dropout(
 
 
 def max_pool2d(
-    inputs: Any,
-    kernel_size: Any,
-    stride: Any = 2,
+    inputs: object,
+    kernel_size: object,
+    stride: object = 2,
     padding: str = "VALID",
     data_format: str = "NHWC",
-    outputs_collections: Any = None,
+    outputs_collections: object = None,
     scope: str | None = None,
 ) -> Any:
     """As `tf.layers.max_pooling2d`."""
@@ -310,12 +310,12 @@ def max_pool2d(
 
 
 def avg_pool2d(
-    inputs: Any,
-    kernel_size: Any,
-    stride: Any = 2,
+    inputs: object,
+    kernel_size: object,
+    stride: object = 2,
     padding: str = "VALID",
     data_format: str = "NHWC",
-    outputs_collections: Any = None,
+    outputs_collections: object = None,
     scope: str | None = None,
 ) -> Any:
     """As `tf.layers.average_pooling2d`."""
@@ -325,11 +325,11 @@ def avg_pool2d(
     return _collect_outputs(outputs, None, None, outputs_collections)
 
 
-def relu(inputs: Any, num_outputs: int, **given: Any) -> Any:
+def relu(inputs: object, num_outputs: int, **given: object) -> Any:
     """`fully_connected` with `tf.nn.relu`."""
     return fully_connected(inputs, num_outputs, nn.relu, **given)
 
 
-def linear(inputs: Any, num_outputs: int, **given: Any) -> Any:
+def linear(inputs: object, num_outputs: int, **given: object) -> Any:
     """`fully_connected` without an activation."""
     return fully_connected(inputs, num_outputs, None, **given)

@@ -18,7 +18,7 @@ def variance_scaling_initializer(
     mode: str = "FAN_IN",
     uniform: bool = False,
     seed: int | None = None,
-    dtype: Any = torch.float32,
+    dtype: object = torch.float32,
 ) -> Callable[..., Any]:
     """An initializer of random numbers of which the variance is `factor` divided by the size of a
     kernel.
@@ -36,7 +36,9 @@ def variance_scaling_initializer(
     if mode.upper() not in ("FAN_IN", "FAN_OUT", "FAN_AVG"):
         raise InvalidArgumentError(f"mode must be FAN_IN, FAN_OUT or FAN_AVG, not {mode!r}.")
 
-    def initialize(shape: Sequence[int], dtype: Any = dtype, partition_info: Any = None) -> Any:
+    def initialize(
+        shape: Sequence[int], dtype: object = dtype, partition_info: object = None
+    ) -> Any:
         inputs, outputs = fans(tuple(shape))
         sizes = {"FAN_IN": inputs, "FAN_OUT": outputs, "FAN_AVG": (inputs + outputs) / 2}
         variance = factor / max(sizes[mode.upper()], 1.0)
@@ -50,7 +52,7 @@ def variance_scaling_initializer(
 
 
 def xavier_initializer(
-    uniform: bool = True, seed: int | None = None, dtype: Any = torch.float32
+    uniform: bool = True, seed: int | None = None, dtype: object = torch.float32
 ) -> Callable[..., Any]:
     """An initializer by the mean of inputs and outputs (Glorot & Bengio 2010)."""
     return variance_scaling_initializer(1.0, "FAN_AVG", uniform, seed, dtype)

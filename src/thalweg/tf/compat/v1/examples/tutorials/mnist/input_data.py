@@ -82,7 +82,7 @@ def read_data_sets(
     train_dir: str,
     fake_data: bool = False,
     one_hot: bool = False,
-    dtype: Any = "float32",
+    dtype: object = "float32",
     reshape: bool = True,
     validation_size: int = 5000,
     seed: int | None = None,

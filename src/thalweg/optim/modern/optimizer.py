@@ -1,0 +1,55 @@
+"""What the classes of rules that torch lacks have in common."""
+
+from __future__ import annotations
+
+import inspect
+from typing import ClassVar
+
+from thalweg.core.groups import Group
+from thalweg.formula import Rule
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.modern.arguments import Arguments
+from thalweg.rules import modern as rules
+
+
+class DeclaredArguments(Arguments):
+    """Arguments of a constructor, as the signature of `_arguments` has them."""
+
+    _title: ClassVar[str]  # the class of this package that declares them
+
+    def _arguments(self, params: object) -> None:
+        """Have what constructors take, and nothing to do."""
+
+    def __init__(self, *args: object, **keywords: object) -> None:
+        declared = self._arguments
+        try:
+            declared(*args, **keywords)
+        except TypeError as error:  # in which Python calls what the user wrote by another name
+            title = f"{self._title}.__init__"
+            raise TypeError(str(error).replace(declared.__qualname__, title, 1)) from None
+        given = inspect.signature(declared).bind(*args, **keywords)
+        given.apply_defaults()
+        super().__init__(**given.arguments)
+
+
+class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
+    """A class of torch's kind for one rule, which says its rule and `_arguments`."""
+
+    _torch = DeclaredArguments
+    _rule: ClassVar[str]  # its name in `thalweg.rules.modern`
+
+    def __init_subclass__(cls) -> None:
+        if "_rule" in vars(cls):
+            cls._title = cls.__name__
+            cls._sparse = f"{cls.__name__} does not support sparse gradients"
+        super().__init_subclass__()
+
+    @classmethod
+    def _signature(cls) -> inspect.Signature:
+        own = inspect.signature(cls._arguments)
+        _, *parameters = own.parameters.values()  # without `self`
+        return own.replace(parameters=parameters)
+
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
+        return getattr(rules, cls._rule)
