@@ -54,14 +54,14 @@ class RepeatedPairs:
         self.planned, self.snapshot, self._counters = planned, found, counters
         self._kinds = [KINDS[each.dtype] for each in numbers]
         places = [0] * len(planned.request.variables)
-        self._launches = Launches(planned, places)
+        self._launches = Launches([planned], places)
         rule = planned.request.rule
         self._scalars = [(each, RuleScalars(rule, each)) for each in self._launches.all]
         self._gradients: SteadyGradients | None = None
         if how.stages:
             with importing:
                 from thalweg.core.steady_gradients import SteadyGradients
-            self._gradients = SteadyGradients(planned, self._launches, how)
+            self._gradients = SteadyGradients([planned], self._launches, how)
 
     @staticmethod
     def of(

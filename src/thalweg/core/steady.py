@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from struct import Struct
 from typing import Any, cast
@@ -41,19 +42,24 @@ class Launch:
 
     Args:
         own: The variables that it updates.
+        first: The position in the step of the first variable of its plan.
         places: For each variable of the step which scalars it has.
+
+    Attributes:
+        members: Positions in the step of the variables that it updates.
     """
 
-    def __init__(self, own: engine.Group, places: Sequence[int]) -> None:
+    def __init__(self, own: engine.Group, first: int, places: Sequence[int]) -> None:
         self.group = own
+        self.members = [first + member for member in own.members]
         self._table = table = own.table  # whose chunks and bounds the block below names
         self.kernel, self.names = own.kernel, own.kernel.scalars
         self.dtype = own.dtype
         self.unset: dict[str, Any] = dict.fromkeys(self.names, 0)
         # A tuple, of one name, too.
         self._chosen: Any = itemgetter(*self.names, *self.names[:1])
-        self.places = list(dict.fromkeys(places[member] for member in own.members))
-        rows = [self.places.index(places[member]) for member in own.members]
+        self.places = list(dict.fromkeys(places[member] for member in self.members))
+        rows = [self.places.index(places[member]) for member in self.members]
         self.base = table.base.copy()
         layout = Struct(f"={len(self.names)}{'f' if own.dtype is np.float32 else 'd'}")
         self._pack, self._size = layout.pack_into, layout.size
@@ -111,13 +117,22 @@ class Launches:
     """The kernels of a step.
 
     Args:
-        planned: The step.
+        plans: Of each rule, whose variables are those of the step, one after the other.
         places: For each variable which scalars it has.
+
+    Attributes:
+        of: Those of each plan.
+        cells: Where the address of each variable's gradient goes.
     """
 
-    def __init__(self, planned: Planned, places: Sequence[int]) -> None:
-        ready = plan_of(planned)
-        self.all = [Launch(cast("engine.Group", each), places) for each in ready.groups]
+    def __init__(self, plans: Sequence[Planned], places: Sequence[int]) -> None:
+        self.of: list[list[Launch]] = []
+        first = 0
+        for planned in plans:
+            groups = cast("list[engine.Group]", plan_of(planned).groups)
+            self.of.append([Launch(each, first, places) for each in groups])
+            first += len(planned.request.variables)
+        self.all = list(chain.from_iterable(self.of))
         self._large = [k for k, each in enumerate(self.all) if not is_serial(each.elements)]
         self._spare = np.zeros(1, np.int64)  # for gradients without elements
         self.cells = [self._spare.ctypes.data] * len(places)
@@ -127,8 +142,7 @@ class Launches:
         for launch in self.all:
             launch.take_programs(left)
             left = left[len(launch.places) :]
-        for own, launch in zip(ready.groups, self.all, strict=True):
-            for member, cell in zip(own.members, launch.cells(), strict=True):
+            for member, cell in zip(launch.members, launch.cells(), strict=True):
                 self.cells[member] = cell
 
     def records(self) -> list[tuple[int, int, int, int]]:

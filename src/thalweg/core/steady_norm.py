@@ -29,7 +29,7 @@ class SteadyNorm:
         self._words = words = np.zeros(look_norm.BLOCK, np.int64)
         self._numbers = words.view(np.float64)
         self._squares = np.zeros(count, np.float64)
-        members = [np.array(each.group.members, np.int64) for each in launches]
+        members = [np.array(each.members, np.int64) for each in launches]
         beside = zip(sweeps, members, strict=True)
         own = [(*each.record(), places.ctypes.data) for each, places in beside]
         rows = [each.column("clip_scale") for each in launches]

@@ -28,7 +28,7 @@ from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, has_plain_dispatch, in_common, is_host
-from thalweg.optim.fused_optimizer import FusedOptimizer
+from thalweg.optim.fused_optimizer import FusedOptimizer, Repeated
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.kinds import KINDS
@@ -147,7 +147,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 factor = norm.clip_factor(all_of_it, how, seen)
         gathered = Gathered() if len(shares) > 1 else None
         errors: list[BaseException] = []
-        is_repeated = False
+        are_repeated = True
         try:
             for rule, (pairs, copies) in given.items():
                 own, kept = hooks[rule], parts[rule].kept
@@ -157,8 +157,8 @@ class FusedTorchOptimizer(FusedOptimizer):
                 outcome = None
                 if self._may_repeat(parts[rule], [grad for grad, _ in pairs]):
                     outcome = repeat(own, kept, pairs, how, copies)
-                is_repeated = outcome is not None
                 if outcome is None:
+                    are_repeated = False
                     # A step that is not the one before is looked at as a first one is.
                     if own.repeats and not self._fits(shares[rule]):
                         return self._step_of_torch()
@@ -173,10 +173,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         for own in hooks.values():
             own.settle()
         raise_first(errors)
-        if only is None and len(shares) == 1:
-            self._keep_steady(parts[rule], shares[rule].places)
-            if is_repeated:
-                self._own.note_repeated(parts[rule], hooks[rule], shares[rule].places)
+        if only is None:
+            if len(shares) == 1:
+                self._keep_steady(parts[rule], shares[rule].places)
+            if are_repeated:
+                each = zip(hooks.items(), shares.values(), strict=True)
+                self._own.note_repeated(
+                    *(Repeated(parts[rule], own, share.places) for (rule, own), share in each)
+                )
         return None
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
