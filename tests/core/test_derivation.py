@@ -47,7 +47,7 @@ class Rows:
     """Two rows of a launch's scalars."""
 
     def __init__(self, names: list[str], dtype: Any) -> None:
-        self.names, self.dtype, self.calls = names, dtype, 0
+        self.names, self.dtype, self.measures = names, dtype, None
         self.rows = np.full((2, len(names)), 7, dtype)
         self.record = np.zeros(program.PROGRAM // 8, np.int64)
 

@@ -53,7 +53,7 @@ class RuleScalars:
         self._rule, self._launch, self._at = rule, launch, at
         self._values: Mapping[str, Any] | None = None
         self._program: Program | None = None
-        self._may_have_program = True
+        self._may_have_program = launch.measures is None  # which are not made by programs
 
     def made(self, values: Mapping[str, Any], step: int | None) -> Mapping[str, Any] | None:
         """The scalars of a step; None if its call makes them.

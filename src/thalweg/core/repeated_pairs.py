@@ -13,6 +13,7 @@ from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import (
+    ERRORS,
     KINDS,
     Launches,
     Snapshot,
@@ -94,7 +95,10 @@ class RepeatedPairs:
             or not stands(planned, [grad for grad, _ in given])
         ):
             return None
-        made = RepeatedPairs(planned, found, counters, numbers, how)
+        try:
+            made = RepeatedPairs(planned, found, counters, numbers, how)
+        except ERRORS:  # of what cannot be done in one call
+            return None
         return made if made._hold(given, numbers, attributes) else None
 
     def _hold(
@@ -119,6 +123,7 @@ class RepeatedPairs:
             measures,
             clipping,
             self._launches.programs,
+            *self._launches.rule_measures(),
         )
         return True
 
@@ -161,7 +166,7 @@ class RepeatedPairs:
                 made = scalars.made(values_of(launch.dtype), step)
                 if made is not None:
                     launch.set_scalars({0: made})
-            self._launches.set_threads(found.launches)
+            self._launches.set_threads(found)
             return found.take(given, begun)
         for is_beyond in (False, True):
             other = gradients.measure(how, found, begun, given, is_beyond)
@@ -184,7 +189,7 @@ class RepeatedPairs:
             made = scalars.made(values_of(launch.dtype), step)
             launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
         gradients.set_separate(separate)
-        self._launches.set_threads(self.snapshot.launches)
+        self._launches.set_threads(self.snapshot)
 
 
 def _are_pairs(given: Any, planned: Planned) -> bool:

@@ -32,7 +32,7 @@ class SteadyNorm:
         members = [np.array(each.members, np.int64) for each in launches]
         beside = zip(sweeps, members, strict=True)
         own = [(*each.record(), places.ctypes.data) for each, places in beside]
-        rows = [each.column("clip_scale") for each in launches]
+        rows = [row for each in launches for row in each.columns("clip_scale")]
         records = [np.array(each, np.int64) for each in (own, rows)]
         self._held = members, sweeps, records
         words[look_norm.TAKEN], words[look_norm.COUNT] = -1, count

@@ -168,9 +168,7 @@ class Program:
     ) -> None:
         self._is_narrow = dtype is np.float32
         power = POWF if self._is_narrow else libm.power
-        if power is None:
-            raise TypeError("Powers of float32 are not C's.")
-        self._power = libm.address_of(power)
+        self._power = 0 if power is None else libm.address_of(power)
         tape = _Tape(dtype, {**apart, **dict.fromkeys(names, dtype)})
         made = make(tape.given, tape.kinds[dtype])
         self.names = names
@@ -181,6 +179,8 @@ class Program:
         }
         if len(self._made) < len(made):
             raise TypeError("Something is made that is no number.")
+        if power is None and any(own[0] == program.RAISE for own in tape.operations):
+            raise TypeError("Powers of float32 are not C's.")
         self._operations = np.array(tape.operations, np.int64).reshape(-1, program.OPERATION)
         self._registers = array("d", tape.registers)
         self._begin = 8 * len(apart)

@@ -104,9 +104,11 @@ class SteadyStep:
             [number for each in shares for number in each.numbers()],
             [tensor for each in shares for tensor in each.written()],
             joined([plan_of(each).bounds for each in plans]),
-            measures=measures,
-            clipping=clipping,
-            programs=launches.programs,
+            (),
+            measures,
+            clipping,
+            launches.programs,
+            *launches.rule_measures(),
         )
         self.snapshot = found
         return True
@@ -235,7 +237,7 @@ class SteadyStep:
             return None
         for k, value in enumerate(chain.from_iterable(following)):
             snapshot.set_number(k, value)
-        self.launches.set_threads(snapshot.launches)
+        self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
         if other == look.BEYOND:

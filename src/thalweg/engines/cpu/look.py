@@ -59,7 +59,9 @@ MEASURES = 46  # launches, like those above
 HAS_MEASURED = 48  # whether gradients are to lie where they were measured
 CLIPPING = 49  # the block of `look_norm`
 PROGRAMS = 50  # what makes scalars of kernels: see `program.py`
-BLOCK = 52
+RULE_MEASURES = 52  # launches that measure what a rule asks for,
+RULE_MEASURED = 54  # and what is made of it: see `look_measures.py`
+BLOCK = 56
 
 AHEAD = 8  # tensors
 
@@ -359,6 +361,9 @@ def write(block):
     """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
     for k in range(block[PROGRAMS]):
         run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k))
+    launch_all(block, RULE_MEASURES)
+    for k in range(block[RULE_MEASURED]):
+        set_own_scalars(int64_pointer(block[RULE_MEASURED + 1] + MEASURED * k))
     launch_all(block, LAUNCHES)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
