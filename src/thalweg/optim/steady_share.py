@@ -72,9 +72,7 @@ class SteadyShare:
             and all(getattr(param, "constraint", None) is None for param in params)
         )
 
-    def stands(
-        self, state: Any, groups: Sequence[Any], gradients: Sequence[Tensor | None]
-    ) -> bool:
+    def stands(self, state: Any, groups: Sequence[Any], gradients: Sequence[Tensor | None]) -> bool:
         """Whether the careful look finds it to be the one before."""
         part = self.part
         return (
