@@ -12,6 +12,7 @@ import numpy as np
 from thalweg.core.symbols import Program
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import program
+from thalweg.engines.cpu.snapshot import measures_routine
 from thalweg.engines.cpu.team import parallel_address
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class SteadyMeasures:
             own.place(record, launch.names, 0, 1)
         leaves, variables, counts = self.sweep.record()
         self.record = [
+            measures_routine(),
             leaves,
             len(formulas),
             variables,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -208,8 +207,9 @@ class SteadyStep:
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             then = optimizer._clearing_sums()
         given = self.snapshot.taken, pairs, then
-        if not all(each.read() for each in self.shares):
-            return False
+        for share in self.shares:
+            if not share.read():
+                return False
         following = self._take_by(optimizer, given)
         if following is None:
             return False
@@ -235,8 +235,11 @@ class SteadyStep:
             return None
         if following is None:
             return None
-        for k, value in enumerate(chain.from_iterable(following)):
-            snapshot.set_number(k, value)
+        k = 0
+        for values in following:
+            for value in values:
+                snapshot.set_number(k, value)
+                k += 1
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
@@ -254,8 +257,6 @@ class SteadyStep:
         for place, known in self._beside:
             if not hold(known, groups[place]):
                 return None
-        if not all(each.holds(groups) for each in self.shares):
-            return None
         of_gradients: Scalars | None = None
         if self._gradients is not None or "found_inf" in own or "grad_scale" in own:
             how = self._transforms(optimizer)
@@ -272,8 +273,7 @@ class SteadyStep:
                 of_gradients, _ = self._gradients.scalars(seen)
         found: list[list[Any]] = []
         for share in self.shares:
-            share.set_scalars(of_gradients)
-            following = share.following()
+            following = share.prepare(groups, of_gradients)
             if following is None:
                 return None
             found.append(following)

@@ -112,7 +112,8 @@ class SteadyShare:
         """
         kind: Any = TorchScalars if self._is_torchs else TensorFlowScalars
         self._launches = launches
-        self._scalars = [kind(self.hooks, place) for place in dict.fromkeys(self.places)]
+        self._places = list(dict.fromkeys(self.places))
+        self._scalars = [kind(self.hooks, place) for place in self._places]
         if self._is_torchs:
             return
         launched = {place for each in launches for place in each.places}
@@ -132,16 +133,20 @@ class SteadyShare:
                 return False
         return self.part.columns is self.columns  # else a careful step was planned anew
 
-    def holds(self, groups: Sequence[Any]) -> bool:
-        """Whether groups have the options that they had, or other rates, which are read."""
-        return all(each.hold(groups[each.place]) for each in self._scalars)
-
-    def set_scalars(self, of_gradients: Scalars | None) -> None:
+    def prepare(self, groups: Sequence[Any], of_gradients: Scalars | None) -> list[Any] | None:
         """Give the kernels the scalars of the step.
 
         Args:
+            groups: Those of the optimizer.
             of_gradients: Optional. Those of what happens to gradients.
+
+        Returns:
+            What the numbers of parameters become; None if groups differ in one, or have other
+            options than rates, which are read.
         """
+        for each in self._scalars:
+            if not each.hold(groups[each.place]):
+                return None
         for each in self._unlaunched:  # they are read, and may be refused
             each.numbers(self.columns, np.float32)
         own = self._scalars if self._is_torchs else ()  # else each dtype has its own
@@ -153,6 +158,7 @@ class SteadyShare:
                 found = {place: {**own, **beside} for place, own in found.items()}
             if found:
                 launch.set_scalars(found)
+        return self._following()
 
     def _scalars_of(self, k: int, launch: Launch, have_more: bool) -> Mapping[int, Any]:
         """The scalars of each place, which the hooks have, too, for the numbers that follow."""
@@ -169,9 +175,9 @@ class SteadyShare:
         made.update({(dtype, place): found for place, found in own.items()})
         return own
 
-    def following(self) -> list[Any] | None:
+    def _following(self) -> list[Any] | None:
         """What the numbers of parameters become; None if groups differ in one."""
-        first, *places = [each.place for each in self._scalars]
+        first, *places = self._places
         found: list[Any] = []
         for column in self.columns:
             value = self.hooks._next(column, first)

@@ -60,12 +60,13 @@ HAS_MEASURED = 48  # whether gradients are to lie where they were measured
 CLIPPING = 49  # the block of `look_norm`
 PROGRAMS = 50  # what makes scalars of kernels: see `program.py`
 RULE_MEASURES = 52  # launches that measure what a rule asks for,
-RULE_MEASURED = 54  # and what is made of it: see `look_measures.py`
+RULE_MEASURED = 54  # and the blocks of `look_measures`
 BLOCK = 56
 
 AHEAD = 8  # tensors
 
 # Bytes of a record.
+MEASURED = 72  # begins with what is called
 LIST = 24  # the list, how many items, where they are listed
 DICT = 24  # the dictionary, how many entries, where keys and values are listed in turn
 TENSOR = 192
@@ -363,7 +364,8 @@ def write(block):
         run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k))
     launch_all(block, RULE_MEASURES)
     for k in range(block[RULE_MEASURED]):
-        set_own_scalars(int64_pointer(block[RULE_MEASURED + 1] + MEASURED * k))
+        measured = block[RULE_MEASURED + 1] + MEASURED * k
+        call(word(measured), measured)
     launch_all(block, LAUNCHES)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)

@@ -38,6 +38,11 @@ _MAIN_OF_NORM = """
 def LOOK_NAME(argument):
     clip(int64_pointer(address_of(argument)))
 """
+_MAIN_OF_MEASURES = """
+
+def LOOK_NAME(argument):
+    set_own_scalars(int64_pointer(address_of(argument)))
+"""
 _FUNCTIONS = {
     look.PY_LIST_SIZE: "PyList_Size",
     look.PY_LIST_GET_ITEM: "PyList_GetItem",
@@ -58,14 +63,20 @@ def _address_of(main: str, *files: str) -> int:
 @cache
 def routine() -> Callable[[Any], None]:
     """The compiled look."""
-    files = [each.__file__ for each in (look, look_measures, adding, program)]
-    return _ENTRY(_address_of(_MAIN, *files))
+    return _ENTRY(_address_of(_MAIN, look.__file__, program.__file__))
 
 
 @cache
 def norm_routine() -> int:
     """The address of the compiled `look_norm`."""
     return _address_of(_MAIN_OF_NORM, look_norm.__file__, adding.__file__)
+
+
+@cache
+def measures_routine() -> int:
+    """The address of the compiled `look_measures`."""
+    files = look_measures.__file__, program.__file__, adding.__file__
+    return _address_of(_MAIN_OF_MEASURES, *files)
 
 
 @cache
