@@ -1,8 +1,7 @@
 """Sums of leaves in native code; compiled with those who call it."""
 
 # Code for `compiler`.
-# pyright: basic, reportUndefinedVariable=false
-# ruff: noqa: F821
+# pyright: basic
 from __future__ import annotations
 
 
