@@ -55,7 +55,7 @@ class Launch:
         measures: What the rule measures of them, and makes of it.
     """
 
-    def __init__(self, own: engine.Group, first: int, places: Sequence[int]) -> None:
+    def __init__(self, own: engine.Group, first: int, places: Sequence[Any]) -> None:
         self.group = own
         self.members = [first + member for member in own.members]
         self._table = table = own.table  # whose chunks and bounds the block below names
@@ -132,7 +132,7 @@ class Launch:
         count = threads_for(self._slices, self.elements)
         return parallel_address() if count > 1 else 0, count
 
-    def set_scalars(self, made: Mapping[int, Mapping[str, Any]]) -> None:
+    def set_scalars(self, made: Mapping[Any, Mapping[str, Any]]) -> None:
         """Set the scalars of each place."""
         at = 0
         if self.measures is not None:
@@ -160,7 +160,7 @@ class Launches:
         cells: Where the address of each variable's gradient goes.
     """
 
-    def __init__(self, plans: Sequence[Planned], places: Sequence[int]) -> None:
+    def __init__(self, plans: Sequence[Planned], places: Sequence[Any]) -> None:
         self.of: list[list[Launch]] = []
         first = 0
         for planned in plans:

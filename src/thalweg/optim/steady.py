@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,10 @@ class SteadyStep:
             return False
         self._ids = set(map(id, self._owners))
         plans = [each.planned for each in shares]
-        self.launches = launches = Launches(plans, places)
+        for each in shares:
+            each.find_alike()
+        keys = [key for each in shares for key in each.keys]
+        self.launches = launches = Launches(plans, keys)
         for share, own in zip(shares, launches.of, strict=True):
             share.set_launches(own, optimizer._products if not optimizer._is_torchs else ())
         if how.stages:
@@ -220,7 +224,7 @@ class SteadyStep:
 
     def _take_by(
         self, optimizer: Any, given: tuple[int, Any, Any], is_beyond: bool = False
-    ) -> list[list[Any]] | None:
+    ) -> list[list[list[Any]]] | None:
         """Take the step; the numbers that followed, or None if it was not taken.
 
         Args:
@@ -235,11 +239,8 @@ class SteadyStep:
             return None
         if following is None:
             return None
-        k = 0
-        for values in following:
-            for value in values:
-                snapshot.set_number(k, value)
-                k += 1
+        for k, value in enumerate(chain.from_iterable(chain.from_iterable(following))):
+            snapshot.set_number(k, value)
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
@@ -251,7 +252,7 @@ class SteadyStep:
 
     def _prepare(
         self, optimizer: Any, begun: int, pairs: list[Any] | None, is_beyond: bool
-    ) -> list[list[Any]] | None:
+    ) -> list[list[list[Any]]] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
         groups, own = self.groups, vars(optimizer)
         for place, known in self._beside:
@@ -271,7 +272,7 @@ class SteadyStep:
                     before = [each for each in self._reports if each[0] == begun]
                     self._reports = [*before, (begun + 1, seen)]
                 of_gradients, _ = self._gradients.scalars(seen)
-        found: list[list[Any]] = []
+        found: list[list[list[Any]]] = []
         for share in self.shares:
             following = share.prepare(groups, of_gradients)
             if following is None:

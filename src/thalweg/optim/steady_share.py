@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class SteadyShare:
     Attributes:
         owners: The parameters that have its gradients.
         places: For each of these the index of its group.
+        keys: For each of these what those have in common that are alike: group and numbers.
     """
 
     def __init__(self, repeated: Repeated) -> None:
@@ -50,11 +51,19 @@ class SteadyShare:
         self.columns: Any = self.part.columns
         self.owners = [] if self.planned is None else _owners_of(self.planned)
         self._is_torchs = type(self.hooks) is TorchHooks  # else the numbers are TensorFlow's
+        self.keys: Sequence[Hashable] = self.places
+        self._are_one: list[bool] = []  # for each column whether all have one number, in a row
         self._launches: Sequence[Launch] = ()
-        self._scalars: list[Any] = []  # of each group
+        self._scalars: dict[Hashable, Any] = {}  # by key
         # Those that the call makes, of each launch and place, if the hooks need none of them.
-        self._in_call: list[list[tuple[TensorFlowScalars, RuleScalars]]] = []
+        self._in_call: list[list[tuple[Hashable, RuleScalars]]] = []
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
+
+    def _is_usual(self, column: Any) -> bool:
+        """Whether numbers lie in a block, those of TensorFlow the same for all parameters."""
+        if type(column) is not Column or column.dtype not in KINDS:
+            return False
+        return self._is_torchs or (column._places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
         """Whether it is the update of a rule, and no more.
@@ -68,7 +77,7 @@ class SteadyShare:
             is_repeatable(self.planned, self.hooks, stages)
             and is_ours(type(self.hooks))
             and all(id(owner) in own for owner in self.owners)
-            and all(map(_is_common, self.columns))
+            and all(map(self._is_usual, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
         )
 
@@ -100,8 +109,28 @@ class SteadyShare:
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
         """Where the numbers of parameters are, how many, and of which kind."""
-        for column in self.columns:
-            yield column._block.data_ptr(), len(column._views), KINDS[column.dtype]
+        for column, is_one in zip(self.columns, self._are_one, strict=True):
+            kind = KINDS[column.dtype]
+            if is_one:
+                yield column._block.data_ptr(), len(column._views), kind
+            else:
+                yield from ((pointer, 1, kind) for pointer in column._pointers)
+
+    def find_alike(self) -> None:
+        """Find out which parameters are alike."""
+        differing = [column.values for column in self.columns if column.common is None]
+        if differing:
+            self.keys = list(zip(self.places, *differing, strict=True))
+        kind: Any = TorchScalars if self._is_torchs else TensorFlowScalars
+        for first, key in enumerate(self.keys):
+            if key not in self._scalars:
+                self._scalars[key] = kind(self.hooks, self.places[first], first)
+        are_alike = len(self._scalars) == 1
+        self._are_one = [
+            column._places is None
+            and (are_alike or not self._is_torchs or (column.name == STEP and not differing))
+            for column in self.columns
+        ]
 
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
         """Have it give scalars to its kernels.
@@ -110,30 +139,37 @@ class SteadyShare:
             launches: The kernels.
             products: Numbers that are counted without scalars.
         """
-        kind: Any = TorchScalars if self._is_torchs else TensorFlowScalars
         self._launches = launches
-        self._places = list(dict.fromkeys(self.places))
-        self._scalars = [kind(self.hooks, place) for place in self._places]
         if self._is_torchs:
             return
-        launched = {place for each in launches for place in each.places}
-        self._unlaunched = [each for each in self._scalars if each.place not in launched]
+        launched = {key for each in launches for key in each.places}
+        unlaunched = self._scalars.keys() - launched
+        self._unlaunched = [self._scalars[key] for key in unlaunched]
         if all(column.name in {STEP, *products} for column in self.columns):
-            own, rule = {each.place: each for each in self._scalars}, self.hooks.step_rule()
+            rule = self.hooks.step_rule()
             self._in_call = [
-                [(own[k], RuleScalars(rule, each, at)) for at, k in enumerate(each.places)]
+                [(key, RuleScalars(rule, each, at)) for at, key in enumerate(each.places)]
                 for each in launches
             ]
 
     def read(self) -> bool:
-        """Look at the numbers of parameters; whether these have each in common."""
+        """Look at the numbers of parameters; whether those that were alike still are."""
         for column in self.columns:
-            column.read()
-            if column.common is None:
-                return False
+            if not column.is_known:
+                column.read()
+                if column.common is None and not self._are_alike(column.values):
+                    return False
         return self.part.columns is self.columns  # else a careful step was planned anew
 
-    def prepare(self, groups: Sequence[Any], of_gradients: Scalars | None) -> list[Any] | None:
+    def _are_alike(self, values: Sequence[Any]) -> bool:
+        if not self._is_torchs:
+            return False
+        found = dict(zip(self.keys, values, strict=True))
+        return [found[key] for key in self.keys] == values
+
+    def prepare(
+        self, groups: Sequence[Any], of_gradients: Scalars | None
+    ) -> list[list[Any]] | None:
         """Give the kernels the scalars of the step.
 
         Args:
@@ -144,54 +180,54 @@ class SteadyShare:
             What the numbers of parameters become; None if groups differ in one, or have other
             options than rates, which are read.
         """
-        for each in self._scalars:
+        for each in self._scalars.values():
             if not each.hold(groups[each.place]):
                 return None
         for each in self._unlaunched:  # they are read, and may be refused
             each.numbers(self.columns, np.float32)
-        own = self._scalars if self._is_torchs else ()  # else each dtype has its own
-        self.hooks._made = {each.place: each.made(self.columns) for each in own}
+        if self._is_torchs:  # else each dtype has its own
+            self.hooks._made = {key: x.made(self.columns) for key, x in self._scalars.items()}
+        else:
+            self.hooks._made = {}
         for k, launch in enumerate(self._launches):
             found = self._scalars_of(k, launch, of_gradients is not None)
             if of_gradients is not None:
                 beside = of_gradients[launch.dtype]
-                found = {place: {**own, **beside} for place, own in found.items()}
+                found = {key: {**own, **beside} for key, own in found.items()}
             if found:
                 launch.set_scalars(found)
         return self._following()
 
-    def _scalars_of(self, k: int, launch: Launch, have_more: bool) -> Mapping[int, Any]:
-        """The scalars of each place, which the hooks have, too, for the numbers that follow."""
-        made, dtype = self.hooks._made, launch.dtype
+    def _scalars_of(self, k: int, launch: Launch, have_more: bool) -> Mapping[Any, Any]:
+        """The scalars of each key, which the hooks have, too, for the numbers that follow."""
+        made, dtype, columns = self.hooks._made, launch.dtype, self.columns
         if self._is_torchs:
             return made
         if self._in_call:
-            pairs = self._in_call[k]
-            found = {own.place: each.made(*own.numbers(self.columns, dtype)) for own, each in pairs}
+            given = [(key, self._scalars[key], each) for key, each in self._in_call[k]]
+            found = {key: each.made(*own.numbers(columns, dtype)) for key, own, each in given}
             if not have_more and not any(found.values()):
                 return {}  # the call makes all
-            return {place: each or launch.unset for place, each in found.items()}
-        own = {each.place: each.made(self.columns, dtype) for each in self._scalars}
-        made.update({(dtype, place): found for place, found in own.items()})
+            return {key: each or launch.unset for key, each in found.items()}
+        own = {key: each.made(columns, dtype) for key, each in self._scalars.items()}
+        made.update({(dtype, key): found for key, found in own.items()})
         return own
 
-    def _following(self) -> list[Any] | None:
-        """What the numbers of parameters become; None if groups differ in one."""
-        first, *places = self._places
-        found: list[Any] = []
-        for column in self.columns:
-            value = self.hooks._next(column, first)
-            if column.name != STEP:
-                for place in places:
-                    if self.hooks._next(column, place) != value:
-                        return None
-            found.append(value)
+    def _following(self) -> list[list[Any]] | None:
+        """What the numbers of parameters become; None if one is no longer one for all."""
+        found: list[list[Any]] = []
+        for column, is_one in zip(self.columns, self._are_one, strict=True):
+            own = {key: self.hooks._next(column, key) for key in self._scalars}
+            first, *others = own.values()
+            if is_one and others.count(first) < len(others):
+                return None
+            found.append([first] if is_one else [own[key] for key in self.keys])
         return found
 
-    def wrote(self, values: Sequence[Any]) -> None:
+    def wrote(self, values: Sequence[Sequence[Any]]) -> None:
         """Those were written."""
-        for column, value in zip(self.columns, values, strict=True):
-            column.wrote([value])
+        for column, own in zip(self.columns, values, strict=True):
+            column.wrote(own)
 
 
 def _owners_of(planned: Any) -> list[Tensor]:
@@ -200,9 +236,3 @@ def _owners_of(planned: Any) -> list[Tensor]:
     copies = request.copies or [None] * len(request.variables)
     pairs = zip(request.variables, copies, strict=True)
     return [var if copy is None else copy for var, copy in pairs]
-
-
-def _is_common(column: Any) -> bool:
-    """Whether a number is the same for all parameters, which lie in a block in their order."""
-    is_usual = type(column) is Column and column.dtype in KINDS
-    return is_usual and column._places is None and column.common is not None
