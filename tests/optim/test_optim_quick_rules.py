@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
 from thalweg import optim
+from thalweg.core import steady
 from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
 from thalweg.engines.cpu import snapshot
@@ -123,6 +124,17 @@ def test_the_rule_of_a_group_is_looked_at(kind: int, place: int, change: dict[st
                 opt._own.forget_quick()
             opt.step()
     assert all(map(torch.equal, own, others))
+
+
+def test_the_elements_of_all_rules_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = params(6)
+    for largest, wanted in ((36, 3), (35, 0)):
+        monkeypatch.setattr(steady, "_LARGE", largest)
+        opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
+        for step in range(5):
+            give(own, step)
+            opt.step()
+        assert taken(opt) == wanted
 
 
 @pytest.mark.parametrize("is_after", [False, True])

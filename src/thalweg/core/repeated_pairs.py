@@ -17,6 +17,7 @@ from thalweg.core.steady import (
     KINDS,
     Launches,
     Snapshot,
+    are_small,
     hold_tensors,
     look,
     plan_of,
@@ -88,6 +89,7 @@ class RepeatedPairs:
             found is None
             or how.decide is not None  # who would be asked about gradients
             or how.calls
+            or not are_small([planned])
             or not _are_pairs(given, planned)
             or any(copy is not None for copy in plan_of(planned).copies)
             or not all(map(_is_number, numbers))

@@ -221,7 +221,6 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
     ready, rule = planned.ready, planned.request.rule
     return (
         all(isinstance(each, engine.Group) and each.kernel.scalars for each in ready.groups)
-        and sum(each.table.elements for each in cast("list[engine.Group]", ready.groups)) <= _LARGE
         and ready.stages == stages
         and not (stages and gradient_squares in rule.measures.values())  # which follow from others
         and not (rule.scalar_slots and rule.per_variable is not None)
@@ -232,6 +231,12 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
         and hooks.taken is None
         and not hooks.calls
     )
+
+
+def are_small(plans: Sequence[Planned]) -> bool:
+    """Whether the plans of a step are so small that Python's lock may be held meanwhile."""
+    groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
+    return sum(each.table.elements for each in groups) <= _LARGE
 
 
 def plan_of(planned: Planned) -> DensePlan:

@@ -46,8 +46,9 @@ class SteadyMeasures:
         self._rows = np.zeros((count, len(self.names)), np.float64)
         letter = "f" if launch.dtype is np.float32 else "d"
         self._measured = Struct(f"={len(self.names)}{letter}")  # rounded as updates see them
-        self._programs = [_program_of(rule, launch.dtype) for _ in launch.places]
-        self._given = Struct(f"={len(self._programs[0].names)}{letter}")
+        first = _program_of(rule, launch.dtype)
+        self._programs = [first.again() for _ in launch.places]
+        self._given = Struct(f"={len(first.names)}{letter}")
         self._records: Int64 = np.zeros((count, program.PROGRAM // 8), np.int64)
         for own, record in zip(self._programs, self._records, strict=True):
             own.place(record, launch.names, 0, 1)

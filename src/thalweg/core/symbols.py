@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +186,12 @@ class Program:
         self._registers = array("d", tape.registers)
         self._begin = 8 * len(apart)
         self._layout = Struct(f"={len(names)}d")
+
+    def again(self) -> Program:
+        """The same for other numbers."""
+        made = copy(self)
+        made._registers = self._registers[:]
+        return made
 
     def place(self, record: Int64, names: Sequence[str], row: int, rows: int) -> None:
         """Have a record say what it does.

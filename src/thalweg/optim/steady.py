@@ -15,6 +15,7 @@ from thalweg.core.steady import (
     ERRORS,
     Launches,
     Snapshot,
+    are_small,
     hold_tensors,
     is_traced,
     look,
@@ -75,6 +76,9 @@ class SteadyStep:
             return False
         if not all(each.is_repeatable(how.stages) for each in shares):
             return False
+        plans = [each.planned for each in shares]
+        if not are_small(plans):
+            return False
         places = [place for each in shares for place in each.places]
         if not self._are_in_groups(self._owners, places):
             return False
@@ -86,7 +90,6 @@ class SteadyStep:
         if found is None or not self._hold(found, places, without):
             return False
         self._ids = set(map(id, self._owners))
-        plans = [each.planned for each in shares]
         for each in shares:
             each.find_alike()
         keys = [key for each in shares for key in each.keys]
