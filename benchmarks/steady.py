@@ -1,5 +1,8 @@
 """What a steady step of Adam costs here beside `torch.optim.Adam(fused=True)`.
 
+Steps of several rules (`Mixed`, SGD with and without momentum) stand beside torch's optimizers that
+it takes for them, and a rule that torch lacks (LAMB) beside AdamW.
+
     python benchmarks/steady.py [--face keras] [--repeats N]
 
 Processor time of one thread, interleaved, the lowest fifth of the repeats: warm, with new gradients
@@ -118,6 +121,19 @@ class OfKeras:
         return getattr(self.optimizer._plans.now().quick, "taken", 0)
 
 
+class Several(OfTorch):
+    """One optimizer of torch for each half of the parameters."""
+
+    def __init__(self, params: list[Parameter], *make: Callable[[list[Parameter]], Any]) -> None:
+        half = len(params) // 2
+        super().__init__(params[:half], make[0])
+        self.params, self._other = params, make[1](params[half:])
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self._other.step()
+
+
 def _of_torch(params: list[Parameter]) -> OfTorch:
     return OfTorch(params, lambda params: torch.optim.Adam(params, fused=True))
 
@@ -157,7 +173,7 @@ def small(face: str, repeats: int) -> Iterator[Row]:
     between = torch.zeros(COLD)
     ways: dict[str, Callable[[Any], object]] = {
         "warm": lambda own: None,
-        "new": lambda own: own.give([torch.empty_like(g).copy_(g) for g in own.gradients()]),
+        "new": _with_new,
         "cold": lambda own: between.add_(1),
     }
     for count, size in SIZES:
@@ -172,6 +188,61 @@ def small(face: str, repeats: int) -> Iterator[Row]:
         for mode in MODES:
             costs = compared(own, other, rounds, ways[mode])
             yield Row(f"{count} of {size}", mode, *costs, rarely if mode == "cold" else often)
+
+
+def _mixed(params: list[Parameter]) -> Any:
+    one, other = _halves(params, {"rule": "AdamW"}, {"rule": "SGD", "momentum": 0.9})
+    return optim.Mixed([one, other])
+
+
+def _halves(params: list[Parameter], *options: dict[str, Any]) -> list[dict[str, Any]]:
+    half = len(params) // 2
+    return [
+        {"params": own, **each}
+        for own, each in zip((params[:half], params[half:]), options, strict=True)
+    ]
+
+
+def _sgd(home: Any, **how: Any) -> Callable[[list[Parameter]], Any]:
+    return lambda params: home.SGD(_halves(params, {"momentum": 0.9}, {}), lr=0.1, **how)
+
+
+def _adamw(params: list[Parameter]) -> Any:
+    return torch.optim.AdamW(params, fused=True)
+
+
+def _momentum(params: list[Parameter]) -> Any:
+    return torch.optim.SGD(params, lr=1e-3, momentum=0.9, fused=True)
+
+
+# What is measured beside Adam: here and in torch.
+RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "Mixed": (lambda own: OfTorch(own, _mixed), lambda own: Several(own, _adamw, _momentum)),
+    "two SGD": (
+        lambda own: OfTorch(own, _sgd(optim)),
+        lambda own: OfTorch(own, _sgd(torch.optim, fused=True)),
+    ),
+    "LAMB": (lambda own: OfTorch(own, optim.LAMB), lambda own: OfTorch(own, _adamw)),
+}
+
+
+def of_rules(repeats: int) -> Iterator[Row]:
+    """Steps of several rules, and of those that measure, with new gradients at each."""
+    for name, makers in RULES.items():
+        for count, size in ((2, 64), (10, 64), (100, 64)):
+            own, other = (
+                make([Parameter(torch.randn(size)) for _ in range(count)]) for make in makers
+            )
+            for each in (own, other):
+                each.give([torch.randn(size) for _ in range(count)])
+            for each in (own, other) * 4:
+                each.step()
+            costs = compared(own, other, repeats, _with_new)
+            yield Row(f"{name}, {count} of {size}", "new", *costs, None)
+
+
+def _with_new(own: Any) -> None:
+    own.give([torch.empty_like(grad).copy_(grad) for grad in own.gradients()])
 
 
 def training(face: str, repeats: int) -> Row:
@@ -199,6 +270,8 @@ def rows(face: str, repeats: int) -> Iterator[Row]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield from small(face, repeats)
+    if face == "optim":
+        yield from of_rules(repeats)
     yield training(face, repeats)
 
 
@@ -229,13 +302,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200)
     asked = parser.parse_args()
     print(
-        f"{'tensors':>16} {'mode':>5} {'thalweg us':>11} {'torch us':>9} {'ratio':>6}"
+        f"{'tensors':>18} {'mode':>5} {'thalweg us':>11} {'torch us':>9} {'ratio':>6}"
         f" {'wall':>6}   once  target"
     )
     for row in rows(asked.face, asked.repeats):
         target = "" if row.target is None else f"<= {row.target:.2f}"
         print(
-            f"{row.name:>16} {row.mode:>5} {row.own.processor:11.1f} {row.other.processor:9.1f}"
+            f"{row.name:>18} {row.mode:>5} {row.own.processor:11.1f} {row.other.processor:9.1f}"
             f" {row.ratio:6.2f} {row.wall:6.2f} {row.once:6.0%} {target:>8}",
             flush=True,
         )

@@ -357,6 +357,8 @@ def narrow(x: Any, like: Any) -> Any:
     """`x` rounded to the dtype of `like`, which must not be `wide`."""
     if isinstance(like, torch.Tensor):
         return x.to(like.dtype)
+    if hasattr(like, "narrow"):  # a symbol of `core/symbols.py`
+        return like.narrow(x)
     return np.asarray(x, np.asarray(like).dtype)[()]
 
 

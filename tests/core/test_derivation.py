@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from thalweg import Variable, v1
 from thalweg.core import derivation
 from thalweg.core.columns import derived
-from thalweg.core.derivation import Program, RuleScalars
+from thalweg.core.derivation import RuleScalars, program_of
 from thalweg.engines import probe
 from thalweg.engines.cpu import program, store
 from thalweg.formula import Rule
+from thalweg.ground.scalars import POWF
 from thalweg.keras import optimizers
 from thalweg.optim import tensorflow
 from thalweg.rules import ADAM, RULES, SGD
 
-pytestmark = pytest.mark.skipif(derivation.POWF is None, reason="C's powers are not known")
+pytestmark = pytest.mark.skipif(POWF is None, reason="C's powers are not known")
 KINDS: list[Any] = [np.float32, np.float64]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -46,7 +47,7 @@ class Rows:
     """Two rows of a launch's scalars."""
 
     def __init__(self, names: list[str], dtype: Any) -> None:
-        self.names, self.dtype, self.calls = names, dtype, 0
+        self.names, self.dtype, self.measures = names, dtype, None
         self.rows = np.full((2, len(names)), 7, dtype)
         self.record = np.zeros(program.PROGRAM // 8, np.int64)
 
@@ -117,7 +118,7 @@ def test_what_is_no_arithmetic_is_made_at_each_step(prepare: Any) -> None:
     rule = replace(ADAM, prepare=prepare)
     values: Any = {hyper.name: np.float32(hyper.default) for hyper in rule.hypers}
     with pytest.raises(TypeError):
-        Program(rule, np.float32, [*values])
+        program_of(rule, np.float32, [*values])
     rows: Any = Rows(["alpha"], np.float32)
     scalars = RuleScalars(rule, rows)
     for step in (1, 2, 30):

@@ -30,8 +30,7 @@ def check_steps() -> None:
 def _found_by_optim(step: Any, optimizer: Any, has_sums: bool = False) -> bool:
     if has_sums is not step._has_sums:
         return False
-    planned, gradients = step.part.kept.last, optimizer._gradients(step._owners)
-    return step._stands(planned, gradients, step._places)
+    return step._stands(optimizer._gradients(step._owners))
 
 
 def _found(step: Any, given: Any) -> bool:

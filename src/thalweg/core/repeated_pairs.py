@@ -13,9 +13,11 @@ from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import (
+    ERRORS,
     KINDS,
     Launches,
     Snapshot,
+    are_small,
     hold_tensors,
     look,
     plan_of,
@@ -54,14 +56,14 @@ class RepeatedPairs:
         self.planned, self.snapshot, self._counters = planned, found, counters
         self._kinds = [KINDS[each.dtype] for each in numbers]
         places = [0] * len(planned.request.variables)
-        self._launches = Launches(planned, places)
+        self._launches = Launches([planned], places)
         rule = planned.request.rule
         self._scalars = [(each, RuleScalars(rule, each)) for each in self._launches.all]
         self._gradients: SteadyGradients | None = None
         if how.stages:
             with importing:
                 from thalweg.core.steady_gradients import SteadyGradients
-            self._gradients = SteadyGradients(planned, self._launches, how)
+            self._gradients = SteadyGradients([planned], self._launches, how)
 
     @staticmethod
     def of(
@@ -87,6 +89,7 @@ class RepeatedPairs:
             found is None
             or how.decide is not None  # who would be asked about gradients
             or how.calls
+            or not are_small([planned])
             or not _are_pairs(given, planned)
             or any(copy is not None for copy in plan_of(planned).copies)
             or not all(map(_is_number, numbers))
@@ -94,7 +97,10 @@ class RepeatedPairs:
             or not stands(planned, [grad for grad, _ in given])
         ):
             return None
-        made = RepeatedPairs(planned, found, counters, numbers, how)
+        try:
+            made = RepeatedPairs(planned, found, counters, numbers, how)
+        except ERRORS:  # of what cannot be done in one call
+            return None
         return made if made._hold(given, numbers, attributes) else None
 
     def _hold(
@@ -119,6 +125,7 @@ class RepeatedPairs:
             measures,
             clipping,
             self._launches.programs,
+            *self._launches.rule_measures(),
         )
         return True
 
@@ -161,7 +168,7 @@ class RepeatedPairs:
                 made = scalars.made(values_of(launch.dtype), step)
                 if made is not None:
                     launch.set_scalars({0: made})
-            self._launches.set_threads(found.launches)
+            self._launches.set_threads(found)
             return found.take(given, begun)
         for is_beyond in (False, True):
             other = gradients.measure(how, found, begun, given, is_beyond)
@@ -184,7 +191,7 @@ class RepeatedPairs:
             made = scalars.made(values_of(launch.dtype), step)
             launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
         gradients.set_separate(separate)
-        self._launches.set_threads(self.snapshot.launches)
+        self._launches.set_threads(self.snapshot)
 
 
 def _are_pairs(given: Any, planned: Planned) -> bool:

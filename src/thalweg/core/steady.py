@@ -7,11 +7,11 @@ not is left to the careful way, which says what there is to say.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from struct import Struct
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, is_inference_mode_enabled
 
 from thalweg.core.hooks import Hooks
 from thalweg.core.plan_cache import Planned
-from thalweg.engines.arrays import Int64
+from thalweg.engines.arrays import Array, Int64
 from thalweg.engines.cpu import group as engine
 from thalweg.engines.cpu import look as look
 from thalweg.engines.cpu import program
@@ -30,6 +30,11 @@ from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.engine import Stages
 from thalweg.engines.plan import DensePlan
+from thalweg.formula import gradient_squares
+from thalweg.ground.locks import importing
+
+if TYPE_CHECKING:
+    from thalweg.core.steady_measures import SteadyMeasures
 
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError)  # of the numbers of a step
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
@@ -41,34 +46,55 @@ class Launch:
 
     Args:
         own: The variables that it updates.
+        first: The position in the step of the first variable of its plan.
         places: For each variable of the step which scalars it has.
+
+    Attributes:
+        members: Positions in the step of the variables that it updates.
+        places: Which scalars these have, each once.
+        measures: What the rule measures of them, and makes of it.
     """
 
-    def __init__(self, own: engine.Group, places: Sequence[int]) -> None:
+    def __init__(self, own: engine.Group, first: int, places: Sequence[Any]) -> None:
         self.group = own
+        self.members = [first + member for member in own.members]
         self._table = table = own.table  # whose chunks and bounds the block below names
         self.kernel, self.names = own.kernel, own.kernel.scalars
         self.dtype = own.dtype
         self.unset: dict[str, Any] = dict.fromkeys(self.names, 0)
         # A tuple, of one name, too.
         self._chosen: Any = itemgetter(*self.names, *self.names[:1])
-        self.places = list(dict.fromkeys(places[member] for member in own.members))
-        rows = [self.places.index(places[member]) for member in own.members]
+        self.places = list(dict.fromkeys(places[member] for member in self.members))
+        rows = [self.places.index(places[member]) for member in self.members]
         self.base = table.base.copy()
         layout = Struct(f"={len(self.names)}{'f' if own.dtype is np.float32 else 'd'}")
         self._pack, self._size = layout.pack_into, layout.size
         self._argument = table.copy_of_argument(own.flush)
         self._argument[5] = self.base.ctypes.data
         self.elements, self._slices = table.elements, len(table.bounds) - 1
-        self.place_rows(rows, len(self.places))
+        self._row_of = np.array(rows, np.int64)
+        self._packed = bytearray(self._size * len(self.places))
+        self._rows = np.frombuffer(self._packed, self.dtype).reshape(-1, len(self.names))
+        self._own_rows: Array | None = None
+        self._point_at(self._rows, self._row_of)
         self._programs: Int64 = np.zeros((0, program.PROGRAM // 8), np.int64)
+        self.measures: SteadyMeasures | None = None
 
-    def place_rows(self, rows: Sequence[int], count: int) -> None:
-        """Have each member read one of so many rows of scalars."""
-        self._scalar_row = np.array(rows, np.int64)
-        self.rows = bytearray(self._size * count)
-        self._argument[6] = self._scalar_row.ctypes.data
-        self._argument[7] = ctypes.addressof(ctypes.c_char.from_buffer(self.rows))
+    def _point_at(self, rows: Array, row_of: Int64) -> None:
+        self._argument[6], self._argument[7] = row_of.ctypes.data, rows.ctypes.data
+
+    def separate(self) -> tuple[Int64, Array]:
+        """Have each member read a row of scalars of its own, first set as its place's.
+
+        Returns:
+            For each member which place that is; and the rows.
+        """
+        if self._own_rows is None:
+            count = len(self.members)
+            self._own_rows = np.zeros((count, len(self.names)), self.dtype)
+            self._numbers = np.arange(count, dtype=np.int64)
+            self._point_at(self._own_rows, self._numbers)
+        return self._row_of, self._own_rows
 
     def take_programs(self, records: Int64) -> None:
         """Have the programs that make scalars, one for each place, in these records."""
@@ -76,8 +102,8 @@ class Launch:
 
     def program(self, at: int) -> tuple[Int64, Sequence[str], int, int]:
         """The record of a place; the names of a row, where the first row lies, how many."""
-        rows = len(self.rows) // self._size if len(self.places) == 1 else 1
-        return self._programs[at], self.names, int(self._argument[7]) + at * self._size, rows
+        rows = self._rows[at : at + 1] if self._own_rows is None else self._own_rows
+        return self._programs[at], self.names, rows.ctypes.data, len(rows)
 
     def cells(self) -> list[int]:
         """Where the addresses of gradients go, for each member."""
@@ -88,36 +114,63 @@ class Launch:
         """The kernel and its argument; what calls it on several threads, and on how many."""
         return self.kernel.address, self._argument.ctypes.data, 0, 1
 
-    def column(self, name: str) -> tuple[int, int, int, bool]:
-        """Where a scalar lies, how many rows have it, their bytes, and whether it is float32."""
-        item = self._size // len(self.names)
-        first = int(self._argument[7]) + item * self.names.index(name)
-        return first, len(self.rows) // self._size, self._size, self.dtype is np.float32
+    def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
+        """Where a scalar is: the first one, how many rows have it, and their bytes.
+
+        Then whether it is stored as float32, and whether it is rounded to that.
+        """
+        own, is_narrow = self._own_rows, self.dtype is np.float32
+        rows = self._rows if own is None else own
+        first = rows.ctypes.data + rows.itemsize * self.names.index(name)
+        found = [(first, len(rows), rows.strides[0], is_narrow, is_narrow)]
+        if self.measures is not None and name in self.measures.names:
+            found.append((*self.measures.column(name), False, is_narrow))
+        return found
 
     def threads(self) -> tuple[int, int]:
         """What calls it on several threads now, and on how many."""
         count = threads_for(self._slices, self.elements)
         return parallel_address() if count > 1 else 0, count
 
-    def set_scalars(self, made: Mapping[int, Mapping[str, Any]]) -> None:
+    def set_scalars(self, made: Mapping[Any, Mapping[str, Any]]) -> None:
         """Set the scalars of each place."""
         at = 0
+        if self.measures is not None:
+            self.measures.set_scalars([made[place] for place in self.places])
+            made = {place: {**self.unset, **made[place]} for place in self.places}
         for place in self.places:
-            self._pack(self.rows, at, *self._chosen(made[place])[:-1])
+            self._pack(self._packed, at, *self._chosen(made[place])[:-1])
             at += self._size
+        if self._own_rows is not None:
+            np.take(self._rows, self._row_of, 0, self._own_rows, "clip")
 
 
 class Launches:
     """The kernels of a step.
 
     Args:
-        planned: The step.
+        plans: Of each rule, whose variables are those of the step, one after the other.
         places: For each variable which scalars it has.
+
+    Raises:
+        TypeError: What a rule makes of its measures cannot be made in the call.
+
+    Attributes:
+        of: Those of each plan.
+        cells: Where the address of each variable's gradient goes.
     """
 
-    def __init__(self, planned: Planned, places: Sequence[int]) -> None:
-        ready = plan_of(planned)
-        self.all = [Launch(cast("engine.Group", each), places) for each in ready.groups]
+    def __init__(self, plans: Sequence[Planned], places: Sequence[Any]) -> None:
+        self.of: list[list[Launch]] = []
+        first = 0
+        for planned in plans:
+            groups = cast("list[engine.Group]", plan_of(planned).groups)
+            self.of.append([Launch(each, first, places) for each in groups])
+            first += len(planned.request.variables)
+            if planned.request.rule.per_variable is not None:
+                _measure(planned, self.of[-1])
+        self.all = list(chain.from_iterable(self.of))
+        self._measures = [each.measures for each in self.all if each.measures is not None]
         self._large = [k for k, each in enumerate(self.all) if not is_serial(each.elements)]
         self._spare = np.zeros(1, np.int64)  # for gradients without elements
         self.cells = [self._spare.ctypes.data] * len(places)
@@ -127,17 +180,32 @@ class Launches:
         for launch in self.all:
             launch.take_programs(left)
             left = left[len(launch.places) :]
-        for own, launch in zip(ready.groups, self.all, strict=True):
-            for member, cell in zip(own.members, launch.cells(), strict=True):
+            for member, cell in zip(launch.members, launch.cells(), strict=True):
                 self.cells[member] = cell
 
     def records(self) -> list[tuple[int, int, int, int]]:
         return [each.record() for each in self.all]
 
-    def set_threads(self, records: Int64) -> None:
+    def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
+        """What measures for rules, as `records`, and what makes scalars of that."""
+        records = np.array([each.record for each in self._measures], np.int64)
+        return [each.launched() for each in self._measures], records
+
+    def set_threads(self, found: Snapshot) -> None:
         """Have those that are worth it run on as many threads as torch has now."""
         for k in self._large:
-            records[k, 2:] = self.all[k].threads()
+            found.launches[k, 2:] = self.all[k].threads()
+        for k, each in enumerate(self._measures):
+            if not each.sweep.is_serial:
+                found.rule_measures[k, 2:] = each.threads()
+
+
+def _measure(planned: Planned, launches: Sequence[Launch]) -> None:
+    """Have the kernels of a rule begin with what it measures."""
+    with importing:
+        from thalweg.core.steady_measures import SteadyMeasures
+    for each in launches:
+        each.measures = SteadyMeasures(planned.request.rule, each, plan_of(planned).stages)
 
 
 def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) -> bool:
@@ -153,10 +221,9 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
     ready, rule = planned.ready, planned.request.rule
     return (
         all(isinstance(each, engine.Group) and each.kernel.scalars for each in ready.groups)
-        and sum(each.table.elements for each in cast("list[engine.Group]", ready.groups)) <= _LARGE
         and ready.stages == stages
-        and not rule.measures
-        and rule.per_variable is None
+        and not (stages and gradient_squares in rule.measures.values())  # which follow from others
+        and not (rule.scalar_slots and rule.per_variable is not None)
         and not rule.calls_users
         and not hooks.selection.check_numerics
         and hooks.sharing is None
@@ -164,6 +231,12 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
         and hooks.taken is None
         and not hooks.calls
     )
+
+
+def are_small(plans: Sequence[Planned]) -> bool:
+    """Whether the plans of a step are so small that Python's lock may be held meanwhile."""
+    groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
+    return sum(each.table.elements for each in groups) <= _LARGE
 
 
 def plan_of(planned: Planned) -> DensePlan:

@@ -50,7 +50,7 @@ class SteadyGradients:
     """The gradients of a step, and what was measured of them.
 
     Args:
-        planned: The step.
+        plans: The step: its plans, one after the other.
         launches: Its kernels.
         how: What happened to its gradients.
 
@@ -58,20 +58,24 @@ class SteadyGradients:
         part: The part of a step that is left, after `measure`.
     """
 
-    def __init__(self, planned: Planned, launches: Launches, how: GradientTransforms) -> None:
+    def __init__(
+        self, plans: Sequence[Planned], launches: Launches, how: GradientTransforms
+    ) -> None:
         asked = {"clip_divisor": how.clipnorm, "trust_factor": how.trust}
         self._separate = {name for name, each in asked.items() if each is not None}
         apart = launches.all if self._separate else ()
+        if any(each.measures is not None for each in apart):
+            raise NotMeasured
         self._rows = [_SeparateRows(each, self._separate) for each in apart]
-        self._variables = planned.request.variables
-        self._dtypes = plan_of(planned).dtypes
+        self._variables = [var for each in plans for var in each.request.variables]
+        self._dtypes = {dtype for each in plans for dtype in plan_of(each).dtypes}
         self._asked = how.measured, how.first
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
         self._norm: SteadyNorm | None = None  # where that is all that is measured
         self.part = look.WHOLE
         if how.measured:
             self._sweeps = [
-                (each.group.members, each.dtype, each.group.sweep(*self._asked, each.base))
+                (each.members, each.dtype, each.group.sweep(*self._asked, each.base))
                 for each in launches.all
             ]
             sweeps = [each for *_, each in self._sweeps]
@@ -201,22 +205,19 @@ class _SeparateRows:
     """A row of scalars for each variable that a kernel updates.
 
     Args:
-        launch: The kernel, whose variables have one row in common so far.
+        launch: The kernel.
         names: Of the scalars that differ.
     """
 
     def __init__(self, launch: Launch, names: Collection[str]) -> None:
-        self._members = members = launch.group.members
-        launch.place_rows(range(len(members)), len(members))
-        rows = np.frombuffer(launch.rows, launch.dtype)
-        self._array = rows.reshape(len(members), len(launch.names))
+        self._members = launch.members
+        _, self._rows = launch.separate()
         self._columns = {name: launch.names.index(name) for name in names}
 
     def set(self, separate: Mapping[str, Any]) -> None:
-        """Give all rows what the first one has, but these scalars."""
-        self._array[1:] = self._array[0]
+        """Set these scalars in all rows."""
         for name, column in self._columns.items():
-            self._array[:, column] = separate[name][self._members]
+            self._rows[:, column] = separate[name][self._members]
 
 
 def _set_rows(kernel: Compiled, rows: Float64, how: GradientTransforms, dtype: Dtype) -> None:

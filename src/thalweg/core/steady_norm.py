@@ -30,10 +30,10 @@ class SteadyNorm:
         self._words = words = np.zeros(look_norm.BLOCK, np.int64)
         self._numbers = words.view(np.float64)
         self._squares = np.zeros(count, np.float64)
-        members = [np.array(each.group.members, np.int64) for each in launches]
+        members = [np.array(each.members, np.int64) for each in launches]
         beside = zip(sweeps, members, strict=True)
         own = [(*each.record(), places.ctypes.data) for each, places in beside]
-        rows = [each.column("clip_scale") for each in launches]
+        rows = [row for each in launches for row in each.columns("clip_scale")]
         records = [np.array(each, np.int64) for each in (own, rows)]
         self._held = members, sweeps, records
         words[look_norm.TAKEN], words[look_norm.COUNT] = -1, count

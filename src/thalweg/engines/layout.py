@@ -213,7 +213,12 @@ def runs_of(tensors: Sequence[Tensor]) -> Int64:
     """Where tensors lie: start, end, start, end ... of disjoint runs of addresses, ascending."""
     spans = np.array([byte_span(tensor) for tensor in tensors if tensor.numel()], np.int64)
     # Address 0 counts as theirs: a gradient there lies on the meta device.
-    spans = np.concatenate([np.array([[-1, 1]]), spans.reshape(-1, 2)])
+    return joined([np.array([-1, 1]), spans])
+
+
+def joined(runs: Sequence[Int64]) -> Int64:
+    """Where several runs of addresses lie, as `runs_of` has them."""
+    spans = np.concatenate([each.reshape(-1, 2) for each in runs])
     spans = spans[np.argsort(spans[:, 0])]
     reach = np.maximum.accumulate(spans[:, 1])
     first = np.flatnonzero(np.append(True, spans[1:, 0] > reach[:-1]))

@@ -82,7 +82,7 @@ class Column:
 
     def read(self) -> None:
         """Look at the numbers, if any was written by others."""
-        if self._version != self._block._version:
+        if not self.is_known:
             own = self._block if self._places is None else self._block[self._places]
             # A step's number is Python's, as torch has it; others keep the type of their state.
             self._know(list(map(self._scalar, own.tolist())))
@@ -98,6 +98,15 @@ class Column:
         if self.common is not None:
             return [self.common] * len(self._views)
         return self._values
+
+    def of(self, index: int) -> Any:
+        """The number of one parameter."""
+        return self._values[index] if self.common is None else self.common
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nobody else has written to one since they were last read or written."""
+        return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
         """What writes a number for each parameter, or one for all, as functions in C."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 from weakref import proxy
 
 from torch import Tensor
@@ -72,6 +72,20 @@ _FOLDED = "The gradients were added to their sums: those of the next call of ste
 _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
+class Repeated(NamedTuple):
+    """What a rule has updated in a step that was repeated.
+
+    Attributes:
+        part: What is kept of its parameters.
+        hooks: What was said about that step.
+        places: The index of the group of each parameter.
+    """
+
+    part: ParamState
+    hooks: Any
+    places: Sequence[int]
+
+
 class StepCache:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
@@ -99,7 +113,7 @@ class StepCache:
         # What may be repeated: a step over all parameters, with the places of their groups.
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
-        self.due: tuple[ParamState, Any, Sequence[int]] | None = None  # of which it may be made
+        self.due: Sequence[Repeated] = ()  # of which it may be made
 
     @property
     def total(self) -> int:
@@ -117,14 +131,16 @@ class StepCache:
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""
         self.settle()
-        self.quick = self.due = None
+        self.quick, self.due = None, ()
 
-    def note_repeated(self, part: ParamState, hooks: Any, places: Sequence[int]) -> None:
+    def note_repeated(self, *shares: Repeated) -> None:
         """A step was repeated: the next one may be taken in one call."""
         self.forget_quick()
-        if part.kept.count_repeated():
-            hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
-            self.due = (part, hooks, places)
+        if shares[0].part.kept.count_repeated():
+            for _, hooks, _ in shares:
+                hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
+                hooks.gathered = None
+            self.due = shares
 
     @lazy
     def norm(self) -> CommonNorm:
@@ -349,7 +365,7 @@ class FusedOptimizer(Scaled):
                 loss = closure()
         own = self._own
         with own._lock:
-            is_due = closure is not None or own.due is not None
+            is_due = closure is not None or bool(own.due)
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
@@ -406,11 +422,11 @@ class FusedOptimizer(Scaled):
     def _try_quick_step(self, has_sums: bool = False) -> bool:
         """Take the step before again in one call, as soon as it is planned; False if it cannot."""
         own = self._own
-        if own.due is not None:
-            due, own.due = own.due, None
+        if own.due:
+            due, own.due = own.due, ()
             with importing:
                 from thalweg.optim.steady import SteadyStep
-            own.quick = SteadyStep.of(self, *due)
+            own.quick = SteadyStep.of(self, due)
         return own.quick is not None and own.quick.take(self, has_sums)
 
     def _try_steady_step(self) -> bool:
@@ -447,7 +463,7 @@ class FusedOptimizer(Scaled):
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        own.note_repeated(part, hooks, places)
+        own.note_repeated(Repeated(part, hooks, places))
         return True
 
     def _rules(self) -> set[Rule]:

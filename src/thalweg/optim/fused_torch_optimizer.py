@@ -27,7 +27,7 @@ from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
-from thalweg.optim.fused_optimizer import FusedOptimizer
+from thalweg.optim.fused_optimizer import FusedOptimizer, Repeated
 from thalweg.optim.groups import HOW
 from thalweg.optim.hooks import Aimed, TorchHooks
 from thalweg.optim.kinds import KINDS
@@ -185,14 +185,17 @@ class FusedTorchOptimizer(FusedOptimizer):
         written = self._write(steps, aimed, transforms)
         if written is None:
             return self._step_of_torch()
-        errors, is_repeated = written
+        errors, are_repeated = written
         for each in steps:
             each.hooks.settle()
         raise_first(errors)
-        if only is None and len(steps) == 1:
-            self._keep_steady(last.part, last.share.places)
-            if is_repeated:
-                self._own.note_repeated(last.part, last.hooks, last.share.places)
+        if only is None:
+            if len(steps) == 1:
+                self._keep_steady(last.part, last.share.places)
+            if are_repeated:
+                self._own.note_repeated(
+                    *(Repeated(each.part, each.hooks, each.share.places) for each in steps)
+                )
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
@@ -229,7 +232,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """
         gathered = Gathered() if len(steps) > 1 else None
         errors: list[BaseException] = []
-        is_repeated = False
+        are_repeated = True
         try:
             for own, (pairs, copies) in zip(steps, aimed, strict=True):
                 hooks, kept, how = own.hooks, own.part.kept, transforms(len(pairs))
@@ -238,8 +241,8 @@ class FusedTorchOptimizer(FusedOptimizer):
                 outcome = None
                 if self._may_repeat(own.part, [grad for grad, _ in pairs]):
                     outcome = repeat(hooks, kept, pairs, how, copies)
-                is_repeated = outcome is not None
                 if outcome is None:
+                    are_repeated = False
                     # A step that is not the one before is looked at as a first one is.
                     if hooks.repeats and not self._fits(own.share):
                         return None
@@ -248,7 +251,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             if gathered is not None:
                 with writable():
                     errors += gathered.write_all()
-            return errors, is_repeated
+            return errors, are_repeated
         finally:
             if gathered is not None:
                 gathered.release_gradients()

@@ -25,7 +25,7 @@ from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
-from thalweg.optim.fused_optimizer import FusedOptimizer
+from thalweg.optim.fused_optimizer import FusedOptimizer, Repeated
 from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named, number, title_of
 from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
@@ -219,7 +219,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         if is_last:
             self._keep_steady(part, places if len(members) == len(params) else [])
             if is_repeated:
-                self._own.note_repeated(part, hooks, [places[member] for member in members])
+                own_places = [places[member] for member in members]
+                self._own.note_repeated(Repeated(part, hooks, own_places))
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from thalweg.core.derivation import RuleScalars
 from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.options.accumulation import SUM
 from thalweg.core.outcome import TAKEN, say
 from thalweg.core.steady import (
     ERRORS,
-    KINDS,
-    Launch,
     Launches,
     Snapshot,
+    are_small,
     hold_tensors,
-    is_repeatable,
     is_traced,
     look,
+    plan_of,
     snapshot,
-    stands,
 )
 from thalweg.engines import current
+from thalweg.engines.layout import joined
 from thalweg.ground.locks import importing
-from thalweg.ground.running import is_ours, replicas
-from thalweg.optim.columns import STEP, Column
+from thalweg.ground.running import replicas
+from thalweg.optim.fused_optimizer import Repeated
 from thalweg.optim.groups import Options, number
-from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.scaled import forget_scale
-from thalweg.optim.steady_scalars import TensorFlowScalars, TorchScalars, hold
+from thalweg.optim.steady_scalars import hold
+from thalweg.optim.steady_share import PLAIN, SteadyShare
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
     from thalweg.core.steady_gradients import Scalars, SteadyGradients
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 _params_of = itemgetter("params")
 
 
@@ -49,106 +44,87 @@ class SteadyStep:
 
     Args:
         optimizer: The optimizer, which has just repeated a step.
-        part: What is kept of its parameters.
-        hooks: What it said about that step.
+        repeated: What each rule has updated in it.
     """
 
-    def __init__(self, optimizer: Any, part: Any, hooks: Any) -> None:
+    def __init__(self, optimizer: Any, repeated: Sequence[Repeated]) -> None:
         self._class = type(optimizer)
         self.groups = optimizer.param_groups
         self.state = optimizer.state
-        self.part, self.hooks = part, hooks
-        self._is_torchs = type(hooks) is TorchHooks  # else the numbers are TensorFlow's
-        self.selection = hooks.selection
-        self.columns: list[Column] = part.columns
+        self.shares = list(map(SteadyShare, repeated))
+        self.selection = self.shares[0].hooks.selection
+        self._owners = [owner for each in self.shares for owner in each.owners]
         self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
         self._gradients: SteadyGradients | None = None  # if something happens to them
         self._how: tuple[float | None, GradientTransforms] | None = None  # with what unscales them
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
-        # The scalars that the call makes, of each launch and place, if the hooks need none of them.
-        self._in_call: list[list[tuple[TensorFlowScalars, RuleScalars]]] = []
-        self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
     @staticmethod
-    def of(optimizer: Any, part: Any, hooks: Any, places: Sequence[int]) -> SteadyStep | None:
+    def of(optimizer: Any, repeated: Sequence[Repeated]) -> SteadyStep | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
-        made = SteadyStep(optimizer, part, hooks)
+        made = SteadyStep(optimizer, repeated)
         try:
-            return made if made._plan(optimizer, places) else None
+            return made if made._plan(optimizer) else None
         except ERRORS:  # such as of the options of a group that has no gradient
             return None
 
-    def _plan(self, optimizer: Any, places: Sequence[int]) -> bool:
-        planned = self.part.kept.last
-        how = self._transforms(optimizer)
-        if how is None:
+    def _plan(self, optimizer: Any) -> bool:
+        how, shares, around = self._transforms(optimizer), self.shares, optimizer._around
+        if how is None or around.in_backward or around.kinds.device is not None:
             return False
-        if not (is_repeatable(planned, self.hooks, how.stages) and self._is_plain(optimizer)):
+        if not all(each.is_repeatable(how.stages) for each in shares):
             return False
-        self._owners = owners = _owners_of(planned)
-        if not self._are_in_groups(owners, places):
+        plans = [each.planned for each in shares]
+        if not are_small(plans):
             return False
-        gradients = optimizer._gradients(owners)
-        if any(grad is None for grad in gradients) or not self._stands(planned, gradients, places):
+        places = [place for each in shares for place in each.places]
+        if not self._are_in_groups(self._owners, places):
             return False
-        without = self._others(owners)
+        gradients = optimizer._gradients(self._owners)
+        if any(grad is None for grad in gradients) or not self._stands(gradients):
+            return False
+        without = self._others()
         found = snapshot()
         if found is None or not self._hold(found, places, without):
             return False
-        written = [*planned.ready.written, *(column._views[0] for column in self.columns)]
-        if not hold_tensors(found, written):
-            return False
-        self._places = list(dict.fromkeys(places))
-        kind: Any = TorchScalars if self._is_torchs else TensorFlowScalars
-        self._scalars = [kind(self.hooks, place) for place in self._places]
-        self._ids = set(map(id, owners))
-        self.launches = launches = Launches(planned, places)
-        if not self._is_torchs:
-            launched = {place for each in launches.all for place in each.places}
-            self._unlaunched = [each for each in self._scalars if each.place not in launched]
-            self._plan_in_call({STEP, *optimizer._products})
+        self._ids = set(map(id, self._owners))
+        for each in shares:
+            each.find_alike()
+        keys = [key for each in shares for key in each.keys]
+        self.launches = launches = Launches(plans, keys)
+        for share, own in zip(shares, launches.of, strict=True):
+            share.set_launches(own, optimizer._products if not optimizer._is_torchs else ())
         if how.stages:
             with importing:
                 from thalweg.core.steady_gradients import SteadyGradients
-            self._gradients = SteadyGradients(planned, launches, how)
+            self._gradients = SteadyGradients(plans, launches, how)
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         found.finish(
             [
-                *zip(owners, gradients, launches.cells, strict=True),
+                *zip(self._owners, gradients, launches.cells, strict=True),
                 *((param, None, 0) for param in without if not self._has_sums),
             ],
             launches.records(),
-            [
-                (column._block.data_ptr(), len(column._views), KINDS[column.dtype])
-                for column in self.columns
-            ],
-            written,
-            planned.ready.bounds,
-            measures=measures,
-            clipping=clipping,
-            programs=launches.programs,
+            [number for each in shares for number in each.numbers()],
+            [tensor for each in shares for tensor in each.written()],
+            joined([plan_of(each).bounds for each in plans]),
+            (),
+            measures,
+            clipping,
+            launches.programs,
+            *launches.rule_measures(),
         )
         self.snapshot = found
         return True
 
-    def _plan_in_call(self, counted: Collection[str]) -> None:
-        """Have the call make scalars, if all numbers are counted, and none is one of them."""
-        if all(column.name in counted for column in self.columns):
-            own, rule = {each.place: each for each in self._scalars}, self.hooks.step_rule()
-            self._in_call = [
-                [(own[k], RuleScalars(rule, each, at)) for at, k in enumerate(each.places)]
-                for each in self.launches.all
-            ]
-
-    def _stands(self, planned: Any, gradients: Sequence[Any], places: Sequence[int]) -> bool:
+    def _stands(self, gradients: Sequence[Any]) -> bool:
         """Whether the careful look finds the step to be the one before."""
-        part = self.part
-        return (
-            part.stands(self.state, part._params)
-            and all(hold(part._options.get(place), self.groups[place]) for place in {*places})
-            and stands(planned, gradients)
+        left = iter(gradients)
+        return all(
+            each.stands(self.state, self.groups, [next(left) for _ in each.owners])
+            for each in self.shares
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
@@ -156,16 +132,15 @@ class SteadyStep:
         found = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [found.get(id(param)) for param in owners] == [*places]
 
-    def _others(self, owners: Sequence[Tensor]) -> list[Tensor]:
+    def _others(self) -> list[Tensor]:
         """Parameters that take no part in the step: they have no gradient."""
-        own = set(map(id, owners))
+        own = set(map(id, self._owners))
         everyone = (param for group in self.groups for param in group["params"])
         return [param for param in everyone if id(param) not in own]
 
     def _hold(self, found: Snapshot, places: Sequence[int], others: Sequence[Tensor]) -> bool:
         """Have the look compare all that the careful one does."""
-        params = self.part._params
-        if not all(type(each) in _PLAIN for each in (*params, *others)):
+        if not all(type(each) in PLAIN for each in others):
             return False
         if not all(type(each) is list for each in (self.groups, *map(_params_of, self.groups))):
             return False
@@ -173,30 +148,11 @@ class SteadyStep:
         for place, group in enumerate(self.groups):
             found.hold_list(group["params"])
             if place not in places:
-                self._beside.append((place, Options(group, self.part.rule, {})))
+                self._beside.append((place, Options(group, self.shares[0].part.rule, {})))
         found.hold_dict(self.state)
-        tensors: list[Tensor] = [*params, *others]
-        for own in self.part._owners:
-            found.hold_dict(own, SUM)  # which is looked at as a gradient
-            tensors += [x for key, x in own.items() if key != SUM and isinstance(x, Tensor)]
-        for param in params:
-            found.hold_dict(vars(param))  # where it may be given a constraint
         if not (self._has_sums or all(each.grad is None for each in others)):
             return False
-        return hold_tensors(found, tensors)
-
-    def _is_plain(self, optimizer: Any) -> bool:
-        """Whether neither options nor parameters ask for more than the update of the rule."""
-        around, params = optimizer._around, self.part._params
-        own = {id(param) for param in params}
-        return (
-            is_ours(type(self.hooks))
-            and all(id(owner) in own for owner in _owners_of(self.part.kept.last))
-            and all(map(_is_common, self.columns))
-            and all(getattr(param, "constraint", None) is None for param in params)
-            and not around.in_backward
-            and around.kinds.device is None
-        )
+        return all(each.hold(found) for each in self.shares) and hold_tensors(found, others)
 
     @property
     def taken(self) -> int:
@@ -245,7 +201,6 @@ class SteadyStep:
             or optimizer._own.quick is not self  # another thread took a careful step
             or own.get("param_groups") is not self.groups
             or own.get("state") is not self.state
-            or self.part.columns is not self.columns  # a careful step was planned anew
             or is_traced()
             or replicas() > 1
             or optimizer._own.is_swapped
@@ -259,21 +214,20 @@ class SteadyStep:
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             then = optimizer._clearing_sums()
         given = self.snapshot.taken, pairs, then
-        for column in self.columns:
-            column.read()
-            if column.common is None:
+        for share in self.shares:
+            if not share.read():
                 return False
         following = self._take_by(optimizer, given)
         if following is None:
             return False
-        for column, value in zip(self.columns, following, strict=True):
-            column.wrote([value])
+        for share, values in zip(self.shares, following, strict=True):
+            share.wrote(values)
         own["_opt_called"] = True
         return True
 
     def _take_by(
         self, optimizer: Any, given: tuple[int, Any, Any], is_beyond: bool = False
-    ) -> list[Any] | None:
+    ) -> list[list[list[Any]]] | None:
         """Take the step; the numbers that followed, or None if it was not taken.
 
         Args:
@@ -288,9 +242,9 @@ class SteadyStep:
             return None
         if following is None:
             return None
-        for k, value in enumerate(following):
+        for k, value in enumerate(chain.from_iterable(chain.from_iterable(following))):
             snapshot.set_number(k, value)
-        self.launches.set_threads(snapshot.launches)
+        self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
         if other == look.BEYOND:
@@ -301,14 +255,12 @@ class SteadyStep:
 
     def _prepare(
         self, optimizer: Any, begun: int, pairs: list[Any] | None, is_beyond: bool
-    ) -> list[Any] | None:
+    ) -> list[list[list[Any]]] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
-        hooks, groups, own = self.hooks, self.groups, vars(optimizer)
+        groups, own = self.groups, vars(optimizer)
         for place, known in self._beside:
             if not hold(known, groups[place]):
                 return None
-        if not all(each.hold(groups[each.place]) for each in self._scalars):
-            return None
         of_gradients: Scalars | None = None
         if self._gradients is not None or "found_inf" in own or "grad_scale" in own:
             how = self._transforms(optimizer)
@@ -323,45 +275,13 @@ class SteadyStep:
                     before = [each for each in self._reports if each[0] == begun]
                     self._reports = [*before, (begun + 1, seen)]
                 of_gradients, _ = self._gradients.scalars(seen)
-        for each in self._unlaunched:  # they are read, and may be refused
-            each.numbers(self.columns, np.float32)
-        own_scalars = self._scalars if self._is_torchs else ()  # else each dtype has its own
-        hooks._made = {each.place: each.made(self.columns) for each in own_scalars}
-        for k, launch in enumerate(self.launches.all):
-            found = self._scalars_of(k, launch)
-            if of_gradients is not None:
-                beside = of_gradients[launch.dtype]
-                found = {place: {**own, **beside} for place, own in found.items()}
-            if found:
-                launch.set_scalars(found)
-        return self._following()
-
-    def _following(self) -> list[Any] | None:
-        """What the numbers of parameters become; None if groups differ in one."""
-        found: list[Any] = []
-        for column in self.columns:
-            value = self.hooks._next(column, self._places[0])
-            if column.name != STEP:
-                for place in self._places[1:]:
-                    if self.hooks._next(column, place) != value:
-                        return None
-            found.append(value)
+        found: list[list[list[Any]]] = []
+        for share in self.shares:
+            following = share.prepare(groups, of_gradients)
+            if following is None:
+                return None
+            found.append(following)
         return found
-
-    def _scalars_of(self, k: int, launch: Launch) -> dict[int, Any]:
-        """The scalars of each place, which the hooks have, too, for the numbers that follow."""
-        made, dtype = self.hooks._made, launch.dtype
-        if self._is_torchs:
-            return made
-        if self._in_call:
-            pairs = self._in_call[k]
-            found = {own.place: each.made(*own.numbers(self.columns, dtype)) for own, each in pairs}
-            if self._gradients is None and not any(found.values()):
-                return {}  # the call makes all
-            return {place: each or launch.unset for place, each in found.items()}
-        own = {each.place: each.made(self.columns, dtype) for each in self._scalars}
-        made.update({(dtype, place): found for place, found in own.items()})
-        return own
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """What happens to gradients; None if a scaler leaves the step out or a device decides."""
@@ -372,21 +292,6 @@ class SteadyStep:
             return None
         unscaling = optimizer._unscaling()
         if self._how is None or self._how[0] != unscaling:
-            count = len(self.part.kept.last.request.variables)
-            given = optimizer._around, unscaling, count, GradientReport(), optimizer._is_torchs
-            self._how = unscaling, gradient_transforms(*given)
+            given = optimizer._around, unscaling, len(self._owners), GradientReport()
+            self._how = unscaling, gradient_transforms(*given, optimizer._is_torchs)
         return self._how[1]
-
-
-def _owners_of(planned: Any) -> list[Tensor]:
-    """The parameters that have the gradients of a step: what it updates, or what follows that."""
-    request = planned.request
-    copies = request.copies or [None] * len(request.variables)
-    pairs = zip(request.variables, copies, strict=True)
-    return [var if copy is None else copy for var, copy in pairs]
-
-
-def _is_common(column: Any) -> bool:
-    """Whether a number is the same for all parameters, which lie in a block in their order."""
-    is_usual = type(column) is Column and column.dtype in KINDS
-    return is_usual and column._places is None and column.common is not None

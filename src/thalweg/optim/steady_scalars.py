@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,15 +19,16 @@ _HIGHEST = 1e30
 
 
 class GroupScalars:
-    """The scalars of a group from one step to the next.
+    """The scalars of parameters of a group that are alike, from one step to the next.
 
     Args:
         hooks: Of the step.
         place: The number of the group.
+        first: The position of the first of them.
     """
 
-    def __init__(self, hooks: Any, place: int) -> None:
-        self.place = place
+    def __init__(self, hooks: Any, place: int, first: int) -> None:
+        self.place, self._first = place, first
         self._hooks = hooks
         self._rule = hooks.step_rule()
         self._read_options()
@@ -58,7 +59,7 @@ class TorchScalars(GroupScalars):
     def _read_options(self) -> None:
         super()._read_options()
         hooks, options = self._hooks, self._options
-        _, numbers = hooks._apart(self.place)
+        _, numbers = hooks._apart(self._key())
         self._known = {**options.numbers(hooks._stays), **numbers}
         self._given = options.given_to_prepare({**numbers, "t": 1})
         self._rate = options.moving_rate
@@ -69,13 +70,19 @@ class TorchScalars(GroupScalars):
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """The scalars of the step that follows."""
         if self._is_made_anew:
-            return self._hooks._prepared(self.place)
+            return self._hooks._prepared(self._key())
         if self._rate is None:
             return self._made(columns)
         try:
             return self._made_by(self._rate, columns)
         except (TypeError, ArithmeticError):  # torch makes them
-            return self._hooks._prepared(self.place)
+            return self._hooks._prepared(self._key())
+
+    def _key(self) -> Hashable:
+        """What careful steps call these parameters now."""
+        columns = self._hooks._part.columns
+        own = [column.of(self._first) for column in columns if column.common is None]
+        return (self.place, *own) if own else self.place
 
     def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
         """The same with a rate that is a tensor, as torch computes with it."""
@@ -88,7 +95,7 @@ class TorchScalars(GroupScalars):
     def _made(self, columns: Sequence[Column]) -> dict[str, Any]:
         given, known = self._given, self._known
         for column in columns:
-            name, value = column.name, column.common
+            name, value = column.name, column.of(self._first)
             if name == STEP:
                 known["t"] = value = value + 1
                 if "t" in given:

@@ -111,18 +111,19 @@ class Group:
         }
         return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
 
-    def sweep(self, formulas: Formulas, stages: Stages, base: Int64) -> Sweep:
+    def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
         """What measures gradients at other addresses again and again, with scalars to be set.
 
         Args:
             formulas, stages: As in `compute_sums`.
             base: (members, streams) contiguous addresses, as those of the table.
+            rows: Of scalars: one, or one for each member.
         """
         with importing:
             from thalweg.engines.cpu.measure import Sweep
         kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
-        rows = np.zeros((1, len(kernel.scalars)))
-        return Sweep(self._leaves, kernel, base, rows, self.flush and bool(stages))
+        scalars = np.zeros((rows, len(kernel.scalars)))
+        return Sweep(self._leaves, kernel, base, scalars, self.flush and bool(stages))
 
     def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""

@@ -59,11 +59,14 @@ MEASURES = 46  # launches, like those above
 HAS_MEASURED = 48  # whether gradients are to lie where they were measured
 CLIPPING = 49  # the block of `look_norm`
 PROGRAMS = 50  # what makes scalars of kernels: see `program.py`
-BLOCK = 52
+RULE_MEASURES = 52  # launches that measure what a rule asks for,
+RULE_MEASURED = 54  # and the blocks of `look_measures`
+BLOCK = 56
 
 AHEAD = 8  # tensors
 
 # Bytes of a record.
+MEASURED = 72  # begins with what is called
 LIST = 24  # the list, how many items, where they are listed
 DICT = 24  # the dictionary, how many entries, where keys and values are listed in turn
 TENSOR = 192
@@ -359,6 +362,10 @@ def write(block):
     """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
     for k in range(block[PROGRAMS]):
         run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k))
+    launch_all(block, RULE_MEASURES)
+    for k in range(block[RULE_MEASURED]):
+        measured = block[RULE_MEASURED + 1] + MEASURED * k
+        call(word(measured), measured)
     launch_all(block, LAUNCHES)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)

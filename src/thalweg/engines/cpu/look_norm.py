@@ -1,7 +1,7 @@
 """What `look.py` calls between the measures of gradients and the writes: their common norm clips.
 
 It does what `core/common_factor.py` does with numbers that are nowhere near the ends of their type,
-with the same bits; all else is left to that.
+with the same bits; all else is left to that. It is compiled with `adding.py`.
 """
 
 # Code for `compiler`.
@@ -32,24 +32,10 @@ BLOCK = 20
 
 # Bytes of a record.
 SWEEP = 32  # the leaves; how many gradients; how many leaves each has, and its place among all
-ROW = 32  # the first number, how many, bytes from one to the next, whether they are float32
+ROW = 40  # the first number, how many, bytes from one to the next; whether they are stored as
+# float32, and whether they are rounded to it
 
 LEAST = 1.1754943508222875e-38  # factor that float32 holds with all its bits
-
-
-def added_up(numbers, count):
-    """The sum of numbers in the order of `measuring.Tree`, in the place of the first."""
-    while count > 1:
-        half = count >> 1
-        for i in range(half):
-            numbers[i] = numbers[2 * i] + numbers[2 * i + 1]
-        if count & 1:
-            numbers[half] = numbers[count - 1]
-        count = half + (count & 1)
-    found = 0.0
-    if count == 1:
-        found = numbers[0]
-    return found
 
 
 def factor_of(norm, limit, epsilon, one, is_torchs):
@@ -74,13 +60,13 @@ def squares_of(own):
         sweep = int64_pointer(own[SWEEPS + 1] + SWEEP * k)
         leaves, counts, places = sweep[0], int64_pointer(sweep[2]), int64_pointer(sweep[3])
         for i in range(sweep[1]):
-            squares[places[i]] = added_up(float64_pointer(leaves), counts[i])
+            squares[places[i]] = added_up(float64_pointer(leaves), counts[i], 1)
             leaves = leaves + 8 * counts[i]
     if own[UNSCALES]:
         for i in range(own[COUNT]):
             root = _f_sqrt(squares[i]) * numbers[UNSCALING]
             squares[i] = root * root
-    return added_up(squares, own[COUNT])
+    return added_up(squares, own[COUNT], 1)
 
 
 def clip(own):
@@ -102,6 +88,8 @@ def clip(own):
             for i in range(rows[1]):
                 if rows[3]:
                     float32_pointer(rows[0] + rows[2] * i)[0] = factor
+                elif rows[4]:
+                    float64_pointer(rows[0] + rows[2] * i)[0] = float64(float32(factor))
                 else:
                     float64_pointer(rows[0] + rows[2] * i)[0] = factor
         numbers[NORM], numbers[FACTOR], own[IS_USUAL] = norm, factor, 1

@@ -1,8 +1,8 @@
 """The scalars of a kernel, made of numbers in the call that takes a step: a list of operations.
 
 The functions here are compiled with those of `look.py`, which runs each program of a block before
-the kernels. Registers are float64; where the arithmetic is that of float32, each result is rounded
-to it, which for `+ - * /` and roots of float32 gives its bits.
+the kernels. Registers are float64; the result of an operation of float32 is rounded to it, which
+for `+ - * /` and roots of float32 gives its bits.
 """
 
 # Code for `compiler`, which finds its types itself.
@@ -13,14 +13,15 @@ from __future__ import annotations
 PROGRAM = 72  # bytes of a record
 
 # Words of a record.
-IN_FLOAT32 = 0  # whether the arithmetic is
-OPERATIONS = 1  # how many, and where: what is done, to which three registers, where the result goes
+IN_FLOAT32 = 0  # whether the scalars are, and powers
+OPERATIONS = 1  # how many, and where
 REGISTERS = 3
 NAMES = 4  # how many scalars the kernel has, and where the register of each is listed
 ROWS = 6  # how many there are, and where the first one lies
 POWER = 8  # C's function
 
-OPERATION = 5  # words
+# What is done, to which three registers, where the result goes, and whether it is of float32.
+OPERATION = 6  # words
 
 ADD = 0
 SUBTRACT = 1
@@ -32,6 +33,8 @@ GREATER = 6
 UNEQUAL = 7
 EITHER = 8
 CHOOSE = 9
+LESS = 10
+BOTH = 11
 
 NONE = -1  # in place of a register: somebody else sets the scalar
 
@@ -69,10 +72,14 @@ def computed(program, operation, x, y, z):
         return raised(program, x, y)
     if operation == GREATER:
         return _f_where(x > y, 1.0, 0.0)
+    if operation == LESS:
+        return _f_where(x < y, 1.0, 0.0)
     if operation == UNEQUAL:
         return _f_where(x != y, 1.0, 0.0)
     if operation == EITHER:
         return _f_where(x > y, x, y)
+    if operation == BOTH:
+        return _f_where(x > y, y, x)
     return _f_where(x != 0.0, y, z)
 
 
@@ -84,7 +91,7 @@ def run(program):
         at = OPERATION * k
         x, y = registers[operations[at + 1]], registers[operations[at + 2]]
         found = computed(program, operations[at], x, y, registers[operations[at + 3]])
-        if narrow:
+        if operations[at + 5]:
             found = float64(float32(found))
         registers[operations[at + 4]] = found
     names, length = int64_pointer(program[NAMES + 1]), program[NAMES]

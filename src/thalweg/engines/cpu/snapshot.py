@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
-from thalweg.engines.cpu import look, look_norm, program, store
+from thalweg.engines.cpu import adding, look, look_measures, look_norm, program, store
 from thalweg.engines.cpu.codegen import compiler_digest
 from thalweg.engines.engine import Call
 from thalweg.engines.probe import Layout
@@ -37,6 +37,11 @@ _MAIN_OF_NORM = """
 
 def LOOK_NAME(argument):
     clip(int64_pointer(address_of(argument)))
+"""
+_MAIN_OF_MEASURES = """
+
+def LOOK_NAME(argument):
+    set_own_scalars(int64_pointer(address_of(argument)))
 """
 _FUNCTIONS = {
     look.PY_LIST_SIZE: "PyList_Size",
@@ -64,7 +69,14 @@ def routine() -> Callable[[Any], None]:
 @cache
 def norm_routine() -> int:
     """The address of the compiled `look_norm`."""
-    return _address_of(_MAIN_OF_NORM, look_norm.__file__)
+    return _address_of(_MAIN_OF_NORM, look_norm.__file__, adding.__file__)
+
+
+@cache
+def measures_routine() -> int:
+    """The address of the compiled `look_measures`."""
+    files = look_measures.__file__, program.__file__, adding.__file__
+    return _address_of(_MAIN_OF_MEASURES, *files)
 
 
 @cache
@@ -131,6 +143,8 @@ class Snapshot:
         measures: Sequence[tuple[int, int, int, int]] = (),
         clipping: int = 0,
         programs: Int64 | None = None,
+        rule_measures: Sequence[tuple[int, int, int, int]] = (),
+        measured: Int64 | None = None,
     ) -> None:
         """Write the block.
 
@@ -145,6 +159,8 @@ class Snapshot:
             measures: Of gradients: kernels and arguments, as those of `launches`.
             clipping: Where the block of `look_norm` lies.
             programs: Records of what makes scalars; one of zeros makes none.
+            rule_measures: Of what rules ask for, before they write: as those of `measures`.
+            measured: Records of what is made of that for each variable.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -156,6 +172,7 @@ class Snapshot:
             self._gradient(record, owner, param, grad, cell)
         self.launches = np.array(launches, np.int64).reshape(-1, look.LAUNCH // 8)
         self.measures = np.array(measures, np.int64).reshape(-1, look.LAUNCH // 8)
+        self.rule_measures = np.array(rule_measures, np.int64).reshape(-1, look.LAUNCH // 8)
         self.columns = np.zeros((len(columns), look.COLUMN // 8), np.int64)
         self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
         words = self.columns.data.cast("B") if columns else memoryview(b"")
@@ -167,7 +184,9 @@ class Snapshot:
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
         self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
         self._written = np.array([self._places[id(each)] for each in written], np.int64)
-        self._programs = np.zeros((0, 1), np.int64) if programs is None else programs
+        none = np.zeros((0, 1), np.int64)
+        self._programs = none if programs is None else programs
+        self._measured = none if measured is None else measured
         own = [(each.data_ptr(), each.element_size(), 0) for each in watched]
         self._watched = np.array(own, np.int64).reshape(-1, look.WATCH // 8)
         self._as_floats = self._watched.view(np.float32), self._watched.view(np.float64)
@@ -183,6 +202,8 @@ class Snapshot:
             (look.WATCHED, self._watched, len(watched)),
             (look.MEASURES, self.measures, len(measures)),
             (look.PROGRAMS, self._programs, len(self._programs)),
+            (look.RULE_MEASURES, self.rule_measures, len(rule_measures)),
+            (look.RULE_MEASURED, self._measured, len(self._measured)),
         ):
             block[place], block[place + 1] = count, array.ctypes.data
         for place, address in _functions().items():

@@ -1,0 +1,106 @@
+"""What a rule measures in a step that is taken in one call, and makes of it for each variable."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thalweg.core.symbols import Program
+from thalweg.engines.arrays import Int64
+from thalweg.engines.cpu import program
+from thalweg.engines.cpu.snapshot import measures_routine
+from thalweg.engines.cpu.team import parallel_address
+
+if TYPE_CHECKING:
+    from thalweg.core.steady import Launch
+    from thalweg.engines.engine import Dtype, Stages
+    from thalweg.formula import Rule
+
+
+class SteadyMeasures:
+    """The same, of the variables of a kernel; each has a row of scalars of its own.
+
+    Args:
+        rule: The rule.
+        launch: The kernel.
+        stages: What happens to gradients before.
+
+    Attributes:
+        names: Of the scalars that measures depend on.
+
+    Raises:
+        TypeError: What the rule makes of its measures is no arithmetic of `program.py`.
+    """
+
+    def __init__(self, rule: Rule, launch: Launch, stages: Stages) -> None:
+        places, own_rows = launch.separate()
+        count = len(launch.places)
+        formulas = tuple(rule.measures.values())
+        self.sweep = launch.group.sweep(formulas, stages, launch.base, len(places))
+        self.names = self.sweep.kernel.scalars
+        self._places = places
+        self._rows = np.zeros((count, len(self.names)), np.float64)
+        letter = "f" if launch.dtype is np.float32 else "d"
+        self._measured = Struct(f"={len(self.names)}{letter}")  # rounded as updates see them
+        first = _program_of(rule, launch.dtype)
+        self._programs = [first.again() for _ in launch.places]
+        self._given = Struct(f"={len(first.names)}{letter}")
+        self._records: Int64 = np.zeros((count, program.PROGRAM // 8), np.int64)
+        for own, record in zip(self._programs, self._records, strict=True):
+            own.place(record, launch.names, 0, 1)
+        leaves, variables, counts = self.sweep.record()
+        self.record = [
+            measures_routine(),
+            leaves,
+            len(formulas),
+            variables,
+            counts,
+            places.ctypes.data,
+            self._records.ctypes.data,
+            own_rows.ctypes.data,
+            own_rows.strides[0],
+        ]
+
+    def column(self, name: str) -> tuple[int, int, int]:
+        """Where a scalar of the measures is, of float64; as `Launch.columns`."""
+        rows = self.sweep.rows
+        return rows.ctypes.data + 8 * self.names.index(name), len(rows), rows.strides[0]
+
+    def launched(self) -> tuple[int, int, int, int]:
+        """As `Launch.record`."""
+        return self.sweep.kernel.address, self.sweep.address, 0, 1
+
+    def threads(self) -> tuple[int, int]:
+        """As those of `Launch`."""
+        count = self.sweep.threads()
+        return parallel_address() if count > 1 else 0, count
+
+    def set_scalars(self, scalars: Sequence[Mapping[str, Any]]) -> None:
+        """Set what measures, and what is made of them, depend on.
+
+        Args:
+            scalars: Of each place.
+        """
+        for k, (made, own) in enumerate(zip(scalars, self._programs, strict=True)):
+            self._rows[k] = _rounded(self._measured, [made[name] for name in self.names])
+            own.give(_rounded(self._given, [made[name] for name in own.names]))
+        np.take(self._rows, self._places, 0, self.sweep.rows, "clip")
+
+
+def _rounded(kind: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
+    return kind.unpack(kind.pack(*values))
+
+
+def _program_of(rule: Rule, dtype: Dtype) -> Program:
+    """What a rule makes of its measures, which come first."""
+    measures = dict.fromkeys(rule.measures, np.float64)
+    function: Any = rule.per_variable
+    wanted = inspect.signature(function).parameters
+    known = [name for name in wanted if name not in measures]
+    return Program(
+        dtype, measures, known, lambda given, _: function(**{name: given[name] for name in wanted})
+    )

@@ -1,0 +1,224 @@
+"""Arithmetic that is watched with symbols in place of numbers, and done again by native code.
+
+What a formula makes of symbols becomes a program (`engines/cpu/program.py`), with the bits of the
+formula on NumPy's scalars and arrays: an operation is of float32 unless one of its numbers is of
+float64; numbers of Python's have the type of the others.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from thalweg.engines import libm
+from thalweg.engines.cpu import program
+from thalweg.ground.scalars import POWF
+
+if TYPE_CHECKING:
+    from thalweg.engines.arrays import Int64
+    from thalweg.engines.engine import Dtype
+
+_OPERATIONS: dict[Any, int] = {
+    np.add: program.ADD,
+    np.subtract: program.SUBTRACT,
+    np.multiply: program.MULTIPLY,
+    np.divide: program.DIVIDE,
+    np.sqrt: program.ROOT,
+    np.power: program.RAISE,  # `formula.power` of a symbol
+    np.greater: program.GREATER,
+    np.less: program.LESS,
+    np.not_equal: program.UNEQUAL,
+    np.bitwise_or: program.EITHER,
+    np.bitwise_and: program.BOTH,
+    np.where: program.CHOOSE,
+}
+_COMPARES = {program.GREATER, program.LESS, program.UNEQUAL}
+_OF_CONDITIONS = {program.EITHER, program.BOTH}
+
+
+class _Tape:
+    """What is done to symbols.
+
+    Args:
+        dtype: The compute dtype.
+        given: The types of the numbers that are given, by name: they have the first registers.
+    """
+
+    def __init__(self, dtype: Dtype, given: Mapping[str, Dtype]) -> None:
+        self._dtype = dtype
+        self.registers = [0.0] * len(given)
+        self.operations: list[tuple[int, ...]] = []
+        # Classes of its own, for formulas that make numbers by `type(x)`.
+        kinds = (np.float32, np.float64, np.bool)
+        self.kinds: dict[Any, Any] = {
+            kind: type("Symbol", (_Symbol,), {"tape": self, "dtype": kind}) for kind in kinds
+        }
+        each = enumerate(given.items())
+        self.given = {name: self.kinds[kind](register=k) for k, (name, kind) in each}
+
+    def register_of(self, number: Any, dtype: Any) -> int:
+        """The register of a symbol of a type, or of a constant."""
+        if type(number) is self.kinds[dtype]:
+            return number.register
+        if dtype is np.bool or type(number) not in (int, float, dtype):
+            raise TypeError(f"{number!r} is no number of {dtype.__name__}.")
+        return self._append(float(dtype(number)))
+
+    def record(self, operation: int, *given: Any) -> Any:
+        """What an operation makes of up to three of them."""
+        numbers = given[1:] if operation == program.CHOOSE else given
+        found = {type(each).dtype for each in numbers if isinstance(each, _Symbol)}
+        if operation in _OF_CONDITIONS:
+            dtype = np.bool
+        else:
+            dtype = np.float64 if np.float64 in found else np.float32 if found else self._dtype
+        if operation == program.RAISE and dtype is not self._dtype:
+            raise TypeError("Powers are of the compute dtype.")
+        own = [self._register_in(each, dtype) for each in numbers]
+        if operation == program.CHOOSE:
+            own = [self.register_of(given[0], np.bool), *own]
+        return self._append_operation(
+            operation, own, dtype, np.bool if operation in _COMPARES else dtype
+        )
+
+    def narrowed(self, symbol: Any) -> Any:
+        """A symbol of float64 as one of float32."""
+        one = self._append(1.0)
+        return self._append_operation(
+            program.MULTIPLY, [symbol.register, one], np.float32, np.float32
+        )
+
+    def _register_in(self, number: Any, dtype: Any) -> int:
+        """The same of a symbol of float32 among those of float64."""
+        if dtype is np.float64 and type(number) is self.kinds[np.float32]:
+            return number.register
+        return self.register_of(number, dtype)
+
+    def _append_operation(self, operation: int, own: list[int], dtype: Any, made: Any) -> Any:
+        found = self._append(0.0)
+        self.operations.append((operation, *(own * 3)[:3], found, dtype is np.float32))
+        return self.kinds[made](register=found)
+
+    def _append(self, number: float) -> int:
+        self.registers.append(number)
+        return len(self.registers) - 1
+
+
+class _Symbol(NDArrayOperatorsMixin):
+    """Stands for a scalar, or for a condition."""
+
+    tape: _Tape
+    dtype: Any
+
+    def __init__(self, number: Any = None, register: int | None = None) -> None:
+        own = type(self).dtype
+        self.register = self.tape.register_of(number, own) if register is None else register
+
+    def narrow(self, number: Any) -> Any:
+        """What `formula.narrow` makes of a number in the type of this one."""
+        if type(number) is type(self):
+            return number
+        if not isinstance(number, _Symbol) or np.bool in (type(self).dtype, type(number).dtype):
+            raise TypeError(f"{number!r} is no number.")
+        if type(self).dtype is np.float32:
+            return self.tape.narrowed(number)
+        return type(self)(register=number.register)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
+        if method != "__call__" or options or ufunc not in _OPERATIONS:
+            return NotImplemented
+        return self.tape.record(_OPERATIONS[ufunc], *given)
+
+    def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Any:
+        return self.__array_ufunc__(function, "__call__", *given, **options)
+
+    def __bool__(self) -> bool:
+        raise TypeError("What is done depends on a number.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which NumPy asks for
+            raise AttributeError(name)
+        raise TypeError(f"A symbol has no {name}.")
+
+
+class Program:
+    """How scalars come of others.
+
+    Args:
+        dtype: The compute dtype.
+        apart: The types of numbers that are set by themselves, by name.
+        names: Of the other scalars that are given, of the compute dtype.
+        make: Given symbols by name, returns what is made of them, and the dtype for others.
+
+    Raises:
+        TypeError: Something is done that native code does not do.
+    """
+
+    def __init__(
+        self,
+        dtype: Dtype,
+        apart: Mapping[str, Dtype],
+        names: Sequence[str],
+        make: Callable[[Mapping[str, Any], Any], Mapping[str, Any]],
+    ) -> None:
+        self._is_narrow = dtype is np.float32
+        power = POWF if self._is_narrow else libm.power
+        self._power = 0 if power is None else libm.address_of(power)
+        tape = _Tape(dtype, {**apart, **dict.fromkeys(names, dtype)})
+        made = make(tape.given, tape.kinds[dtype])
+        self.names = names
+        self._made = {
+            name: each.register
+            for name, each in made.items()
+            if type(each) in (tape.kinds[np.float32], tape.kinds[np.float64])
+        }
+        if len(self._made) < len(made):
+            raise TypeError("Something is made that is no number.")
+        if power is None and any(own[0] == program.RAISE for own in tape.operations):
+            raise TypeError("Powers of float32 are not C's.")
+        self._operations = np.array(tape.operations, np.int64).reshape(-1, program.OPERATION)
+        self._registers = array("d", tape.registers)
+        self._begin = 8 * len(apart)
+        self._layout = Struct(f"={len(names)}d")
+
+    def again(self) -> Program:
+        """The same for other numbers."""
+        made = copy(self)
+        made._registers = self._registers[:]
+        return made
+
+    def place(self, record: Int64, names: Sequence[str], row: int, rows: int) -> None:
+        """Have a record say what it does.
+
+        Args:
+            record: The record, zeros so far.
+            names: Of the scalars of a row.
+            row: Where the first row lies.
+            rows: How many there are.
+        """
+        self._names = np.array([self._made.get(name, program.NONE) for name in names], np.int64)
+        record[:] = [
+            self._is_narrow,
+            len(self._operations),
+            self._operations.ctypes.data,
+            self._registers.buffer_info()[0],
+            len(names),
+            self._names.ctypes.data,
+            rows,
+            row,
+            self._power,
+        ]
+
+    def give(self, values: Iterable[Any]) -> None:
+        """Set what the scalars are made of, all at once."""
+        self._layout.pack_into(self._registers, self._begin, *values)
+
+    def set(self, place: int, number: Any) -> None:
+        """Set one of the numbers apart."""
+        self._registers[place] = number

@@ -1,0 +1,109 @@
+"""What rules make of measures in the call of a step has the bits of NumPy's."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thalweg.core.symbols import Program
+from thalweg.engines.cpu import program, store
+from thalweg.formula import Rule, maximum, narrow, power, sqrt, where
+from thalweg.rules import LARS
+from thalweg.rules.modern import ADAMH, CAUTIOUS_ADAMW, LAMB, STABLE_ADAMW
+
+KINDS: list[Any] = [np.float32, np.float64]
+SOURCE = Path(program.__file__).read_text()
+MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
+USUAL = st.one_of(st.floats(0, 2), st.floats(1e-9, 1e9), st.sampled_from([0.0, 1.0]))
+ANY = st.one_of(USUAL, st.floats(), st.sampled_from([1e-300, 1e300, 3.4e38, 1e-40, -1.0]))
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def done(made: Program, names: list[str], dtype: Any) -> Any:
+    """A row of scalars that a program makes."""
+    row, record = np.full((1, len(names)), 7, dtype), np.zeros(program.PROGRAM // 8, np.int64)
+    made.place(record, names, row.ctypes.data, 1)
+    name = f"t_{store.digest(SOURCE, MAIN)}"
+    address = store.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(record.ctypes.data)
+    return row[0]
+
+
+def assert_bits(own: Any, other: Any) -> None:
+    assert own == other or (own != own and other != other), (own, other)
+    assert np.signbit(own) == np.signbit(other) or own != own
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "rule", [LAMB, ADAMH, STABLE_ADAMW, CAUTIOUS_ADAMW, LARS], ids=lambda rule: rule.name
+)
+@settings(max_examples=200)
+@given(data=st.data())
+def test_what_rules_make_of_measures(rule: Rule, kind: Any, data: st.DataObject) -> None:
+    function: Any = rule.per_variable
+    wanted = [*inspect.signature(function).parameters]
+    measures, names = [*rule.measures], [name for name in wanted if name not in rule.measures]
+    numbers = data.draw(st.one_of(*(st.tuples(*[each] * len(wanted)) for each in (USUAL, ANY))))
+    with np.errstate(all="ignore"):
+        measured = dict(zip(measures, map(np.float64, numbers), strict=False))
+        scalars = dict(zip(names, map(kind, numbers[len(measures) :]), strict=True))
+        arrays = {name: np.array([each, 1.0]) for name, each in measured.items()}
+        found = {n: np.asarray(x, kind) for n, x in function(**arrays, **scalars).items()}
+    made = Program(kind, dict.fromkeys(measures, np.float64), names, lambda x, _: function(**x))
+    made.give(scalars.values())
+    for place, each in enumerate(measured.values()):
+        made.set(place, each)
+    for own, other in zip(done(made, [*found], kind), found.values(), strict=True):
+        assert_bits(own, np.broadcast_to(other, 2)[0])
+
+
+def both_types(*, wide: Any, x: Any, y: Any) -> Any:
+    one = x * y / 3 - 0.1
+    return {
+        "first": narrow(wide * one, x) + y,
+        "second": where((wide < 1.0) & (x != y) | (y > 2), narrow(wide, x), x),
+        "third": maximum(sqrt(wide) * x, y),
+    }
+
+
+@each_kind
+@settings(max_examples=200)
+@given(wide=ANY, x=ANY, y=ANY)
+def test_numbers_of_two_types_are_computed_as_by_numpy(
+    kind: Any, wide: float, x: float, y: float
+) -> None:
+    with np.errstate(all="ignore"):
+        own = {"x": kind(x), "y": kind(y)}
+        found = both_types(wide=np.array([wide]), **own)
+        found = {n: np.asarray(each, kind) for n, each in found.items()}
+    made = Program(kind, {"wide": np.float64}, [*own], lambda given, _: both_types(**given))
+    made.give(own.values())
+    made.set(0, wide)
+    for one, other in zip(done(made, [*found], kind), found.values(), strict=True):
+        assert_bits(one, other.ravel()[0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda wide, x: {"made": x if wide > 1 else wide},
+        lambda wide, x: {"made": np.tanh(x)},
+        lambda wide, x: {"made": x * np.float64(2)},
+        lambda wide, x: {"made": wide > 1},
+        lambda wide, x: {"made": (wide > 1) * x},
+        lambda wide, x: {"made": 1.0},
+        lambda wide, x: {"made": power(wide, wide)},
+        lambda wide, x: {"made": narrow(2.0, x)},
+    ],
+)
+def test_what_is_no_arithmetic_of_it_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError):
+        Program(np.float32, {"wide": np.float64}, ["x"], lambda given, _: function(**given))

@@ -1,0 +1,165 @@
+"""Steps in one native call of parameters whose numbers differ: only their time differs."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
+from thalweg import optim
+from thalweg.core.plan_cache import PlanCache
+from thalweg.engines import probe
+
+pytestmark = pytest.mark.skipif(
+    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+)
+Side = tuple[Any, list[Parameter]]
+CLASSES: list[tuple[str, dict[str, Any]]] = [
+    ("AdamW", {}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("ASGD", {}),
+    ("Adagrad", {"lr_decay": 0.1}),
+    ("LAMB", {}),
+    ("StableAdamW", {}),
+    ("Adamax", {}),
+]
+
+
+def in_groups(own: list[Parameter], **options: Any) -> Any:
+    return [{"params": own[:2]}, {"params": own[2:], **options}]
+
+
+def compare(sides: list[Side], steps: range, without: Any, around: dict[str, Any]) -> None:
+    """Take steps, of which the twin takes none in one call."""
+    for step in steps:
+        for is_twin, (opt, own) in enumerate(sides):
+            if around.get("fused_unscale"):
+                opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
+            give(own, step, without(step))
+            if is_twin:
+                opt._own.forget_quick()
+            opt.step()
+        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+            assert same(one, other), (what, step)
+            assert getattr(one, "_version", 0) == getattr(other, "_version", 0), (what, step)
+
+
+@pytest.mark.parametrize("around", [each for each, calls in OPTIONS if calls == 1], ids=str)
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
+def test_parameters_may_have_begun_later(
+    name: str, options: dict[str, Any], around: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlanCache, "longest_wait", 1)
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(5)
+        given = in_groups(own, lr=0.02)
+        sides.append((getattr(optim, name)(given, lr=0.01, **options, **around), own))
+    begins = [0, 2, 0, 2, 3]
+    compare(sides, range(9), lambda step: {k for k in range(5) if begins[k] > step}, around)
+    assert taken(sides[0][0]) == 4
+
+
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
+def test_and_may_have_ended(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlanCache, "longest_wait", 1)
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(5)
+        sides.append((getattr(optim, name)(own, lr=0.01, **options), own))
+    compare(sides, range(9), lambda step: {1, 3} if step > 3 else set(), {})
+    assert taken(sides[0][0]) == 3
+
+
+def test_groups_may_go_on_to_other_numbers() -> None:
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(5)
+        sides.append((optim.ASGD(in_groups(own, lr=0.5), lr=0.1), own))
+    compare(sides, range(8), lambda step: set(), {})
+    assert taken(sides[0][0]) == 6
+
+
+def test_a_number_that_others_write_is_seen() -> None:
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(5)
+        sides.append((optim.Adam(own), own))
+    compare(sides, range(4), lambda step: set(), {})
+    assert taken(sides[0][0]) == 2
+    for opt, own in sides:
+        opt.state[own[2]]["step"].fill_(100)
+    compare(sides, range(4, 8), lambda step: set(), {})
+    for opt, own in sides:
+        opt.state[own[2]]["step"].fill_(9)
+        opt.state[own[1]]["step"].fill_(17)
+    compare(sides, range(8, 12), lambda step: set(), {})
+    for opt, own in sides:
+        for param in own:
+            opt.state[param]["step"].fill_(50)
+    compare(sides, range(12, 16), lambda step: set(), {})
+    assert [float(each["step"]) for each in sides[0][0].state.values()] == [54.0] * 5
+
+
+def test_a_state_of_several_rules_that_was_loaded_may_have_its_numbers_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PlanCache, "longest_wait", 1)
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(6)
+        groups = [{"params": own[::2], "rule": "AdamW"}, {"params": own[1::2], "rule": "NAdam"}]
+        sides.append((optim.Mixed(groups), own))
+    compare(sides, range(4), lambda step: set(), {})
+    for opt, _ in sides:
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    compare(sides, range(4, 9), lambda step: set(), {})
+    assert taken(sides[0][0]) == 3
+
+
+def test_a_number_that_others_write_beside_a_frozen_parameter_is_seen() -> None:
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(5)
+        sides.append((optim.tensorflow.Adam(own), own))
+    compare(sides, range(4), lambda step: {1}, {})
+    assert taken(sides[0][0]) == 2
+    for opt, own in sides:
+        opt.state[own[2]]["step"].fill_(100)
+    compare(sides, range(4, 8), lambda step: {1}, {})
+
+
+def made(seed: int) -> Side:
+    dice = random.Random(seed)
+    torch.manual_seed(seed)
+    own = [Parameter(torch.randn(dice.choice(SHAPES))) for _ in range(dice.randint(2, 6))]
+    name, options = dice.choice(CLASSES)
+    around, calls = dice.choice(OPTIONS)
+    groups: Any = in_groups(own, lr=0.05) if dice.random() < 0.5 and len(own) > 2 else own
+    opt = getattr(optim, name)(groups, lr=0.01, **options, **around)
+    for step in range(3 * calls):
+        give(own, step, {k for k in range(len(own)) if k % 3 > step // calls})
+        if around.get("fused_unscale"):
+            opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(2.0)
+        opt.step()
+    return opt, own
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_changes_the_step_is_the_careful_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlanCache, "longest_wait", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not differences(made, seed)
