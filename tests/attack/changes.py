@@ -26,7 +26,7 @@ TRIED = (
 CASES = {False: 500, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "spoilt")
-BATCH = 25
+BATCH = 100
 DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError, RuntimeError, ZeroDivisionError)
 
 

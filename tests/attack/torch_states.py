@@ -28,7 +28,7 @@ from thalweg.optim import tensorflow
 TRIED = "states of optim and optim.tensorflow with one damage each, or of another class"
 CASES = {False: 5000, True: 100_000}
 GOOD = ("taken", "refused")
-BATCH = 250
+BATCH = 1000
 TORCHS = (ValueError, TypeError, RuntimeError, NotImplementedError)
 UNSEEN = (": wrapper", ": unwritten", ": unreadable")  # what nobody can look at
 # What shows elsewhere: in the parameters that groups have, or in slots that an option asks for.

@@ -384,7 +384,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bit patterns, every NaN as one."""
     plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-    plain[plain != plain] = torch.nan
+    plain.masked_fill_(plain != plain, torch.nan)
     return plain.view(BITS[plain.element_size()])
 
 
