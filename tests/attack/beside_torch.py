@@ -31,7 +31,7 @@ TRIED = "trainings of optim beside torch's class, with 12 things that users do b
 CASES = {False: 1000, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "refused")
-BATCH = 250
+BATCH = 50
 DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError, RuntimeError)
 CLOSE = {torch.float32: (1e-4, 1e-6), torch.float64: (1e-9, 1e-12)}
 Move = Callable[["Side", random.Random], None]
@@ -355,7 +355,7 @@ def warm() -> None:
     """Have the kernels in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for number in range(60):
+    for number in range(150):
         attempt(-1, number)
 
 

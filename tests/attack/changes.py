@@ -26,7 +26,7 @@ TRIED = (
 CASES = {False: 500, True: 20_000}
 CHANGES = 12
 GOOD = ("same", "spoilt")
-BATCH = 100
+BATCH = 25
 DOCUMENTED = (thalweg.errors.ThalwegError, ValueError, TypeError, RuntimeError, ZeroDivisionError)
 
 

@@ -28,7 +28,7 @@ from thalweg.errors import InvalidArgumentError, LayoutError, PerformanceWarning
 TRIED = "random layouts of variables, slots, 16-bit copies and gradients, 1 to 4 steps each"
 CASES = {False: 3000, True: 100_000}
 GOOD = ("taken", "refused")
-BATCH = 500
+BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -325,6 +325,8 @@ def warm() -> None:
     for rule in arithmetic.RULES:
         dtypes = [getattr(torch, name) for name in FLOATS]
         take(case(rule), Problem.make(case(rule).row, [5] * len(dtypes), dtypes, 0))
+    for number in range(100):
+        attempt(-1, number)
 
 
 def attack(long: bool, seed: int) -> Figures:

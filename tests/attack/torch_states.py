@@ -28,7 +28,7 @@ from thalweg.optim import tensorflow
 TRIED = "states of optim and optim.tensorflow with one damage each, or of another class"
 CASES = {False: 5000, True: 100_000}
 GOOD = ("taken", "refused")
-BATCH = 1000
+BATCH = 250
 TORCHS = (ValueError, TypeError, RuntimeError, NotImplementedError)
 UNSEEN = (": wrapper", ": unwritten", ": unreadable")  # what nobody can look at
 # What shows elsewhere: in the parameters that groups have, or in slots that an option asks for.
@@ -221,6 +221,8 @@ def warm() -> None:
         trained(getattr(optim, name), own, name == "SparseAdam")
     for name, own in TENSORFLOWS:
         trained(getattr(tensorflow, name), own)
+    for number in range(200):  # with the options, and what a refusal imports
+        attempt(-1, number)
 
 
 def attack(long: bool, seed: int) -> Figures:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 "runs without TRITON_INTERPRET=1" if INTERPRETED else "needs TRITON_INTERPRET=1"
             )
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_is_patched_once() -> Iterator[None]:
+    """Triton's interpreter puts its own functions into the language once for each program.
+
+    It does so again wherever a program calls a function, to no effect, in half of its time.
+    """
+    with pytest.MonkeyPatch.context() as changed:
+        if INTERPRETED and importlib.util.find_spec("triton"):
+            from triton import language
+            from triton.runtime import interpreter
+
+            patch = interpreter._patch_lang
+
+            def patch_once(function: Any) -> Any:
+                is_patched = not language.core.is_builtin(language.load)
+                return interpreter._LangPatchScope() if is_patched else patch(function)
+
+            if hasattr(interpreter, "_LangPatchScope"):  # Triton had other names for it
+                changed.setattr(interpreter, "_patch_lang", patch_once)
+        yield
