@@ -41,11 +41,13 @@ def language_is_patched_once() -> Iterator[None]:
             from triton import language
             from triton.runtime import interpreter
 
-            patch = interpreter._patch_lang
+            patch, homes = interpreter._patch_lang, (language, language.core)
 
             def patch_once(function: Any) -> Any:
-                is_patched = not language.core.is_builtin(language.load)
-                return interpreter._LangPatchScope() if is_patched else patch(function)
+                known = {id(each) for each in function.__globals__.values()}
+                own = [home for home in homes if id(home) in known]
+                is_new = any(language.core.is_builtin(home.load) for home in own)
+                return patch(function) if is_new else interpreter._LangPatchScope()
 
             if hasattr(interpreter, "_LangPatchScope"):  # Triton had other names for it
                 changed.setattr(interpreter, "_patch_lang", patch_once)
