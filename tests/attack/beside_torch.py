@@ -355,7 +355,7 @@ def warm() -> None:
     """Have the kernels in memory."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for number in range(60):
+    for number in range(150):
         attempt(-1, number)
 
 

@@ -325,6 +325,8 @@ def warm() -> None:
     for rule in arithmetic.RULES:
         dtypes = [getattr(torch, name) for name in FLOATS]
         take(case(rule), Problem.make(case(rule).row, [5] * len(dtypes), dtypes, 0))
+    for number in range(100):
+        attempt(-1, number)
 
 
 def attack(long: bool, seed: int) -> Figures:

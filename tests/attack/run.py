@@ -21,6 +21,11 @@ def main() -> int:
 
     kernel_cache.keep_apart()
     from attack import ATTACKS, clock, load
+    from attack.server import Server
+
+    def used() -> float:
+        """Seconds of processors that this process, its children and servers have had."""
+        return sum(os.times()[:4]) + Server.used
 
     parser = argparse.ArgumentParser(description="Attacks on the library, with figures.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ATTACKS)}")
@@ -47,11 +52,6 @@ def main() -> int:
             sys.stderr.write(f"  {failure}\n")
         failed = failed or bool(figures.failures)
     return int(failed)
-
-
-def used() -> float:
-    """Seconds of processors that this process and its children have had."""
-    return sum(os.times()[:4])
 
 
 if __name__ == "__main__":

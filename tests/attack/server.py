@@ -1,8 +1,7 @@
 """A warmed process that forks a child for each batch of cases: a crash kills the child only.
 
-Run as `python -m attack.server MODULE` it is that process. The module has `warm()`, and `attempt`,
-which takes the parts of a case and returns what became of it in a word or a line. A child that
-takes more than `PATIENCE` seconds has hung.
+A module of cases has `warm()`, and `attempt`, which takes the parts of a case and returns what
+became of it in a word or a line. A child that takes more than `PATIENCE` seconds has hung.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
+from fresh import context
 
 PATIENCE = 240
 
@@ -32,17 +31,19 @@ class Server:
 
     Args:
         module: The module whose cases it runs.
+
+    Attributes:
+        used: Seconds of processors that those had which have been closed, with their children.
     """
 
+    used = 0.0
+
     def __init__(self, module: str) -> None:
-        folders = [str(Path(__file__).parents[1]), *sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "attack.server", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-        )
+        self._pipe, theirs = context.Pipe()
+        given = module, [*sys.path], dict(os.environ), theirs
+        self._process = context.Process(target=serve, args=given, daemon=True)
+        self._process.start()
+        theirs.close()
 
     def __enter__(self) -> Server:
         return self
@@ -51,17 +52,13 @@ class Server:
         self.close()
 
     def _ask(self, batch: Sequence[Any], planted: str) -> list[str] | str:
-        pipes = self._process
-        assert pipes.stdin is not None
-        assert pipes.stdout is not None
-        line = ""
-        with contextlib.suppress(BrokenPipeError):
-            pipes.stdin.write(json.dumps([planted, batch]) + "\n")
-            pipes.stdin.flush()
-            line = pipes.stdout.readline()
-        if not line:
-            raise RuntimeError(f"The server has ended with status {pipes.wait()}.")
-        return json.loads(line)
+        try:
+            self._pipe.send((planted, batch))
+            return self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            status = self._process.exitcode
+            raise RuntimeError(f"The server has ended with status {status}.") from None
 
     def run(self, batch: Sequence[Any], planted: str = "") -> list[str]:
         """What became of each case; a crash is found by running the batch one by one.
@@ -78,11 +75,11 @@ class Server:
 
     def close(self) -> None:
         """End the process."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        self._process.wait()
+        with contextlib.suppress(EOFError, ConnectionError):
+            self._pipe.send(None)
+            Server.used += self._pipe.recv()
+        self._pipe.close()
+        self._process.join()
 
 
 def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[str]) -> Figures:
@@ -106,14 +103,18 @@ def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[st
     return figures
 
 
-def serve(module: str) -> None:
+def serve(module: str, path: list[str], environment: Mapping[str, str], pipe: Any) -> None:
     """Answer batches until there are no more."""
+    sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)
     cases = importlib.import_module(module)
     cases.warm()
-    for line in sys.stdin:
-        answer = in_child(partial(_answered, cases, *json.loads(line)))
-        sys.stdout.write((json.dumps(answer) if answer.startswith("exit ") else answer) + "\n")
-        sys.stdout.flush()
+    with contextlib.suppress(EOFError):
+        while asked := pipe.recv():
+            answer = in_child(partial(_answered, cases, *asked))
+            pipe.send(answer if answer.startswith("exit ") else json.loads(answer))
+        pipe.send(sum(os.times()[:4]))
 
 
 def in_child(work: Callable[[], str]) -> str:
@@ -149,7 +150,3 @@ def _attempted(cases: Any, case: Sequence[Any]) -> str:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -223,11 +223,11 @@ def attempt(seed: int, number: int) -> str:
 
 
 def warm() -> None:
-    """Have the kernels in memory."""
+    """Have the kernels in memory, and what a refusal imports."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for make in MAKE.values():
-        make()
+    for number in range(120):
+        attempt(-1, number)
 
 
 def attack(long: bool, seed: int) -> Figures:

@@ -221,6 +221,8 @@ def warm() -> None:
         trained(getattr(optim, name), own, name == "SparseAdam")
     for name, own in TENSORFLOWS:
         trained(getattr(tensorflow, name), own)
+    for number in range(200):  # with the options, and what a refusal imports
+        attempt(-1, number)
 
 
 def attack(long: bool, seed: int) -> Figures:

@@ -344,5 +344,5 @@ def _bits(value: Any) -> Any:
         return [_bits(value._indices()), _bits(value._values())]
     plain = value.resolve_neg().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
     if plain.is_floating_point():
-        plain[plain != plain] = torch.nan
+        plain.masked_fill_(plain != plain, torch.nan)
     return plain.dtype, tuple(plain.shape), plain.view(-1).view(torch.uint8).numpy().tobytes()

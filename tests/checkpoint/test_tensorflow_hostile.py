@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import time
 import warnings
@@ -48,20 +50,29 @@ OPTIONS = [
 ]
 
 
+# Strategies are made once, for Hypothesis looks at each: that takes longer than to draw from it.
+KINDS = st.sampled_from(["F32", "F32", "F32", "I64", *ITEM_BYTES])
+SHAPES = st.lists(st.integers(0, 2), max_size=2).map(tuple)
+
+
+@functools.cache
+def contents(size: int) -> Any:
+    return st.binary(min_size=size, max_size=size)
+
+
 @st.composite
-def tensors(draw: Any, names: Any) -> dict[str, Stored]:
-    """Tensors of any dtypes and small shapes, full of any bytes."""
+def named(draw: Any, lists: Any) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
-    for name in draw(st.lists(names, max_size=12, unique=True)):
-        dtype = draw(st.sampled_from(["F32", "F32", "F32", "I64", *ITEM_BYTES]))
-        shape = tuple(draw(st.lists(st.integers(0, 2), max_size=2)))
-        size = ITEM_BYTES[dtype]
-        for each in shape:
-            size *= each
-        found[name] = Stored(
-            dtype, shape, memoryview(draw(st.binary(min_size=size, max_size=size)))
-        )
+    for name in draw(lists):
+        dtype, shape = draw(KINDS), draw(SHAPES)
+        size = ITEM_BYTES[dtype] * math.prod(shape)
+        found[name] = Stored(dtype, shape, memoryview(draw(contents(size))))
     return found
+
+
+def tensors(names: Any) -> Any:
+    """Tensors of any dtypes and small shapes, full of any bytes."""
+    return named(st.lists(names, max_size=12, unique=True))
 
 
 paths = st.lists(st.sampled_from([*PARTS, ""]), min_size=1, max_size=4).map("/".join)
@@ -105,22 +116,31 @@ def test_any_names_of_a_saver(count: int) -> None:
             _tried(sorted_names("m", found))
 
 
+TENSORS, COUNTS = tensors(st.sampled_from(KEYS)), st.integers(0, 6)
+
+
+@functools.cache
+def parts_of_nodes(count: int, names: int) -> Any:
+    """Children, attributes and slots of a node of so many, beside so many names."""
+    index, keys = st.integers(-1, count), st.sampled_from(KEYS)
+    kind, name = st.sampled_from(["VARIABLE_VALUE", "OTHER"]), st.integers(0, names - 1)
+    return st.tuples(
+        st.dictionaries(st.sampled_from([*KEYS, "model"]), index, max_size=4),
+        st.lists(st.tuples(kind, paths, name), max_size=2),
+        st.lists(st.builds(SlotVariable, index, keys, index), max_size=3).map(tuple),
+    )
+
+
 @st.composite
 def graphs(draw: Any) -> tuple[dict[str, Stored], ObjectGraph]:
     """Tensors, and a graph that may or may not fit them."""
-    found = draw(tensors(st.sampled_from(KEYS)))
+    found, count = draw(TENSORS), draw(COUNTS)
     names = [*found, "missing"]
-    count = draw(st.integers(0, 6))
-    index = st.integers(-1, count)
     nodes = []
     for _ in range(count):
-        children = draw(st.dictionaries(st.sampled_from([*KEYS, "model"]), index, max_size=4))
-        attribute = st.builds(
-            Attribute, st.sampled_from(["VARIABLE_VALUE", "OTHER"]), paths, st.sampled_from(names)
-        )
-        slot = st.builds(SlotVariable, index, st.sampled_from(KEYS), index)
-        attributes = draw(st.lists(attribute, max_size=2))
-        nodes.append(Node(children, tuple(attributes), tuple(draw(st.lists(slot, max_size=3)))))
+        children, attributes, slots = draw(parts_of_nodes(count, len(names)))
+        own = tuple(Attribute(kind, path, names[name]) for kind, path, name in attributes)
+        nodes.append(Node(children, own, slots))
     return found, ObjectGraph(tuple(nodes))
 
 

@@ -20,12 +20,15 @@ import torch
 
 from rulebook import FIRST, FLUSH, KINDS, Case, Engines, by_rule
 from thalweg.engines.engine import Request
-from thalweg.engines.reference import numpy_formula
+from thalweg.engines.reference import NUMPY
+from thalweg.engines.transcribe import bind_formula
 
 RECORDED = Path(__file__).parent / "drift.json"
 STEPS, SIZE, NOISES = 10_000, 4096, 16
 SMALLEST = 2.0**-20  # variables nearer to 0 are measured in its units
 QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "largest": 1.0}
+# NumPy's own, which differ from the library's in the last bit of float64 and take a tenth as long.
+FUNCTIONS = {**NUMPY, "exp": np.exp, "log": np.log, "power": np.power}
 Array = np.ndarray[Any, Any]
 
 
@@ -69,7 +72,7 @@ def fused(case: Case) -> Callable[[int], Array]:
 
 def exact(case: Case) -> Callable[[int], Array]:
     """A step of the reference formula in float64, with the scalars of float32."""
-    bowl, update = Bowl(np.float64), numpy_formula(case.rule.update, np.float64)
+    bowl, update = Bowl(np.float64), bind_formula(case.rule.update, FUNCTIONS, np.float64)
     code = case.rule.update.__code__
     names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
     arrays = [bowl.start, *slots_of(case, np.float64)]

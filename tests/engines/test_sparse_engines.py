@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rulebook
@@ -24,12 +23,23 @@ from rulebook import (
     sparse,
     take,
 )
+from shared_examples import check_examples
 from thalweg.engines.cpu import sparse as sparse_engine
 
 INDICES = st.integers(1, 20).flatmap(
     lambda rows: st.tuples(st.just(rows), st.lists(st.integers(0, rows - 1), max_size=50))
 )
 INTEGERS = [torch.int32, torch.int64]
+EXAMPLES = {
+    is_wide: st.tuples(
+        INDICES,
+        st.sampled_from([torch.float32, torch.bfloat16] if is_wide else [torch.float32]),
+        st.sampled_from(INTEGERS),
+        st.integers(0, 99),
+        st.booleans(),
+    )
+    for is_wide in (False, True)
+}
 
 
 def make(
@@ -50,11 +60,7 @@ def make(
 @many("width", [(), (1,), (3,), (2, 4)])
 def test_sparse_equals_reference(case, width, budget):
     is_wide = width == (3,) and (budget > 6 or case.rule.name in KINDS)
-    dtypes = [torch.float32, torch.bfloat16] if is_wide else [torch.float32]
 
-    @settings(max_examples=budget)
-    @given(INDICES, st.sampled_from(dtypes), st.sampled_from(INTEGERS), st.integers(0, 99),
-           st.booleans())  # fmt: skip
     def check(rows_and_indices, dtype, kind, seed, flush):
         rows, indices = rows_and_indices
         problem = make(case, rows, indices, width, dtype, seed, 0.1 * (seed % 3), kind)
@@ -63,7 +69,7 @@ def test_sparse_equals_reference(case, width, budget):
         got = take(case, problem, selection, steps=2)
         assert_same(got.written(), wanted.written(), f"{case.rule.name} {indices}")
 
-    check()
+    check_examples(check, budget, EXAMPLES[is_wide])
 
 
 def plain_loop(case, problem):

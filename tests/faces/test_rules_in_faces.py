@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,6 +16,7 @@ import thalweg
 from bad_numbers import BAD, LONG, PLACES
 from many import many
 from rulebook import DTYPES, KINDS, LENGTHS, assert_same, label, slow_unless, values
+from shared_examples import check_examples
 from thalweg import IndexedSlices, Variable
 from thalweg.catalogue import applied, by_rule
 from thalweg.engines.selection import DENORMALS
@@ -48,18 +49,21 @@ def trained(name: str, start: list[Tensor], steps: list[list[Any]], engine: Any)
     return floating(opt, variables)
 
 
+@functools.cache
+def examples_of(dtypes: tuple[torch.dtype, ...]) -> Any:
+    """Tensors, a seed of their values, the share of special ones, and what denormals are."""
+    tensors = st.lists(st.tuples(LENGTH, st.sampled_from(dtypes)), min_size=1, max_size=8)
+    special = st.sampled_from([0.0, 0.1, 0.6])
+    return st.tuples(tensors, st.integers(0, 2**32), special, st.sampled_from(DENORMALS))
+
+
 @pytest.mark.parametrize(
     "budget", [6, pytest.param(200, marks=pytest.mark.slow)], ids=["quick", "long"]
 )
 @each_rule
 def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> None:
     dtypes = DTYPES if budget > 6 or name in QUICK else DTYPES[:2]
-    tensors = st.lists(st.tuples(LENGTH, st.sampled_from(dtypes)), min_size=1, max_size=8)
 
-    @settings(max_examples=budget)
-    @given(
-        tensors, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6]), st.sampled_from(DENORMALS)
-    )
     def check(tensors: Any, seed: int, special: float, denormals: Any) -> None:
         rng = np.random.default_rng(seed)
         start, *steps = [
@@ -69,7 +73,7 @@ def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> N
             got, wanted = (trained(name, start, steps, each) for each in ("cpu", "reference"))
         assert_same(got, wanted, f"{name} seed {seed}")
 
-    check()
+    check_examples(check, budget, examples_of(dtypes))
 
 
 # Bad numbers

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import tracemalloc
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -39,11 +40,18 @@ def _nothing_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
+KINDS = st.sampled_from(sorted(NUMBERS))
+
+
+@cache
+def contents(size: int) -> Any:  # a strategy takes longer to make than to draw from
+    return st.binary(min_size=size, max_size=size)
+
+
 @st.composite
 def tensors(draw: Any) -> Stored:
-    dtype, shape = draw(st.sampled_from(sorted(NUMBERS))), draw(SHAPES)
-    size = int(np.prod(shape, dtype=int)) * ITEM_BYTES[dtype]
-    data = draw(st.binary(min_size=size, max_size=size))
+    dtype, shape = draw(KINDS), draw(SHAPES)
+    data = draw(contents(math.prod(shape) * ITEM_BYTES[dtype]))
     return Stored(dtype, shape, memoryview(bytes(b & 1 for b in data) if dtype == "BOOL" else data))
 
 
@@ -95,15 +103,23 @@ def test_keys_of_slices_have_the_order_of_what_they_stand_for(one: Any, other: A
     assert (keys[0] == keys[1]) == (rank(*one) == rank(*other))
 
 
-@st.composite
-def graphs(draw: Any) -> ObjectGraph:
-    count = draw(st.integers(1, 6))
+@cache
+def nodes(count: int) -> Any:
+    """A node of a graph of so many."""
     ids, text = st.integers(0, count - 1), st.text(CHARACTERS, max_size=5)
     values = st.builds(Attribute, text, text, text)
     slots = st.builds(SlotVariable, ids, text, ids)
-    children = st.dictionaries(text, ids, max_size=4)
     some = [st.lists(each, max_size=3).map(tuple) for each in (values, slots)]
-    return ObjectGraph(tuple(draw(st.builds(Node, children, *some)) for _ in range(count)))
+    return st.builds(Node, st.dictionaries(text, ids, max_size=4), *some)
+
+
+COUNTS = st.integers(1, 6)
+
+
+@st.composite
+def graphs(draw: Any) -> ObjectGraph:
+    count = draw(COUNTS)
+    return ObjectGraph(tuple(draw(nodes(count)) for _ in range(count)))
 
 
 @ALIKE

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-_context: Any = multiprocessing.get_context(_METHOD)
+context: Any = multiprocessing.get_context(_METHOD)
 if _METHOD == "forkserver":
-    _context.set_forkserver_preload(["torch", "torch._dynamo"])
+    context.set_forkserver_preload(["torch", "torch._dynamo"])
 
 
 @cache
@@ -42,7 +42,7 @@ class Fresh:
         self._folder = tempfile.TemporaryDirectory()
         self._outputs = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
         own = {**os.environ, **environment}
-        self._process = _context.Process(
+        self._process = context.Process(
             target=_main, args=(program, arguments, own, self._outputs, _bytecode().name)
         )
         self._process.start()

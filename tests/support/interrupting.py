@@ -48,18 +48,22 @@ def outcome(
     Raises:
         Whatever else the work raises.
     """
-    left = number
+    left, counted = number, {"opcode"} if by_opcode else {"opcode", "line"}
 
-    def trace(frame: Any, event: str, argument: Any) -> Any:
+    def count(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
-        if "thalweg" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = by_opcode or "section" in frame.f_code.co_filename
-        if event == "opcode" or (event == "line" and not by_opcode):
+        if event in counted:
             left -= 1
             if left < 0:
                 raise KeyboardInterrupt
-        return trace
+        return count
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if "thalweg" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = by_opcode or "section" in frame.f_code.co_filename
+        frame.f_trace_lines = not by_opcode
+        return count
 
     found: list[BaseException | None] = []
 

@@ -225,6 +225,20 @@ SPECIAL = np.array([
 ])  # fmt: skip
 
 
+def numbers(
+    shape: Any, rng: np.random.Generator, special: float, low: float | None, high: float
+) -> np.ndarray:
+    """Random numbers, as `values` has them."""
+    if low is not None:
+        made = rng.uniform(low, high, shape)
+    else:
+        made = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 3, shape)
+    if special:
+        other = SPECIAL[rng.integers(0, len(SPECIAL), shape)]
+        made = np.where(rng.random(shape) < special, other, made)
+    return made
+
+
 def values(
     shape: int | tuple[int, ...],
     dtype: torch.dtype,
@@ -238,14 +252,7 @@ def values(
     Args:
         special: The share of zeros, denormals, infinities, NaN and extremes among them.
     """
-    if low is not None:
-        made = rng.uniform(low, high, shape)
-    else:
-        made = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 3, shape)
-    other = SPECIAL[rng.integers(0, len(SPECIAL), shape)]
-    made = np.where(rng.random(shape) < special, other, made)
-    with np.errstate(all="ignore"):
-        return torch.tensor(made).to(dtype)
+    return torch.tensor(numbers(shape, rng, special, low, high)).to(dtype)
 
 
 def slots_for(row: Row, var: torch.Tensor, rng: np.random.Generator, special: float = 0.0) -> list:
@@ -267,10 +274,19 @@ class Problem:
         cls, row: Row, shapes: Sequence[Any], dtypes: Sequence[torch.dtype], seed: int,
         special: float = 0.0,
     ) -> Problem:  # fmt: skip
-        rng = np.random.default_rng(seed)
-        variables = [values(s, d, rng, special) for s, d in zip(shapes, dtypes, strict=True)]
-        slots = [slots_for(row, var, rng, special) for var in variables]
-        gradients = [values(tuple(var.shape), var.dtype, rng, special) for var in variables]
+        # All numbers at once: a call takes longer than those of a tensor.
+        rng, count = np.random.default_rng(seed), len(row.rule.element_slots)
+        plain = [torch.Size([shape] if isinstance(shape, int) else shape) for shape in shapes]
+        sizes, kinds = [shape.numel() for shape in plain], list(zip(plain, dtypes, strict=True))
+
+        def made(low: float | None = None, high: float = 2.0) -> list[torch.Tensor]:
+            flat = torch.from_numpy(numbers(sum(sizes), rng, special, low, high))
+            parts = zip(flat.split(sizes), kinds, strict=True)
+            return [part.to(dtype, copy=True).view(shape) for part, (shape, dtype) in parts]
+
+        variables, gradients = made(), made()
+        columns = [made(*row.warm) for _ in range(count)]
+        slots = [list(own) for own in zip(*columns, strict=True)] or [[] for _ in variables]
         return cls(variables, slots, gradients)
 
     def copy(self) -> Problem:
@@ -368,7 +384,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bit patterns, every NaN as one."""
     plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-    plain[plain != plain] = torch.nan
+    plain.masked_fill_(plain != plain, torch.nan)
     return plain.view(BITS[plain.element_size()])
 
 

@@ -37,6 +37,8 @@ def compute_dtype(dtype: torch.dtype) -> type[np.floating]:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill one run of memory, in any order of dimensions, each once."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     extents = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted(pair for pair in extents if pair[1] != 1):

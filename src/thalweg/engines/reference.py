@@ -187,7 +187,8 @@ def _flush_results(formula: Formula, results: Sequence[Any], var: Array, grad: i
     for index, result in enumerate(results):
         passed = transcript.passes_through(index, index + (grad if index else 0))
         array = np.asarray(result, var.dtype)
-        arrays.append(np.broadcast_to(array if passed else array * one, var.shape))
+        array = array if passed else array * one
+        arrays.append(array if array.shape == var.shape else np.broadcast_to(array, var.shape))
     return arrays
 
 

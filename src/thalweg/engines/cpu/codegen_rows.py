@@ -172,20 +172,16 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
 
 def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
-    lines = [
+    # In one loop, as far as a line of the widest: LLVM takes long for each.
+    sizes = {k: STORAGE[kind].size for k, kind in enumerate(storage) if k != 1}
+    return [
         f"ahead = group + {_AHEAD}",
         "if ahead < groups:",
         "    there = row_of[ahead] * width",
+        f"    for i in range(there, there + min(width, {_SHORT}), {LINE // max(sizes.values())}):",
+        # Gradients are read almost in order.
+        *(f"        prefetch(base[{k}] + i * {size})" for k, size in sizes.items()),
     ]
-    for index, kind in enumerate(storage):
-        if index != 1:  # gradients are read almost in order
-            size = STORAGE[kind].size
-            lines += [
-                f"    start = base[{index}] + there * {size}",
-                f"    for line in range(0, min(width, {_SHORT}) * {size}, {LINE}):",
-                "        prefetch(start + line)",
-            ]
-    return lines
 
 
 def _indent_lines(*lines: str) -> list[str]:

@@ -133,11 +133,12 @@ def _optimize_module(name: str, source: str, briefly: bool) -> Any:
     written.triple, written.data_layout = machine.triple, str(machine.target_data)
     module = binding.parse_assembly(str(written))
     options = binding.create_pipeline_tuning_options(1 if briefly else _optimization_level())
+    options.loop_vectorization = not briefly
+    options.loop_unrolling = False  # a fifth of LLVM's time, for code that waits for memory
     builder = binding.create_pass_builder(machine, options)
     if briefly:
         builder.getFunctionPassManager().run(module.get_function(name), builder)
     else:
-        options.loop_vectorization = True
         builder.getModulePassManager().run(module, builder)
     return module
 
