@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from thalweg.engines.arrays import Float64
 from thalweg.engines.engine import Columns, Dtype
 from thalweg.engines.given import check_given
 from thalweg.engines.layout import compute_dtype, is_dense
@@ -38,8 +37,9 @@ class Asked(NamedTuple):
 def asked_by(stage: Stage) -> Asked:
     """The names of a stage's parameters, but those that a `functools.partial` has bound."""
     function: Any = stage.function
-    bound = function.keywords if isinstance(function, partial) else {}
-    own = [each for each in signature(function).parameters.values() if each.name not in bound]
+    bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
+    given = signature(cast("Any", function)).parameters.values()
+    own = [each for each in given if each.name not in bound]
     needed = tuple(each.name for each in own if each.default is each.empty)
     return Asked(needed, tuple(each.name for each in own if each.default is not each.empty))
 
@@ -116,8 +116,8 @@ class Batch:
         """A scalar of each variable."""
         if name not in columns.separate:
             return [float(columns.shared[self.dtype][name])] * len(self.members)
-        vector: Float64 | Tensor = columns.separate[name]
-        return [float(each) for each in vector[self.members].tolist()]
+        own: list[float] = columns.separate[name][self.members].tolist()
+        return own
 
     def scalar(self, name: str, columns: Columns, rows: Sequence[int]) -> Any:
         """A scalar of the step: a number, or a tensor of shape (rows, 1, 1) where it differs.

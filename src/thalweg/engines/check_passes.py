@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -63,7 +63,8 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, int]) -> tuple[int, ...]
     """The shape of a slot beside a matrix."""
     try:
         found: Any = slot.shape(*shape)  # pyright: ignore[reportOptionalCall]
-        is_shape = isinstance(found, tuple) and all(type(x) is int and x >= 0 for x in found)
+        sizes = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (None,))
+        is_shape = all(type(size) is int and size >= 0 for size in sizes)
     except Exception as error:
         raise RuleError(
             f"The shape of slot {slot.name!r} fails beside a matrix of shape {shape}:"
@@ -71,4 +72,4 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, int]) -> tuple[int, ...]
         ) from error
     if not is_shape:
         raise RuleError(f"The shape of slot {slot.name!r} must be a tuple of sizes, not {found!r}.")
-    return found
+    return sizes

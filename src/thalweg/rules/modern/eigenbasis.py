@@ -3,6 +3,8 @@
 A side that is too long has no factor: an empty one, and an empty basis, stand for none.
 """
 
+# Pyright takes `torch` for the package beside this one.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 import torch
 
 _TINY = 1e-30  # added to a factor's diagonal before its first eigenvectors

@@ -4,6 +4,8 @@ The coefficients are published with Muon (Jordan 2024), by @YouJiacheng in modde
 ("quintic"), and with Polar Express (Amsel et al. 2025, arXiv 2505.16932).
 """
 
+# Pyright takes `torch` for the package beside this one.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -59,7 +61,7 @@ def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tupl
         known = coefficients if several else (coefficients,)  # pyright: ignore
         if not all(len(each) == 3 and all(map(_is_finite, each)) for each in known):
             raise ValueError(f"ns_coefficients must be three numbers each, not {coefficients!r}.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 < steps < 100:
+    if type(steps) is not int or not 0 < steps < 100:
         raise ValueError(f"ns_steps must be a whole number from 1 to 99, not {steps!r}.")
     return tuple(known[min(index, len(known) - 1)] for index in range(steps))
 

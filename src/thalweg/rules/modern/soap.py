@@ -100,7 +100,7 @@ def soap(frequency=10, largest=10000, whitens=False):
         ValueError: A number is no positive integer.
     """
     for name, value in (("precondition_frequency", frequency), ("max_precondition_dim", largest)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a positive integer, not {value!r}.")
 
     rows, columns = (partial(side, largest=largest, of_columns=each) for each in (False, True))
