@@ -242,8 +242,11 @@ class SteadyStep:
             return None
         if following is None:
             return None
-        for k, value in enumerate(chain.from_iterable(chain.from_iterable(following))):
-            snapshot.set_number(k, value)
+        k = 0
+        for values in chain.from_iterable(following):
+            for value in values:
+                snapshot.set_number(k, value)
+                k += 1
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
