@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thalweg.core.steady_gradients import Scalars
 
 PLAIN = (Tensor, torch.nn.Parameter)
+Following = tuple[Column, list[Any]]  # what its numbers become: one for all, or one for each
 
 
 class SteadyShare:
@@ -171,7 +172,7 @@ class SteadyShare:
 
     def prepare(
         self, groups: Sequence[Any], of_gradients: Scalars | None
-    ) -> list[list[Any]] | None:
+    ) -> list[Following] | None:
         """Give the kernels the scalars of the step.
 
         Args:
@@ -215,26 +216,21 @@ class SteadyShare:
         made.update({(dtype, key): found for key, found in own.items()})
         return own
 
-    def _following(self) -> list[list[Any]] | None:
+    def _following(self) -> list[Following] | None:
         """What the numbers of parameters become; None if one is no longer one for all."""
-        found: list[list[Any]] = []
+        found: list[Following] = []
         following = self.hooks._next
         for column, is_one in zip(self.columns, self._are_one, strict=True):
             if not is_one:
                 own = {key: following(column, key) for key in self._scalars}
-                found.append([own[key] for key in self.keys])
+                found.append((column, [own[key] for key in self.keys]))
                 continue
             value = following(column, self.keys[0])
             for key in self._others:
                 if following(column, key) != value:
                     return None
-            found.append([value])
+            found.append((column, [value]))
         return found
-
-    def wrote(self, values: Sequence[Sequence[Any]]) -> None:
-        """Those were written."""
-        for column, own in zip(self.columns, values, strict=True):
-            column.wrote(own)
 
 
 def _owners_of(planned: Any) -> list[Tensor]:
