@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from thalweg.optim.fused_optimizer import Repeated
 from thalweg.optim.groups import Options, number
 from thalweg.optim.scaled import forget_scale
 from thalweg.optim.steady_scalars import hold
-from thalweg.optim.steady_share import PLAIN, SteadyShare
+from thalweg.optim.steady_share import PLAIN, Following, SteadyShare
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -220,14 +219,14 @@ class SteadyStep:
         following = self._take_by(optimizer, given)
         if following is None:
             return False
-        for share, values in zip(self.shares, following, strict=True):
-            share.wrote(values)
+        for column, values in following:
+            column.wrote(values)
         own["_opt_called"] = True
         return True
 
     def _take_by(
         self, optimizer: Any, given: tuple[int, Any, Any], is_beyond: bool = False
-    ) -> list[list[list[Any]]] | None:
+    ) -> list[Following] | None:
         """Take the step; the numbers that followed, or None if it was not taken.
 
         Args:
@@ -242,8 +241,11 @@ class SteadyStep:
             return None
         if following is None:
             return None
-        for k, value in enumerate(chain.from_iterable(chain.from_iterable(following))):
-            snapshot.set_number(k, value)
+        k = 0
+        for _, values in following:
+            for value in values:
+                snapshot.set_number(k, value)
+                k += 1
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
@@ -255,7 +257,7 @@ class SteadyStep:
 
     def _prepare(
         self, optimizer: Any, begun: int, pairs: list[Any] | None, is_beyond: bool
-    ) -> list[list[list[Any]]] | None:
+    ) -> list[Following] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
         groups, own = self.groups, vars(optimizer)
         for place, known in self._beside:
@@ -275,12 +277,12 @@ class SteadyStep:
                     before = [each for each in self._reports if each[0] == begun]
                     self._reports = [*before, (begun + 1, seen)]
                 of_gradients, _ = self._gradients.scalars(seen)
-        found: list[list[list[Any]]] = []
+        found: list[Following] = []
         for share in self.shares:
             following = share.prepare(groups, of_gradients)
             if following is None:
                 return None
-            found.append(following)
+            found += following
         return found
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thalweg.core.steady_gradients import Scalars
 
 PLAIN = (Tensor, torch.nn.Parameter)
+Following = tuple[Column, list[Any]]  # what its numbers become: one for all, or one for each
 
 
 class SteadyShare:
@@ -52,6 +53,7 @@ class SteadyShare:
         self.owners = [] if self.planned is None else _owners_of(self.planned)
         self._is_torchs = type(self.hooks) is TorchHooks  # else the numbers are TensorFlow's
         self.keys: Sequence[Hashable] = self.places
+        self._others: list[Hashable] = []  # keys but for the first
         self._are_one: list[bool] = []  # for each column whether all have one number, in a row
         self._launches: Sequence[Launch] = ()
         self._scalars: dict[Hashable, Any] = {}  # by key
@@ -125,7 +127,8 @@ class SteadyShare:
         for first, key in enumerate(self.keys):
             if key not in self._scalars:
                 self._scalars[key] = kind(self.hooks, self.places[first], first)
-        are_alike = len(self._scalars) == 1
+        self._others = [*self._scalars][1:]
+        are_alike = not self._others
         self._are_one = [
             column._places is None
             and (are_alike or not self._is_torchs or (column.name == STEP and not differing))
@@ -169,7 +172,7 @@ class SteadyShare:
 
     def prepare(
         self, groups: Sequence[Any], of_gradients: Scalars | None
-    ) -> list[list[Any]] | None:
+    ) -> list[Following] | None:
         """Give the kernels the scalars of the step.
 
         Args:
@@ -213,21 +216,21 @@ class SteadyShare:
         made.update({(dtype, key): found for key, found in own.items()})
         return own
 
-    def _following(self) -> list[list[Any]] | None:
+    def _following(self) -> list[Following] | None:
         """What the numbers of parameters become; None if one is no longer one for all."""
-        found: list[list[Any]] = []
+        found: list[Following] = []
+        following = self.hooks._next
         for column, is_one in zip(self.columns, self._are_one, strict=True):
-            own = {key: self.hooks._next(column, key) for key in self._scalars}
-            first, *others = own.values()
-            if is_one and others.count(first) < len(others):
-                return None
-            found.append([first] if is_one else [own[key] for key in self.keys])
+            if not is_one:
+                own = {key: following(column, key) for key in self._scalars}
+                found.append((column, [own[key] for key in self.keys]))
+                continue
+            value = following(column, self.keys[0])
+            for key in self._others:
+                if following(column, key) != value:
+                    return None
+            found.append((column, [value]))
         return found
-
-    def wrote(self, values: Sequence[Sequence[Any]]) -> None:
-        """Those were written."""
-        for column, own in zip(self.columns, values, strict=True):
-            column.wrote(own)
 
 
 def _owners_of(planned: Any) -> list[Tensor]:
