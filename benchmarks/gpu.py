@@ -257,6 +257,42 @@ def rows(device: str, height: int = ROWS, entries: int = ENTRIES) -> Makers:
     }
 
 
+def hidden(device: str) -> list[Tensor]:
+    """The hidden matrices of GPT-2 small, with gradients."""
+    sizes = [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12
+    return variables(shapes.of("hidden matrices", sizes), device)
+
+
+def muon(device: str) -> Makers:
+    """Muon of the hidden matrices, beside torch's and beside the products alone."""
+    own = hidden(device)
+
+    def products() -> Step:
+        found: dict[tuple[int, int], int] = {}
+        for each in own:
+            size = (min(each.shape), max(each.shape))
+            found[size] = found.get(size, 0) + 1
+        made = [
+            torch.randn(count, *size, device=device, dtype=torch.bfloat16) / size[1]
+            for size, count in found.items()
+        ]
+
+        def multiply() -> None:
+            for each in made:
+                for _ in range(5):
+                    square = each @ each.mT
+                    mixed = torch.baddbmm(square, square, square, beta=-4.775, alpha=2.0315)
+                    torch.baddbmm(each, mixed, each, beta=3.4445)
+
+        return multiply
+
+    return {
+        OWN: lambda: optim.Muon(own, lr=RATE).step,
+        "torch Muon": lambda: torch.optim.Muon(own, lr=RATE).step,
+        "products alone": products,
+    }
+
+
 def tables(device: str) -> list[Callable[[], Table]]:
     """All that is measured; each is made when its turn comes."""
 
@@ -277,6 +313,7 @@ def tables(device: str) -> list[Callable[[], Table]]:
         lambda: Table(
             "Adam, state on the CPU, gpt2", state_on_the_cpu(gpt2, device), 0, 1.0, DEEPSPEED
         ),
+        lambda: Table("Muon, GPT-2's hidden matrices", muon(device), 0, 1.0, "torch Muon"),
         lambda: Table(
             f"Sparse rows, {ENTRIES:,} of {ROWS:,} x {WIDTH}", rows(device), 0, 1.0,
             "torch SparseAdam",
