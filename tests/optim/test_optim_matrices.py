@@ -355,3 +355,13 @@ def test_numbers_are_where_they_were_whatever_the_default_device_is(kind: str) -
         made.step()
     assert made.state[param]["radius"].device.type == "cpu"
     assert made.last_step.count == 1
+
+
+def test_rules_that_no_group_has_any_more_are_let_go() -> None:
+    params = [torch.ones(4, 4).requires_grad_()]
+    made = optim.Muon(params)
+    for count in range(3, 9):
+        made.param_groups[0]["ns_steps"] = count
+        params[0].grad = torch.randn(4, 4)
+        made.step()
+    assert len(made._own.parts) == 1

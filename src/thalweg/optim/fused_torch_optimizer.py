@@ -201,6 +201,9 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
         """What a step has of a rule, whose part is made if there is none."""
         if rule not in parts:
+            own = self._rules()
+            for gone in [each for each in parts if each not in own]:  # options have chosen others
+                del parts[gone]
             kinds, blocks = self._around.kinds, self._own.blocks
             own = self._kind_of(self.param_groups[share.places[0]])
             numbers = self._numbers(rule, own)
