@@ -15,7 +15,7 @@ from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, 
 from thalweg import optim
 from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
-from thalweg.rules import LARS, NESTEROV_LARS
+from thalweg.rules import LARS, NESTEROV_LARS, NOVOGRAD
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
@@ -51,11 +51,9 @@ def lars(own: list[Parameter], **around: Any) -> Any:
 MAKERS: dict[str, Callable[..., Any]] = {
     "LAMB": of("LAMB"),
     "LAMB that always adapts": of("LAMB", weight_decay=0.0, always_adapt=True, trust_clip=True),
-    "AdamH": of("AdamH"),
     "StableAdamW": of("StableAdamW"),
     "CautiousAdamW": of("CautiousAdamW"),
     "LAMB in groups": in_groups("LAMB", weight_decay=0.0),
-    "AdamH in groups": in_groups("AdamH"),
     "StableAdamW in groups": in_groups("StableAdamW", betas=(0.8, 0.9)),
     "beside others": beside_others,
 }
@@ -169,12 +167,14 @@ def test_strange_numbers_are_no_reason_for_careful_steps(
     assert compare(ALL[name], lambda: params(6), before) == 4
 
 
-def test_a_rule_with_numbers_of_its_own_for_each_variable_is_left_to_the_careful_step() -> None:
-    from thalweg.rules import NOVOGRAD
+def novograd(own: list[Parameter], **around: Any) -> Any:
+    return optim.RuleOptimizer(own, NOVOGRAD)
 
-    def make(own: list[Parameter], **around: Any) -> Any:
-        return optim.RuleOptimizer(own, NOVOGRAD)
 
+@pytest.mark.parametrize("make", [novograd, of("AdamH")], ids=["NovoGrad", "AdamH"])
+def test_a_rule_with_numbers_of_its_own_for_each_variable_is_left_to_the_careful_step(
+    make: Callable[..., Any],
+) -> None:
     assert compare(make, lambda: params(4), give) == 0
 
 
