@@ -16,7 +16,6 @@ from thalweg.engines.cpu.snapshot import measures_routine
 from thalweg.engines.cpu.team import parallel_address
 
 if TYPE_CHECKING:
-    from thalweg.core.steady import Launch
     from thalweg.engines.engine import Dtype, Stages
     from thalweg.formula import Rule
 
@@ -26,7 +25,7 @@ class SteadyMeasures:
 
     Args:
         rule: The rule.
-        launch: The kernel.
+        launch: The kernel, a `Launch`.
         stages: What happens to gradients before.
 
     Attributes:
@@ -36,7 +35,7 @@ class SteadyMeasures:
         TypeError: What the rule makes of its measures is no arithmetic of `program.py`.
     """
 
-    def __init__(self, rule: Rule, launch: Launch, stages: Stages) -> None:
+    def __init__(self, rule: Rule, launch: Any, stages: Stages) -> None:
         places, own_rows = launch.separate()
         count = len(launch.places)
         formulas = tuple(rule.measures.values())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from weakref import proxy
 
 from torch import Tensor
@@ -40,7 +40,7 @@ from thalweg.ground.switches import enable_grad, no_grad
 from thalweg.ground.tracing import untraced, without_dynamo
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.differing import of_options, of_strange
-from thalweg.optim.hooks import GroupHooks
+from thalweg.optim.hooks import GroupHooks, Repeated
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.scaled import Scaled, said_once
@@ -70,20 +70,6 @@ _NOT_IN_GRAPHS = (
 _APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 _FOLDED = "The gradients were added to their sums: those of the next call of step follow."
 _WAITING = "The sums of gradients stay: the next call of step takes them."
-
-
-class Repeated(NamedTuple):
-    """What a rule has updated in a step that was repeated.
-
-    Attributes:
-        part: What is kept of its parameters.
-        hooks: What was said about that step.
-        places: The index of the group of each parameter.
-    """
-
-    part: ParamState
-    hooks: Any
-    places: Sequence[int]
 
 
 class StepCache:

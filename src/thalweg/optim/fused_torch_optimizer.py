@@ -27,9 +27,9 @@ from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
-from thalweg.optim.fused_optimizer import FusedOptimizer, Repeated
+from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW
-from thalweg.optim.hooks import Aimed, TorchHooks
+from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState

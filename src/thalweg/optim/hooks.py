@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -270,3 +270,17 @@ class TorchHooks(GroupHooks):
         if self._part.numbers[column.name].is_rounded and not isinstance(value, Tensor):
             return torch.tensor(value).item()
         return value
+
+
+class Repeated(NamedTuple):
+    """What a rule has updated in a step that was repeated.
+
+    Attributes:
+        part: What is kept of its parameters.
+        hooks: What was said about that step.
+        places: The index of the group of each parameter.
+    """
+
+    part: ParamState
+    hooks: Any
+    places: Sequence[int]

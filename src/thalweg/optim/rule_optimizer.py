@@ -25,8 +25,9 @@ from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
-from thalweg.optim.fused_optimizer import FusedOptimizer, Repeated
+from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named, number, title_of
+from thalweg.optim.hooks import Repeated
 from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms

@@ -25,8 +25,8 @@ from thalweg.engines import current
 from thalweg.engines.layout import joined
 from thalweg.ground.locks import importing
 from thalweg.ground.running import replicas
-from thalweg.optim.fused_optimizer import Repeated
 from thalweg.optim.groups import Options, number
+from thalweg.optim.hooks import Repeated
 from thalweg.optim.scaled import forget_scale
 from thalweg.optim.steady_scalars import hold
 from thalweg.optim.steady_share import PLAIN, Following, SteadyShare

@@ -23,8 +23,7 @@ from thalweg.core.steady import (
 from thalweg.engines.engine import Stages
 from thalweg.ground.running import is_ours
 from thalweg.optim.columns import STEP, Column
-from thalweg.optim.fused_optimizer import Repeated
-from thalweg.optim.hooks import TorchHooks
+from thalweg.optim.hooks import Repeated, TorchHooks
 from thalweg.optim.steady_scalars import TensorFlowScalars, TorchScalars, hold
 
 if TYPE_CHECKING:
