@@ -792,3 +792,13 @@ def test_help_and_version() -> None:
     assert invoke("--version").stdout.startswith("thalweg")
     assert invoke().exit_code == 2
     assert invoke("rase").exit_code == 2
+
+
+def test_a_rule_of_the_users_is_beside_no_other_of_its_name() -> None:
+    from dataclasses import replace
+
+    from thalweg.cli.rules import _of_torch
+    from thalweg.rules import ADAM
+
+    assert _of_torch(ADAM) is not None
+    assert _of_torch(replace(ADAM)) is None

@@ -275,13 +275,24 @@ def takes_less(var, grad, mean, *, learning_rate):
     return var, mean
 
 
+def asks_for_an_element_slot(*, step, mean):
+    return {}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"passes": [Stage(center)]}, "passes of rule 'Centered' must be a tuple"),
     ({"passes": (Pass(ahead, makes="mean"),)}, "are named 'mean'"),
     ({"passes": (Pass(two, makes="step"), Stage(center))}, "returns 2; it must take 3"),
     ({"passes": (Pass(update, makes="step"), Stage(center))}, "it must take 3"),
-    ({"passes": (CENTERED.passes[0], Stage(wrong_names))}, "asks for other"),
-    ({"passes": (CENTERED.passes[0], Stage(returns_none))}, "must return a dict, not None"),
+    (
+        {"passes": (CENTERED.passes[0], Stage(wrong_names))},
+        r"Stage wrong_names \(.*\) asks for other, which is neither made by a pass before it",
+    ),
+    (
+        {"passes": (CENTERED.passes[0], Stage(asks_for_an_element_slot))},
+        "asks for mean, which is a slot of the variable's shape, which passes are given",
+    ),
+    ({"passes": (CENTERED.passes[0], Stage(returns_none))}, "must return a dict, not a NoneType"),
     ({"passes": (CENTERED.passes[0], Stage(returns_other))}, "returns 'mean', which is neither"),
     ({"passes": (CENTERED.passes[0], Stage(returns_cut))}, r"of shape \(2, 1, 2\); expected"),
     ({"passes": (CENTERED.passes[0], Stage(raises))}, "fails over matrices of shape .* no"),
@@ -442,3 +453,21 @@ def test_a_rule_is_checked_whatever_the_defaults_are() -> None:
             check_rule(SOAP)
     finally:
         torch.set_default_dtype(before)
+
+
+def fails_later(*, step):
+    if len(step) != 2:
+        raise ValueError("no")
+    return {}
+
+
+def test_a_stage_that_fails_in_a_step_is_named() -> None:
+    params = parameters([(4, 3)])
+    made = optim.RuleOptimizer(
+        params, replace(CENTERED, passes=(CENTERED.passes[0], Stage(fails_later)))
+    )
+    with pytest.raises(ValueError, match="no") as caught:
+        take(made, params)
+    assert any(
+        "Stage fails_later" in note and "'Centered'" in note for note in caught.value.__notes__
+    )

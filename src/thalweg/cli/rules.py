@@ -198,7 +198,10 @@ def _find_rule(name: str) -> Rule:
 def _of_torch(rule: Rule) -> Rule | None:
     """The rule of torch that has the name of one of TensorFlow."""
     from thalweg.catalogue import OPTIM, torch_rules
+    from thalweg.rules import RULES
 
+    if rule not in RULES:  # such as one of the user's that has the name of another
+        return None
     known = {title.lower(): each for title, each in torch_rules().items()}
     found = known.get((OPTIM + rule.name).lower())
     return None if found is rule else found

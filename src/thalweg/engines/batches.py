@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple, cast
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from thalweg.engines.engine import Columns, Dtype
-from thalweg.engines.given import check_given
 from thalweg.engines.layout import compute_dtype, is_dense
 from thalweg.engines.matrices import matrix_shape
 from thalweg.engines.transcribe import place_of
-from thalweg.errors import RuleError
+from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.ground.passes import Stage
 
@@ -183,11 +182,16 @@ def call_stage(
             except KeyError:
                 known = {**columns.shared[batch.dtype], **columns.separate}
                 if name in asked.needed:
-                    check_given(title_of(rule, stage), [name], known, rule)
+                    check_asked(f"Stage {place_of(stage.function)}", name, batch.made, known, rule)
                     raise
-    with torch.autocast(batch.device.type, enabled=False):
-        found = stage.function(**given)
-    check_found(rule, stage, found, given, batch.made)
+    title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
+    try:
+        with torch.autocast(batch.device.type, enabled=False):
+            found = stage.function(**given)
+    except Exception as error:
+        error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
+        raise
+    check_found(rule, title, found, given, batch.made)
     # What was given may be returned under another name.
     return {
         name: value.clone() if value is not given.get(name) and batch.holds(value) else value
@@ -195,13 +199,35 @@ def call_stage(
     }
 
 
-def title_of(rule: Rule, stage: Stage) -> str:
-    """What a stage is called in messages."""
-    return f"Stage {place_of(stage.function)} of rule {rule.name!r}"
+def check_asked(
+    title: str, name: str, made: Collection[str], known: Collection[str], rule: Rule
+) -> None:
+    """Refuse a stage that asks for what there is not.
+
+    Args:
+        title: Names the stage.
+        name: What it asks for.
+        made: What passes before it have made.
+        known: The scalars of the step.
+        rule: The rule.
+
+    Raises:
+        RuleError: There is none of that name; says what there is.
+    """
+    shaped = [slot.name for slot in rule.shaped_slots]
+    there = [*made, *shaped, *known]
+    if name in there:
+        return
+    if name in [slot.name for slot in rule.element_slots]:
+        why = "a slot of the variable's shape, which passes are given; a stage's has a shape="
+    else:
+        why = "neither made by a pass before it, nor a slot with a shape of its own, nor a scalar"
+    near = did_you_mean(name, there) or f"There are {', '.join(there)}."
+    raise RuleError(f"{title} asks for {name}, which is {why}. {near}")
 
 
 def check_found(
-    rule: Rule, stage: Stage, found: Any, given: Mapping[str, Any], made: Mapping[str, Any]
+    rule: Rule, title: str, found: Any, given: Mapping[str, Any], made: Mapping[str, Any]
 ) -> None:
     """Refuse what a stage may not return.
 
@@ -209,9 +235,8 @@ def check_found(
         RuleError: It is no dict of what it was given, values that passes have made and slots with a
             shape of their own, each of the shape that it had.
     """
-    title = title_of(rule, stage)
     if not isinstance(found, Mapping):
-        raise RuleError(f"{title} must return a dict, not {found!r}.")
+        raise RuleError(f"{title} must return a dict, not a {type(found).__name__}.")
     for name, value in cast("Mapping[str, Any]", found).items():
         if name not in given or not (name in made or place_of_slot(rule, name) is not None):
             raise RuleError(

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import torch
 
-from thalweg.engines.batches import asked_by, check_found
+from thalweg.engines.batches import asked_by, check_asked, check_found
 from thalweg.engines.check_formula import check_numbers, check_order, check_sides, check_taken
-from thalweg.engines.given import check_given
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
@@ -30,9 +29,8 @@ def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
             check_numbers(rule, each.function, transcript, known)
             made += each.makes
         else:
-            names = asked_by(each).needed
-            there = {**known, **dict.fromkeys([*made, *(x.name for x in rule.shaped_slots)])}
-            check_given(place_of(each.function), names, there, rule)
+            for name in asked_by(each).needed:
+                check_asked(f"Stage {place_of(each.function)}", name, made, known, rule)
             _try_stage(rule, each, made, known)
 
 
@@ -56,7 +54,8 @@ def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, An
                 f"{place_of(stage.function)} fails over matrices of shape {shape}:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        check_found(rule, stage, found, given, dict.fromkeys(made))
+        title = f"Stage {place_of(stage.function)}"
+        check_found(rule, title, found, given, dict.fromkeys(made))
 
 
 def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, int]) -> tuple[int, ...]:
