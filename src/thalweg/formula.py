@@ -18,6 +18,7 @@ import torch
 from thalweg.errors import RuleError
 from thalweg.ground import scalars
 from thalweg.ground.lazily import lazy, offered
+from thalweg.ground.locks import importing
 from thalweg.ground.running import is_ours
 
 if TYPE_CHECKING:
@@ -228,8 +229,8 @@ class Rule:
                 " them."
             )
         if self.passes or self.shaped_slots:
-            from thalweg.ground.passes import check_passes
-
+            with importing:
+                from thalweg.ground.passes import check_passes
             check_passes(self)
         if self.duplicates not in ("sum", "successive"):
             raise RuleError(

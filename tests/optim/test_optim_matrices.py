@@ -15,7 +15,8 @@ import thalweg
 from matrix_inputs import MATRIX_CASES, MATRIX_TABLE, MatrixCase
 from modern_inputs import train
 from rulebook import assert_same
-from thalweg import optim
+from thalweg import checkpoint, optim
+from thalweg.engines import layout
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, InvalidTypeError
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "matrices.npz"
@@ -151,7 +152,7 @@ def test_a_state_of_another_shape_is_refused() -> None:
 
 @each_case
 def test_one_rule_among_others_is_that_alone(case: MatrixCase) -> None:
-    """Beside AdamW, in one step with one norm."""
+    """Beside AdamW, in one step."""
     params, alone = case.params_of(torch.float32), case.params_of(torch.float32)
     bias, only = torch.ones(7, requires_grad=True), torch.ones(7, requires_grad=True)
     given = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, own=True)}
@@ -365,3 +366,55 @@ def test_rules_that_no_group_has_any_more_are_let_go() -> None:
         params[0].grad = torch.randn(4, 4)
         made.step()
     assert len(made._own.parts) == 1
+
+
+class Weights(torch.nn.Module):
+    def __init__(self, params: Any) -> None:
+        super().__init__()
+        own = [torch.nn.Parameter(each.detach().clone()) for each in params]
+        self.own = torch.nn.ParameterList(own)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_mixed", [False, True])
+@each_case
+def test_a_training_goes_on_from_a_file(
+    case: MatrixCase, is_mixed: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    given = {**EXTRAS.get(case.cls, {}), **case.arguments(0.0, own=True)}
+
+    def make(model: Any, **others: Any) -> Any:
+        named = [*model.named_parameters()]
+        if not is_mixed:
+            return getattr(optim, case.cls)(named, **{**given, **others})
+        return optim.Mixed([{"params": named, "rule": case.cls, **given, **others}])
+
+    def step(model: Any, made: Any, number: int) -> None:
+        for param, grad in zip(model.own, case.gradients_of(number, dtype), strict=True):
+            param.grad = grad
+        made.step()
+
+    model, other = (Weights(case.params_of(dtype)) for _ in range(2))
+    # What numbers of options are is read from the file, on which shapes may depend.
+    far = {"max_precondition_dim": 7} if "max_precondition_dim" in given else {}
+    made, again = make(model), make(other, **far)
+    for number in range(3):
+        step(model, made, number)
+    checkpoint.save(tmp_path / "c", module=model, optimizer=made)
+    checkpoint.restore(tmp_path / "c", module=other, optimizer=again)
+    for number in range(3, 5):
+        step(model, made, number)
+        step(other, again, number)
+    assert_same([*other.parameters()], [*model.parameters()])
+    assert_same(kept(again, [*other.parameters()]), kept(made, [*model.parameters()]))
+
+
+def test_matrices_are_where_their_state_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    (param,) = params = [torch.ones(4, 4, requires_grad=True)]
+    optim.Muon(params, state_device="cpu")  # which it is, here
+    monkeypatch.setattr(layout, "is_far", lambda tensor, device: tensor is param)
+    rule = optim.Muon._choose_rule(optim.Muon([torch.ones(2, 2)]).param_groups[0])
+    for make in (optim.Muon, lambda own, **o: optim.RuleOptimizer(own, rule, **o),
+                 lambda own, **o: optim.Mixed([{"params": own, "rule": "SOAP"}], **o)):  # fmt: skip
+        with pytest.raises(NotImplementedError, match="leave out state_device='cpu'"):
+            make(params, state_device="cpu")

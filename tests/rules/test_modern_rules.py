@@ -72,3 +72,30 @@ def test_a_rule_says_where_it_is_from(rule: Any) -> None:
     assert rule.source
     assert rule.differs
     thalweg.check_rule(rule)
+
+
+@pytest.mark.parametrize("rule", OF_MATRICES, ids=lambda rule: rule.name)
+def test_a_rule_of_matrices_goes_on_from_a_file_and_from_weights(rule: Any, tmp_path: Any) -> None:
+    def made() -> tuple[Any, Any]:
+        own = [Variable(each.detach().clone(), f"w{place}")
+               for place, each in enumerate(params_of(torch.float32)[2:4])]  # fmt: skip
+        return own, RuleOptimizer(rule, learning_rate=0.05)
+
+    def step(own: Any, opt: Any, number: int) -> None:
+        grads = gradients_of(number, torch.float32)[2:4]
+        opt.apply_gradients(zip(grads, own, strict=True))
+
+    (own, opt), others = made(), [made(), made()]
+    for number in range(3):
+        step(own, opt, number)
+    thalweg.checkpoint.save(tmp_path / "c", variables=own, optimizer=opt)
+    (first, restored), (second, given) = others
+    thalweg.checkpoint.restore(tmp_path / "c", variables=first, optimizer=restored)
+    step(second, given, 0)
+    given.set_weights(opt.get_weights())
+    for var, value in zip(second, own, strict=True):
+        var.assign(value)
+    for each, optimizer in ((own, opt), *others):
+        step(each, optimizer, 3)
+    for each, _ in others:
+        assert_same(each, own)

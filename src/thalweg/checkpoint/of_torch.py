@@ -17,6 +17,8 @@ from thalweg.core.options.update_targets import PLAIN
 from thalweg.core.section import Call
 from thalweg.core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.differing import is_before_steps, unmatched
@@ -144,14 +146,16 @@ class OfTorch:
         for index, (group, other) in enumerate(zip(groups, saved, strict=True)):
             names = [titles[param] for param in group["params"]]
             found += unmatched(names, other["params"], f" of group {index}")
+            options = self._merge_options(group, other)
+            faults = self.optimizer._unfit_options(options, index) if self._is_ours else []
+            found += faults
             for param, name in zip(group["params"], names, strict=True):
                 if self._has_rule:
                     own = self.optimizer.state[param]
                     calls += setting(own, given.get(name, {}), name, found, pairs, param)
                 elif name in given:
-                    made[param] = self._prepare_state(param, group, given[name], name, found)
-            options = self._merge_options(group, other)
-            found += self.optimizer._unfit_options(options, index) if self._is_ours else []
+                    own_group = group if faults else options
+                    made[param] = self._prepare_state(param, own_group, given[name], name, found)
             calls += [partial(group.clear), partial(group.update, options)]
         if not self._has_rule:
             own: dict[str, Any] = self.optimizer.__dict__
@@ -170,10 +174,12 @@ class OfTorch:
             if not is_before_steps(given):
                 lacking = [key for key in self.optimizer._around.keys(param) if key not in given]
                 found += [f"'{title}/{key}' is missing" for key in lacking]
+            shapes = _shapes_of(self.optimizer._choose_rule(group), param)
             for key, value in given.items():
-                if isinstance(value, Tensor) and value.shape not in (param.shape, ()):
-                    shapes = f"of shape {tuple(value.shape)}, not {tuple(param.shape)}"
-                    found.append(f"'{title}/{key}' is {shapes}")
+                wanted = shapes.get(key, param.shape)
+                if isinstance(value, Tensor) and value.shape not in (wanted, ()):
+                    is_other = f"of shape {tuple(value.shape)}, not {tuple(wanted)}"
+                    found.append(f"'{title}/{key}' is {is_other}")
         moves = group.get("capturable") or group.get("fused")
         kinds = self.optimizer._around.kinds if self._is_ours else PLAIN
         devices = {
@@ -198,6 +204,15 @@ class OfTorch:
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)
         return made
+
+
+def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
+    """The shapes of slots that have one of their own, by name."""
+    if not rule.shaped_slots:
+        return {}
+    with importing:
+        from thalweg.engines.matrices import shaped_like
+    return {slot.name: shaped_like(param, slot.shape).shape for slot in rule.shaped_slots}
 
 
 def _is_number(value: object) -> bool:

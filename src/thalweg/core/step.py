@@ -164,10 +164,10 @@ def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
 
     Raises:
         NotImplementedError: Processes share the step among them.
-        InvalidArgumentError, InvalidTypeError: As `check_pairs` of its engine.
+        InvalidArgumentError, InvalidTypeError: As `check_step` of the engines.
     """
     with importing:
-        from thalweg.engines.matrices import check_pairs
+        from thalweg.engines.matrices import check_step
     variables = [var for _, var in pairs]
     titles = hooks.names_of(variables)
     if hooks.sharing is not None and titles:
@@ -175,7 +175,7 @@ def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
             f"Rule {rule.name!r} has stages over whole matrices, which no process has of a step"
             f" that is shared among several: '{titles[0]}' is one of those."
         )
-    check_pairs(rule, variables, [grad for grad, _ in pairs], titles)
+    check_step(rule, variables, [grad for grad, _ in pairs], titles)
 
 
 def _own(hooks: Hooks, asked: Request) -> Request:

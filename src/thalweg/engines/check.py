@@ -22,6 +22,7 @@ from thalweg.engines.transcribe import (
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
 from thalweg.ground import scalars
+from thalweg.ground.locks import importing
 
 _FIRST_STEP = np.float32(1)
 
@@ -48,8 +49,8 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
             check_order(slots, measure, transcribe(measure), True)
             check_given(place_of(measure), transcribe(measure).scalars, known, rule)
         if rule.passes:
-            from thalweg.engines.check_passes import check_passes
-
+            with importing:
+                from thalweg.engines.check_passes import check_passes
             check_passes(rule, known)
         for part in FORMULAS:
             formula = getattr(rule, part)

@@ -47,7 +47,7 @@ def check_matrices(rule: str, variables: Sequence[Tensor], titles: Sequence[str]
             )
 
 
-def check_pairs(
+def check_step(
     rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Any], titles: Sequence[str]
 ) -> None:
     """Refuse a step that a rule with passes does not take.

@@ -17,6 +17,7 @@ from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Round, Stages
 from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.storage_guard import StorageGuard
+from thalweg.engines.transcribe import Composed
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -147,8 +148,8 @@ class DensePlan:
         self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
-        is_pass = getattr(asked.rule.update, "makes", 0)  # which writes nothing that others see
-        marked = [] if is_pass else self.written
+        update: Any = asked.rule.update
+        marked = [] if isinstance(update, Composed) and update.is_pass else self.written
         self._mark = partial(torch._C._increment_version, marked)  # pyright: ignore[reportPrivateUsage]
         self._held: Sequence[Any] = ()  # the gradients that the tables point at
         self._ids: list[int] = []  # those that were last found to be whole, where they lay,

@@ -27,6 +27,7 @@ class Among(Composed):
     def __init__(self, formula: Any, known: int, makes: int, total: int, slots: int) -> None:
         self.formula, self.known, self.makes, self.total = formula, known, makes, total
         self.slots = slots
+        self.is_pass = makes > 0
         self.__qualname__ = formula.__qualname__
 
     def __call__(self, *values: Any, **scalars: Any) -> Any:

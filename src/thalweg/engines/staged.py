@@ -13,7 +13,7 @@ from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import COUNT, Batch, alike, asked_by, call_stage, place_of_slot
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
 from thalweg.engines.given import check_given
-from thalweg.engines.matrices import check_pairs, check_shaped_slots
+from thalweg.engines.matrices import check_shaped_slots
 from thalweg.engines.spread import updates_of
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.formula import Rule
@@ -24,7 +24,7 @@ Plan = Callable[[Request], Ready]
 
 
 class StagedStep:
-    """A `Ready` of a rule with passes.
+    """A `Ready` of a rule with passes, over variables that `check_step` takes.
 
     What passes make lies in memory of its own, which is the plan's and no state: of each value a
     number for each element. Until the update is written nothing else has changed.
@@ -32,9 +32,6 @@ class StagedStep:
     Args:
         asked: The step.
         plans: For each pass, and for the update, what plans it.
-
-    Raises:
-        InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_pairs`.
     """
 
     is_single = True
@@ -43,7 +40,6 @@ class StagedStep:
         self._rule = rule = asked.rule
         self._variables, self._titles = list(asked.variables), asked.titles
         self._seen: list[Any] | None = None if rule.shaped_slots else []
-        check_pairs(rule, asked.variables, asked.gradients, asked.titles)
         self._batches = [Batch(rule, self._variables, own) for own in alike(self._variables)]
         made: dict[int, dict[str, Tensor]] = {index: {} for index in range(len(self._variables))}
         for batch in self._batches:

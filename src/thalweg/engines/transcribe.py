@@ -50,7 +50,13 @@ LOCAL_PREFIX = "r_"  # the names of a formula, apart from those of the kernel ar
 
 
 class Composed:
-    """What engines run as a formula, and what says itself how."""
+    """What engines run as a formula, and what says itself how.
+
+    Attributes:
+        is_pass: Whether it writes nothing that others see.
+    """
+
+    is_pass = False
 
     def compose(self) -> Transcript:
         """The formula."""

@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from thalweg.core.gradient_transforms import NOTHING
-from thalweg.core.groups import Group
+from thalweg.core.groups import Group, titles_in
 from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import (
     Accumulation,
@@ -200,6 +200,28 @@ class FusedOptimizer(Scaled):
 
     def _complete(self) -> None:
         """Make what a group that was added needs before its first step."""
+
+    def _check_matrices(self, rule: str) -> None:
+        """Refuse parameters of a group that was added which a rule of matrices does not take.
+
+        Args:
+            rule: The rule, in words.
+
+        Raises:
+            InvalidArgumentError, InvalidTypeError: One is no matrix.
+            NotImplementedError: One is elsewhere than its state.
+        """
+        with importing:
+            from thalweg.engines.matrices import check_matrices
+        params = self.param_groups[-1]["params"]
+        titles = titles_in(self.param_groups, params)
+        check_matrices(rule, params, titles)
+        for param, title in zip(params, titles, strict=True):
+            if self._around.kinds.is_away(param):
+                raise NotImplementedError(
+                    f"'{title}' is on {param.device}, and {rule} has matrices where their state is:"
+                    " leave out state_device='cpu'."
+                )
 
     @contextmanager
     def _added_whole(self) -> Generator[None]:

@@ -121,10 +121,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if found := kind._unfit_choices(group):
             raise InvalidArgumentError(f"{found[0]} in group {place}.")
         if kind._of_matrices:
-            with importing:
-                from thalweg.engines.matrices import check_matrices
-            params = group["params"]
-            check_matrices(kind.__name__, params, titles_in(self.param_groups, params))
+            self._check_matrices(kind.__name__)
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import defaults_of
-from thalweg.core.groups import Group, titles_in
+from thalweg.core.groups import Group
 from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
@@ -22,7 +22,6 @@ from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
 from thalweg.optim.fused_optimizer import FusedOptimizer
@@ -131,11 +130,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _complete(self) -> None:
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
-            with importing:
-                from thalweg.engines.matrices import check_matrices
-            params = self.param_groups[-1]["params"]
-            titles = titles_in(self.param_groups, params)
-            check_matrices(f"rule {self.rule.name!r}", params, titles)
+            self._check_matrices(f"rule {self.rule.name!r}")
         self._make()
 
     def _make(self) -> None:
