@@ -138,7 +138,7 @@ def back(matrix: Tensor, bases: Any) -> Tensor:
     return projected(matrix, [each if each is None else each.T for each in bases])
 
 
-def turned(factors: Any, bases: Any, square: Tensor, power: bool = True) -> tuple[Any, Tensor]:
+def turned(factors: Any, bases: Any, square: Tensor) -> tuple[Any, Tensor]:
     """Bases after a step of orthogonal iteration, and the mean square in their order."""
     found: list[Any] = []
     for axis, (factor, basis) in enumerate(zip(factors, bases, strict=True)):
@@ -148,7 +148,7 @@ def turned(factors: Any, bases: Any, square: Tensor, power: bool = True) -> tupl
         product = factor @ basis
         order = torch.argsort((basis * product).sum(dim=0), descending=True)
         square = square.index_select(axis, order)
-        found.append(torch.linalg.qr(product[:, order]).Q if power else basis[:, order])
+        found.append(torch.linalg.qr(product[:, order]).Q)
     return found, square
 
 
@@ -190,37 +190,6 @@ class SOAP(Formula):
         return var
 
 
-class EagerSOAP(Formula):
-    """NVIDIA's: bases follow each gradient before its step, and the mean lives in them."""
-
-    defaults_of_class = {"lr": 3e-3, "betas": (0.9, 0.95), "shampoo_beta": 0.95, "eps": 1e-8,
-                         "weight_decay": 0.01, "use_kl_shampoo": False}  # fmt: skip
-
-    def products(self, grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
-        """What factors are means of."""
-        return grad @ grad.T, grad.T @ grad
-
-    def update(self, var: Tensor, grad: Tensor, own: Any, **group: Any) -> Tensor:
-        (beta1, beta2), t = group["betas"], own["t"]
-        if t == 1:
-            own["factors"] = [torch.zeros(n, n, dtype=grad.dtype) for n in grad.shape]
-            own["bases"] = [torch.eye(n, dtype=grad.dtype) for n in grad.shape]
-            own["m"], own["v"] = torch.zeros_like(grad), torch.zeros_like(grad)
-        weight = (1 - group["shampoo_beta"]) / (1 - group["shampoo_beta"] ** t)
-        found = self.products(grad, own, group["eps"])
-        own["factors"] = [torch.lerp(kept, each, weight)
-                          for kept, each in zip(own["factors"], found, strict=True)]  # fmt: skip
-        mean = back(own["m"], own["bases"])
-        bases, own["v"] = turned(own["factors"], own["bases"], own["v"], power=t > 1)
-        own["bases"] = bases if t > 1 else [descending(each) for each in own["factors"]]
-        here = projected(grad, own["bases"])
-        own["m"] = torch.lerp(projected(mean, own["bases"]), here, 1 - beta1)
-        own["v"] = torch.lerp(own["v"], here.square(), 1 - beta2)
-        root = (own["v"] / (1 - beta2**t)).sqrt() + group["eps"]
-        step = back(own["m"] / (1 - beta1**t) / root, own["bases"])
-        return var * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * step
-
-
 def whitened(grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
     """Products of a gradient, each with the inverse of the other side in between."""
     inverses: list[Tensor] = []
@@ -239,10 +208,3 @@ class KLSOAP(SOAP):
 
     def products(self, grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
         return whitened(grad, own, eps) if "bases" in own else super().products(grad, own, eps)
-
-
-class EagerKLSOAP(EagerSOAP):
-    """Lin et al. 2025, as NVIDIA has it."""
-
-    def products(self, grad: Tensor, own: Any, eps: float) -> tuple[Tensor, Tensor]:
-        return whitened(grad, own, eps)

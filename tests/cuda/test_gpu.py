@@ -31,7 +31,6 @@ EXACT = [case for case in FIRST if case.rule.name != "FtrlPower"]
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")
 SELECTIONS = [KEEP, FLUSH]
 BY_SELECTION = pytest.mark.parametrize("selection", SELECTIONS, ids=["keep", "flush"])
-OF_MATRICES = [case for case in MATRIX_CASES if hasattr(optim, case.cls)]
 SHAPES = [(0,), (), (5, 7), (4096,), (2 * 4096 + 5,)]
 
 
@@ -450,7 +449,7 @@ def test_bits_of_modern_rules(case):
     assert_same(*found)
 
 
-@pytest.mark.parametrize("case", OF_MATRICES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MATRIX_CASES, ids=lambda case: case.name)
 def test_rules_of_matrices_go_where_they_go_on_the_cpu(case):
     """Products are in bfloat16 here, and those of SOAP's bases in float32."""
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from modern_inputs import Case
 
 SHAPES = ((24, 16), (16, 24), (6, 8, 3, 3), (300, 5), (16, 16))
-SQUARE = ((16, 16),)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ def _muon(ours: dict[str, Any], **theirs: Any) -> MatrixCase:
 _TIMM: dict[str, Any] = {"nesterov": True, "adjust_lr_fn": "original"}
 _EMERGING: dict[str, Any] = {"fp32_matmul_prec": "highest"}
 _SIDES = {"max_precondition_dim": 16}
-_NOISE = {"eps": 0.1}  # of the first gradient in its own basis, which a small one makes steps of
 MATRIX_CASES = (
     _muon({}),
     _muon({"adjust_lr_fn": "match_rms_adamw"}),
@@ -78,23 +76,6 @@ MATRIX_CASES = (
     ),
     MatrixCase("SOAP", "pytorch_optimizer:SOAP", 0.01, _SIDES, formula="SOAP"),
     MatrixCase("KLSOAP", "", 0.01, _SIDES, formula="KLSOAP"),
-    *(
-        MatrixCase(
-            f"Eager{name}",
-            "emerging_optimizers.soap:SOAP",
-            0.01,
-            _NOISE,
-            {
-                **_NOISE,
-                **_EMERGING,
-                "qr_fp32_matmul_prec": "highest",
-                "use_kl_shampoo": name == "KLSOAP",
-            },
-            formula=f"Eager{name}",
-            shapes=SQUARE,
-        )
-        for name in ("SOAP", "KLSOAP")
-    ),
 )
 MATRIX_TABLE = {
     f"{case.name}-{decay}": (case, decay) for case in MATRIX_CASES for decay in case.decays
