@@ -147,7 +147,9 @@ class OfTorch:
             names = [titles[param] for param in group["params"]]
             found += unmatched(names, other["params"], f" of group {index}")
             options = self._merge_options(group, other)
-            faults = self.optimizer._unfit_options(options, index) if self._is_ours else []
+            faults: list[str] = []
+            if self._is_ours:
+                faults = self.optimizer._unfit_options(options, index)
             found += faults
             for param, name in zip(group["params"], names, strict=True):
                 if self._has_rule:
