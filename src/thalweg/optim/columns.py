@@ -27,6 +27,7 @@ _SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
     torch.float64: np.float64,
 }
 _HIGHEST = 3.4028234663852886e38  # of float32
+_EXACT = 2.0**24  # integers below it are numbers of float32
 
 
 def _stored(value: object, dtype: torch.dtype) -> Any:
@@ -122,6 +123,13 @@ class Column:
 
     def wrote(self, values: Sequence[object]) -> None:
         """Those were written; what the type of the state rounds is known rounded."""
+        if self.name == STEP and len(values) == 1 and type(values[0]) is float:
+            number = values[0]
+            if 0 <= number < _EXACT and number.is_integer():
+                self._values = [number]
+                self.common = number
+                self._version += 1
+                return
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]

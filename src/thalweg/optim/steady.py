@@ -28,6 +28,7 @@ from thalweg.ground.running import replicas
 from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import Repeated
 from thalweg.optim.scaled import forget_scale
+from thalweg.optim.steady_plain import PlainStep
 from thalweg.optim.steady_scalars import hold
 from thalweg.optim.steady_share import PLAIN, Following, SteadyShare
 from thalweg.optim.step_options import GradientReport, gradient_transforms
@@ -58,6 +59,7 @@ class SteadyStep:
         self._how: tuple[float | None, GradientTransforms] | None = None  # with what unscales them
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
+        self._plain: PlainStep | None = None  # if that is all there is to it
         self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
     @staticmethod
@@ -116,6 +118,8 @@ class SteadyStep:
             *launches.rule_measures(),
         )
         self.snapshot = found
+        if len(shares) == 1 and not (self._has_sums or self._beside or self._gradients):
+            self._plain = PlainStep.of(shares[0], launches, found)
         return True
 
     def _stands(self, gradients: Sequence[Any]) -> bool:
@@ -178,34 +182,39 @@ class SteadyStep:
         """
         if has_sums != self._has_sums:
             return False
-        before = self.snapshot.taken
+        before, cache = self.snapshot.count.value, optimizer._own
         try:
-            with optimizer._own._lock:
-                return self._take_or_forget(optimizer)
+            with cache._lock:
+                try:
+                    return self._take(optimizer, vars(optimizer), cache)
+                except BaseException:  # what is kept may be half of one step, half of another
+                    cache.forget_quick()
+                    forget_scale(optimizer)
+                    raise
         except BaseException as error:
             say(error, [f"{TAKEN}."] if self.snapshot.taken != before else ())
             raise
 
-    def _take_or_forget(self, optimizer: Any) -> bool:
-        try:
-            return self._take(optimizer, vars(optimizer))
-        except BaseException:  # what is kept may be half of one step, half of another
-            optimizer._own.forget_quick()
-            forget_scale(optimizer)
-            raise
-
-    def _take(self, optimizer: Any, own: dict[str, Any]) -> bool:
+    def _take(self, optimizer: Any, own: dict[str, Any], cache: Any) -> bool:
         if (
             type(optimizer) is not self._class
-            or optimizer._own.quick is not self  # another thread took a careful step
+            or cache.quick is not self  # another thread took a careful step
             or own.get("param_groups") is not self.groups
             or own.get("state") is not self.state
             or is_traced()
             or replicas() > 1
-            or optimizer._own.is_swapped
+            or cache.is_swapped
             or current(self.selection) != self.selection
         ):
             return False
+        if self._plain is not None and "found_inf" not in own and "grad_scale" not in own:
+            other = self._plain.take(self.groups)
+            if other is not None:
+                if other:
+                    cache.forget_quick()
+                else:
+                    own["_opt_called"] = True
+                return not other
         pairs, then = None, ()
         if self._has_sums:
             if optimizer._own.sums.keys() != self._ids:

@@ -154,6 +154,12 @@ class SteadyShare:
                 for each in launches
             ]
 
+    def alone(self) -> TorchScalars | None:
+        """The scalars of all parameters, where these are alike and their numbers torch's."""
+        if not self._is_torchs or self._others or not all(self._are_one):
+            return None
+        return next(iter(self._scalars.values()), None)
+
     def read(self) -> bool:
         """Look at the numbers of parameters; whether those that were alike still are."""
         for column in self.columns:
