@@ -135,15 +135,16 @@ def main() -> int:
         print(json.dumps({**made.as_json(), "failed": failed}, indent=2))
     else:
         _print(made)
+    if options.write:
+        both = {**kept, **made.groups}
+        groups = {name: both[name] for name in GROUPS if both.get(name)}
+        whole = Record(made.machine, groups, is_one_run=not (kept or failed))
+        whole.save()
+        if not failed:
+            tables.write(whole)
     if failed:
         log.print(f"Could not be measured: {', '.join(failed)}.", style="red")
         return 2
-    if options.write:
-        both = {**kept, **made.groups}
-        groups = {name: both[name] for name in GROUPS if name in both}
-        whole = Record(made.machine, groups, is_one_run=not kept)
-        whole.save()
-        tables.write(whole)
     return 0 if all(figure.met in ("yes", "") for figure in figures) else 1
 
 

@@ -38,7 +38,7 @@ print(time.process_time() - start, time.perf_counter() - wall)
 RULE = """
 from thalweg.bench import catalogue, problem, shapes
 step = problem.thalweg_step(
-    catalogue.entry({rule!r}), problem.make(shapes.of("one", [(1000,)]))
+    catalogue.entry({rule!r}), problem.make_tensors(shapes.of("one", [(1000,)]))
 )
 """
 OPTIM = """

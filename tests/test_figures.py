@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-FILES = ("figure", "record", "tables", "picture")
+FILES = ("figure", "record", "tables", "picture", "startup")
 
 
 @pytest.fixture
@@ -79,3 +79,10 @@ def test_picture_has_each_figure_beside_its_peer(load: Any) -> None:
     named = dict(zip([name for name, _, _ in picture.DRAWN], lengths[::2], strict=True))
     assert named["adam_gpt2"] == stands.figures["adam_gpt2"].value
     assert named["sparse_adagrad_vs_torch"] == 1 / stands.figures["sparse_adagrad_vs_torch"].value
+
+
+def test_programs_of_the_first_step_run(load: Any, tmp_path: Path) -> None:
+    startup = load("startup")
+    for make in (startup.RULE.format(rule="SGD"), startup.OPTIM + startup.THIRD):
+        cost = startup._run(startup.FIRST.format(make=make), str(tmp_path))
+        assert cost.wall > 0

@@ -351,6 +351,8 @@ def power(x: Any, y: Any) -> Any:
 
 def wide(x: Any) -> Any:
     """`x` in float64, for the few kernels that compute float32 in double precision."""
+    if hasattr(x, "widen"):  # a symbol of `core/symbols.py`
+        return x.widen()
     return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)[()]
 
 

@@ -52,6 +52,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "LAMB": of("LAMB"),
     "LAMB that always adapts": of("LAMB", weight_decay=0.0, always_adapt=True, trust_clip=True),
     "StableAdamW": of("StableAdamW"),
+    "AdamH": of("AdamH"),
     "CautiousAdamW": of("CautiousAdamW"),
     "LAMB in groups": in_groups("LAMB", weight_decay=0.0),
     "StableAdamW in groups": in_groups("StableAdamW", betas=(0.8, 0.9)),
@@ -59,6 +60,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 }
 LIKE_TENSORFLOW: dict[str, Callable[..., Any]] = {
     "LARS": lars,
+    "NovoGrad": lambda own, **around: optim.RuleOptimizer(own, NOVOGRAD, **around),
     "NesterovLARS": lambda own, **around: optim.RuleOptimizer(own, NESTEROV_LARS, **around),
 }
 ALL = MAKERS | LIKE_TENSORFLOW
@@ -167,15 +169,40 @@ def test_strange_numbers_are_no_reason_for_careful_steps(
     assert compare(ALL[name], lambda: params(6), before) == 4
 
 
-def novograd(own: list[Parameter], **around: Any) -> Any:
-    return optim.RuleOptimizer(own, NOVOGRAD)
+def written(own: list[Parameter], opt: Any) -> None:
+    opt.state[own[1]]["radius"].fill_(2.5)
 
 
-@pytest.mark.parametrize("make", [novograd, of("AdamH")], ids=["NovoGrad", "AdamH"])
-def test_a_rule_with_numbers_of_its_own_for_each_variable_is_left_to_the_careful_step(
-    make: Callable[..., Any],
+def as_gradient(own: list[Parameter], opt: Any) -> None:
+    own[0].grad = opt.state[own[0]]["radius"].reshape(own[0].shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [(written, 5), (as_gradient, 1)],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
+def test_numbers_of_a_rule_for_each_variable_are_those_that_the_state_has(
+    change: Callable[[list[Parameter], Any], None], wanted: int
 ) -> None:
-    assert compare(make, lambda: params(4), give) == 0
+    sides: list[tuple[Any, list[Parameter]]] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        own = [Parameter(torch.randn(shape)) for shape in ((1,), (1,), (3, 4))]
+        sides.append((optim.AdamH(own, lr=0.01), own))
+    counts: list[int] = []
+    for step in range(7):
+        for is_twin, (opt, own) in enumerate(sides):
+            give(own, step)
+            if step == 4:
+                change(own, opt)
+            if is_twin:
+                opt._own.forget_quick()
+            opt.step()
+        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+            assert same(one, other), (what, step)
+        counts.append(taken(sides[0][0]))
+    assert counts[-1] == wanted, counts
 
 
 def made(seed: int) -> tuple[Any, list[Parameter]]:

@@ -18,11 +18,13 @@ from thalweg.core.steady import (
     Launches,
     Snapshot,
     are_small,
+    bounds_of,
     hold_tensors,
     look,
     plan_of,
     snapshot,
     stands,
+    written_of,
 )
 from thalweg.ground.locks import importing
 from thalweg.ground.running import SessionVariable
@@ -106,9 +108,9 @@ class RepeatedPairs:
     def _hold(
         self, given: Any, numbers: Sequence[Tensor], attributes: Sequence[dict[str, Any]]
     ) -> bool:
-        found, ready, request = self.snapshot, plan_of(self.planned), self.planned.request
+        found, request = self.snapshot, self.planned.request
         slots = [slot for each in request.slots for slot in each]
-        written = [*ready.written, *self._counters]
+        written = [*written_of(self.planned), *self._counters]
         if not hold_tensors(found, [*request.variables, *slots, *written, *numbers]):
             return False
         for own in (*attributes, *map(vars, request.variables)):  # where there may be a constraint
@@ -120,7 +122,7 @@ class RepeatedPairs:
             self._launches.records(),
             [(each.data_ptr(), 1, KINDS[each.dtype]) for each in self._counters],
             written,
-            ready.bounds,
+            bounds_of(self.planned),
             numbers,
             measures,
             clipping,

@@ -29,6 +29,7 @@ from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
 from thalweg.engines.engine import Stages
+from thalweg.engines.layout import joined, runs_of
 from thalweg.engines.plan import DensePlan
 from thalweg.formula import gradient_squares
 from thalweg.ground.locks import importing
@@ -166,9 +167,11 @@ class Launches:
         for planned in plans:
             groups = cast("list[engine.Group]", plan_of(planned).groups)
             self.of.append([Launch(each, first, places) for each in groups])
-            first += len(planned.request.variables)
             if planned.request.rule.per_variable is not None:
-                _measure(planned, self.of[-1])
+                slots = planned.scalar_slots or [()] * len(planned.request.variables)
+                for each in self.of[-1]:
+                    _measure(each, planned, [slots[member - first] for member in each.members])
+            first += len(planned.request.variables)
         self.all = list(chain.from_iterable(self.of))
         self._measures = [each.measures for each in self.all if each.measures is not None]
         self._large = [k for k, each in enumerate(self.all) if not is_serial(each.elements)]
@@ -200,12 +203,11 @@ class Launches:
                 found.rule_measures[k, 2:] = each.threads()
 
 
-def _measure(planned: Planned, launches: Sequence[Launch]) -> None:
-    """Have the kernels of a rule begin with what it measures."""
+def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]) -> None:
+    """Have a kernel begin with what its rule measures."""
     with importing:
         from thalweg.core.steady_measures import SteadyMeasures
-    for each in launches:
-        each.measures = SteadyMeasures(planned.request.rule, each, plan_of(planned).stages)
+    launch.measures = SteadyMeasures(planned.request.rule, launch, plan_of(planned).stages, slots)
 
 
 def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) -> bool:
@@ -223,7 +225,6 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
         all(isinstance(each, engine.Group) and each.kernel.scalars for each in ready.groups)
         and ready.stages == stages
         and not (stages and gradient_squares in rule.measures.values())  # which follow from others
-        and not (rule.scalar_slots and rule.per_variable is not None)
         and not rule.calls_users
         and not hooks.selection.check_numerics
         and hooks.sharing is None
@@ -242,6 +243,26 @@ def are_small(plans: Sequence[Planned]) -> bool:
 def plan_of(planned: Planned) -> DensePlan:
     """The plan of a step that is repeatable."""
     return cast("DensePlan", planned.ready)
+
+
+def written_of(planned: Planned) -> list[Tensor]:
+    """What a plan writes, as far as versions tell."""
+    return [*plan_of(planned).written, *_scalar_slots_of(planned)]
+
+
+def bounds_of(planned: Planned) -> Int64:
+    """Begins and ends of what a plan writes, ascending."""
+    scalars = _scalar_slots_of(planned)
+    return (
+        joined([plan_of(planned).bounds, runs_of(scalars)]) if scalars else plan_of(planned).bounds
+    )
+
+
+def _scalar_slots_of(planned: Planned) -> list[Tensor]:
+    """The slots of shape () that a rule writes itself; others are columns."""
+    if planned.request.rule.per_variable is None:
+        return []
+    return [slot for own in planned.scalar_slots for slot in own]
 
 
 def stands(planned: Planned, gradients: Sequence[Any]) -> bool:

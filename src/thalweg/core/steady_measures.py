@@ -8,6 +8,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from thalweg.core.symbols import Program
 from thalweg.engines.arrays import Int64
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from thalweg.engines.engine import Dtype, Stages
     from thalweg.formula import Rule
 
+_DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
+
 
 class SteadyMeasures:
     """The same, of the variables of a kernel; each has a row of scalars of its own.
@@ -27,15 +31,19 @@ class SteadyMeasures:
         rule: The rule.
         launch: The kernel, a `Launch`.
         stages: What happens to gradients before.
+        slots: For each variable its slots of shape (), in the rule's order.
 
     Attributes:
         names: Of the scalars that measures depend on.
 
     Raises:
-        TypeError: What the rule makes of its measures is no arithmetic of `program.py`.
+        TypeError: What the rule makes of its measures is no arithmetic of `program.py`, or a slot
+            is not of the compute dtype.
     """
 
-    def __init__(self, rule: Rule, launch: Any, stages: Stages) -> None:
+    def __init__(
+        self, rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
+    ) -> None:
         places, own_rows = launch.separate()
         count = len(launch.places)
         formulas = tuple(rule.measures.values())
@@ -51,6 +59,14 @@ class SteadyMeasures:
         self._records: Int64 = np.zeros((count, program.PROGRAM // 8), np.int64)
         for own, record in zip(self._programs, self._records, strict=True):
             own.place(record, launch.names, 0, 1)
+        every = [each for own in slots for each in own]
+        if {each.dtype for each in every} - {_DTYPES[launch.dtype]}:
+            raise TypeError("A slot has another dtype than the arithmetic.")
+        places_of_slots = [each.data_ptr() for each in every]
+        if len({*places_of_slots}) < len(every):
+            raise TypeError("Two variables have a slot in common.")
+        self._slot_places = np.array(places_of_slots, np.int64)
+        self._results = first.registers_of([slot.name for slot in rule.scalar_slots])
         leaves, variables, counts = self.sweep.record()
         self.record = [
             measures_routine(),
@@ -62,6 +78,9 @@ class SteadyMeasures:
             self._records.ctypes.data,
             own_rows.ctypes.data,
             own_rows.strides[0],
+            len(rule.scalar_slots),
+            self._slot_places.ctypes.data,
+            self._results.ctypes.data,
         ]
 
     def column(self, name: str) -> tuple[int, int, int]:
@@ -95,11 +114,12 @@ def _rounded(kind: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _program_of(rule: Rule, dtype: Dtype) -> Program:
-    """What a rule makes of its measures, which come first."""
-    measures = dict.fromkeys(rule.measures, np.float64)
+    """What a rule makes of its measures and then its scalar slots, which come first."""
+    own: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
+    own |= {slot.name: dtype for slot in rule.scalar_slots}
     function: Any = rule.per_variable
     wanted = inspect.signature(function).parameters
-    known = [name for name in wanted if name not in measures]
+    known = [name for name in wanted if name not in own]
     return Program(
-        dtype, measures, known, lambda given, _: function(**{name: given[name] for name in wanted})
+        dtype, own, known, lambda given, _: function(**{name: given[name] for name in wanted})
     )

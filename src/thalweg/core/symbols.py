@@ -34,11 +34,12 @@ _OPERATIONS: dict[Any, int] = {
     np.greater: program.GREATER,
     np.less: program.LESS,
     np.not_equal: program.UNEQUAL,
+    np.equal: program.EQUAL,
     np.bitwise_or: program.EITHER,
     np.bitwise_and: program.BOTH,
     np.where: program.CHOOSE,
 }
-_COMPARES = {program.GREATER, program.LESS, program.UNEQUAL}
+_COMPARES = {program.GREATER, program.LESS, program.UNEQUAL, program.EQUAL}
 _OF_CONDITIONS = {program.EITHER, program.BOTH}
 
 
@@ -130,6 +131,10 @@ class _Symbol(NDArrayOperatorsMixin):
             return self.tape.narrowed(number)
         return type(self)(register=number.register)
 
+    def widen(self) -> Any:
+        """What `formula.wide` makes of it: registers are wide already."""
+        return self.tape.kinds[np.float64](register=self.register)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
         if method != "__call__" or options or ufunc not in _OPERATIONS:
             return NotImplemented
@@ -202,7 +207,7 @@ class Program:
             row: Where the first row lies.
             rows: How many there are.
         """
-        self._names = np.array([self._made.get(name, program.NONE) for name in names], np.int64)
+        self._names = self.registers_of(names)
         record[:] = [
             self._is_narrow,
             len(self._operations),
@@ -214,6 +219,10 @@ class Program:
             row,
             self._power,
         ]
+
+    def registers_of(self, names: Iterable[str]) -> Int64:
+        """Where what it makes is; `program.NONE` for what it does not."""
+        return np.array([self._made.get(name, program.NONE) for name in names], np.int64)
 
     def give(self, values: Iterable[Any]) -> None:
         """Set what the scalars are made of, all at once."""

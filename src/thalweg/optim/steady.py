@@ -15,10 +15,10 @@ from thalweg.core.steady import (
     Launches,
     Snapshot,
     are_small,
+    bounds_of,
     hold_tensors,
     is_traced,
     look,
-    plan_of,
     snapshot,
 )
 from thalweg.engines import current
@@ -110,7 +110,7 @@ class SteadyStep:
             launches.records(),
             [number for each in shares for number in each.numbers()],
             [tensor for each in shares for tensor in each.written()],
-            joined([plan_of(each).bounds for each in plans]),
+            joined([bounds_of(each) for each in plans]),
             (),
             measures,
             clipping,

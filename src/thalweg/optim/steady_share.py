@@ -17,8 +17,8 @@ from thalweg.core.steady import (
     Snapshot,
     hold_tensors,
     is_repeatable,
-    plan_of,
     stands,
+    written_of,
 )
 from thalweg.engines.engine import Stages
 from thalweg.ground.running import is_ours
@@ -106,7 +106,7 @@ class SteadyShare:
 
     def written(self) -> list[Tensor]:
         """What it writes, as far as versions tell."""
-        return [*plan_of(self.planned).written, *(column._views[0] for column in self.columns)]
+        return [*written_of(self.planned), *(column._views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
         """Where the numbers of parameters are, how many, and of which kind."""

@@ -66,7 +66,7 @@ BLOCK = 56
 AHEAD = 8  # tensors
 
 # Bytes of a record.
-MEASURED = 72  # begins with what is called
+MEASURED = 96  # begins with what is called
 LIST = 24  # the list, how many items, where they are listed
 DICT = 24  # the dictionary, how many entries, where keys and values are listed in turn
 TENSOR = 192

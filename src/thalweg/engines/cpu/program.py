@@ -35,6 +35,7 @@ EITHER = 8
 CHOOSE = 9
 LESS = 10
 BOTH = 11
+EQUAL = 12
 
 NONE = -1  # in place of a register: somebody else sets the scalar
 
@@ -76,6 +77,8 @@ def computed(program, operation, x, y, z):
         return _f_where(x < y, 1.0, 0.0)
     if operation == UNEQUAL:
         return _f_where(x != y, 1.0, 0.0)
+    if operation == EQUAL:
+        return _f_where(x == y, 1.0, 0.0)
     if operation == EITHER:
         return _f_where(x > y, x, y)
     if operation == BOTH:
