@@ -1,4 +1,4 @@
-"""The most common of the steps that are taken again: one rule, one group, nothing around it."""
+"""The most common of the steps that are taken again: one rule, and nothing around it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ if TYPE_CHECKING:
 
 
 class PlainStep:
-    """The step of parameters that are alike: all in one group, none with another number.
+    """The step of parameters of which only groups differ, not what is counted of them.
 
     Args:
         share: What is updated.
-        scalars: Theirs.
+        scalars: Those of each group.
         launches: The kernels.
         found: What is compared.
     """
 
     def __init__(
-        self, share: SteadyShare, scalars: TorchScalars, launches: Launches, found: Snapshot
+        self,
+        share: SteadyShare,
+        scalars: Sequence[TorchScalars],
+        launches: Launches,
+        found: Snapshot,
     ) -> None:
         self._part, self._columns, self._scalars = share.part, share.columns, scalars
         self._column: Column = share.columns[0]
@@ -34,10 +38,10 @@ class PlainStep:
     @staticmethod
     def of(share: SteadyShare, launches: Launches, found: Snapshot) -> PlainStep | None:
         """The step of a share, if it is one."""
-        alone = share.alone()
-        if alone is None or len(share.columns) != 1 or share.columns[0].name != STEP:
+        scalars = share.scalars_of_groups()
+        if not scalars or len(share.columns) != 1 or share.columns[0].name != STEP:
             return None
-        return PlainStep(share, alone, launches, found)
+        return PlainStep(share, scalars, launches, found)
 
     def take(self, groups: Sequence[Group]) -> int | None:
         """Take it, if all is as it was.
@@ -48,20 +52,20 @@ class PlainStep:
         Returns:
             0 if it was taken, else what is not as it was; None if it is to be looked at by parts.
         """
-        found, column, scalars = self._snapshot, self._column, self._scalars
+        found, column = self._snapshot, self._column
         begun = found.count.value
-        if not (
-            self._part.columns is self._columns  # else a careful step was planned anew
-            and column.is_known
-            and scalars.hold(groups[scalars.place])
-        ):
+        # Else a careful step was planned anew.
+        if self._part.columns is not self._columns or not column.is_known:
             return None
+        step, given = column.common + 1, {}
         try:
-            made = scalars.made(self._columns)
-            given = {scalars.place: made}
+            for each in self._scalars:
+                place = each.place
+                if not each.hold(groups[place]):
+                    return None
+                given[place] = each.made(self._columns)
             for each in self._kernels:
                 each.set_scalars(given)
-            step = made[STEP]
             found.set_number(0, step)
         except ERRORS:  # the careful way says it
             return None

@@ -154,11 +154,11 @@ class SteadyShare:
                 for each in launches
             ]
 
-    def alone(self) -> TorchScalars | None:
-        """The scalars of all parameters, where these are alike and their numbers torch's."""
-        if not self._is_torchs or self._others or not all(self._are_one):
-            return None
-        return next(iter(self._scalars.values()), None)
+    def scalars_of_groups(self) -> Sequence[TorchScalars]:
+        """Those of each group, where all else is alike and the numbers are torch's; else none."""
+        if not self._is_torchs or self.keys is not self.places or not all(self._are_one):
+            return ()
+        return [*self._scalars.values()]
 
     def read(self) -> bool:
         """Look at the numbers of parameters; whether those that were alike still are."""
