@@ -149,9 +149,9 @@ class Rule:
             `(var, *, scalars...)`, rounded to its dtype: once per element, and with a sparse
             gradient once per element of a row that it names. Measures are taken earlier.
         measures: Optional. Sums over a variable's elements, taken before any write, by name:
-            functions of (var, grad, *slots) in float64. `gradient_squares` and `variable_squares`
-            of this module cost no sweep of their own beside a norm that is measured anyway; any
-            other has sparse gradients made dense, as `whole` does.
+            functions of (var, grad, *slots) in float64, or `like_update`. `gradient_squares` and
+            `variable_squares` of this module cost no sweep of their own beside a norm that is
+            measured anyway; any other has sparse gradients made dense, as `whole` does.
         per_variable: Optional. Called once a step with the measures it names, as float64 arrays
             over the variables, with scalar slots, as arrays of the compute dtype, and with scalars;
             returns a dict of arrays: further scalars of each variable for `update`, and the scalar
@@ -272,6 +272,21 @@ class Rule:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
         return self  # as a function is its own copy; plans know a rule by its identity
+
+
+def like_update(formula: Formula) -> Formula:
+    """Have a measure computed in the type of the update, whose numbers it then has.
+
+    Else it is computed in float64, where roots and divisions take several times as long. Sums are
+    float64 anyway: `wide(step) * wide(step)` adds up squares that float32 might not hold.
+    """
+    formula.is_like_update = True  # pyright: ignore[reportFunctionMemberAccess]
+    return formula
+
+
+def is_like_update(formula: Formula) -> bool:
+    """Whether a measure is computed in the type of the update."""
+    return getattr(formula, "is_like_update", False)
 
 
 def gradient_squares(var: Any, grad: Any) -> Any:

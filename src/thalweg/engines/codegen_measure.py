@@ -7,14 +7,15 @@ import ast
 from thalweg.engines.codegen import name_scalars
 from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, count_of, place_of, transcribe
 from thalweg.errors import RuleError
-from thalweg.formula import Formula
+from thalweg.formula import Formula, is_like_update
 
 
 class Sweep:
     """What is read and computed of an element, whatever the device.
 
     Args:
-        formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64.
+        formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
+            type of the update where it is `like_update`.
         stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first, as the update
             does it.
         storage: Storage types of variable, gradient, slots and copy (if any); what no formula reads
@@ -38,6 +39,7 @@ class Sweep:
         self.measures = [transcribe(formula) for formula in formulas]
         for formula, transcript in zip(formulas, self.measures, strict=True):
             _check_measure(formula, transcript, readable)
+        self.are_like_update = list(map(is_like_update, formulas))
         self.storage = storage
         self.used = sorted({stream for each in self.measures for stream in _streams_of(each)})
         self.copy = len(storage) - 1 if from_copy and 0 in self.used else None

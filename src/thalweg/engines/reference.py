@@ -34,7 +34,7 @@ from thalweg.engines.engine import (
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.measuring import combine_leaves, leaves_of
 from thalweg.engines.transcribe import bind_formula, transcribe
-from thalweg.formula import Formula, Rule, narrow, variable_squares, wide
+from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squares, wide
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import numpy_copy
@@ -420,14 +420,16 @@ def _flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
 
 def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
     """The leaves of the sum of a formula over elements, in the order that all engines have."""
-    wide = [tensor.detach().double() for tensor in tensors][: formula.__code__.co_argcount]
-    if wide[0].device.type == "cpu":
+    dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
+    kind = _namespace_of(dtype)
+    taken = [each.detach().to(kind) for each in tensors][: formula.__code__.co_argcount]
+    if taken[0].device.type == "cpu":
         with np.errstate(all="ignore"):
-            values = numpy_formula(formula, np.float64)(
-                *map(_to_numpy, wide), **_pick_scalars(formula, scalars, np.float64)
+            values = numpy_formula(formula, dtype)(
+                *map(_to_numpy, taken), **_pick_scalars(formula, scalars, dtype)
             )[0]
-        return leaves_of(values.reshape(-1))
-    values = torch_evaluate(formula, wide, scalars)[0]
+        return leaves_of(np.asarray(values, np.float64).reshape(-1))
+    values = torch_evaluate(formula, taken, scalars)[0].double()
     return leaves_of(values.reshape(-1)).cpu().numpy()
 
 

@@ -13,10 +13,12 @@ from thalweg.engines.measuring import LANES
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, Transcript
 from thalweg.formula import Formula
 
-_STAGE_LITERAL = "_stage_literal"  # formulas are float64, stages of the type of the update
+# Formulas are float64; stages, and those that are `like_update`, of the type of the update.
+_STAGE_LITERAL = "_stage_literal"
 
 # Rows of lanes that are added at once: each lane is then read and written once for all of them.
-_ROWS = 8
+# They lie at multiples of 4 KiB, for which a cache has few places: too few for several streams.
+_ROWS, _STREAMS = 8, 2
 
 _MEASURE = """
 def measured({parameters}):
@@ -108,30 +110,38 @@ class _Elements(Sweep):
         for index, stage in enumerate(self.stages):
             given = [f"{_STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
-        lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
+        if not all(self.are_like_update):
+            lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
+        if any(self.are_like_update):
+            lines += [f"n{stream} = {_STAGE_LITERAL}(e{stream})" for stream in self.used]
         for index, measure in enumerate(self.measures):
             lines += self._write_measure(measure, index)
         return [*lines, f"return {self._list_names('v')}"]
 
     def _write_measure(self, measure: Transcript, index: int) -> list[str]:
         # Not as a function of its own: each costs as much time to compile as all the rest.
-        values = {name: f"w{k}" for k, name in enumerate(measure.positional) if k in self.used}
-        values |= {name: self.scalar[name] for name in measure.scalars}
+        is_narrow = self.are_like_update[index]
+        letter, scalar = ("n", f"{_STAGE_LITERAL}({{}})") if is_narrow else ("w", "{}")
+        own = enumerate(measure.positional)
+        values = {name: f"{letter}{k}" for k, name in own if k in self.used}
+        values |= {name: scalar.format(self.scalar[name]) for name in measure.scalars}
         lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
         *body, result = _parse_measure(measure, index).body
-        value = cast(ast.expr, cast(ast.Return, result).value)
-        return [*lines, *map(ast.unparse, body), f"v{index} = {ast.unparse(value)}"]
+        value = ast.unparse(cast(ast.expr, cast(ast.Return, result).value))
+        formula = [*map(ast.unparse, body), f"v{index} = float64({value})"]
+        return lines + ([*map(_of_update, formula)] if is_narrow else formula)
 
     def define_functions(self, compute: str) -> list[str]:
         """The functions that `measure_element` calls."""
         found = [HEADER.format(literal=LITERAL, compute="float64")]
-        if self.stages:
+        if self.stages or any(self.are_like_update):
             found.append(HEADER.format(literal=_STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
             texts = FormulaWriter().define_function(f"stage{index}", stage).values()
-            found += [re.sub(rf"\b{LITERAL}\b", _STAGE_LITERAL, text) for text in texts]
+            found += map(_of_update, texts)
         for index, measure in enumerate(self.measures):
-            found += list(FormulaWriter().define_function(f"measure{index}", measure).values())[:-1]
+            own = list(FormulaWriter().define_function(f"measure{index}", measure).values())[:-1]
+            found += map(_of_update, own) if self.are_like_update[index] else own
         if self.copy is not None:
             found += of_copies(self.storage[-1], self.storage[0]).values()
         return found
@@ -151,6 +161,11 @@ class _Elements(Sweep):
 
     def _list_names(self, name: str) -> str:
         return ", ".join(self.per_measure(name + "{0}"))
+
+
+def _of_update(text: str) -> str:
+    """A text of a formula, in the type of the update."""
+    return re.sub(rf"\b{LITERAL}\b", _STAGE_LITERAL, text)
 
 
 def _parse_measure(measure: Transcript, index: int) -> ast.FunctionDef:
@@ -176,7 +191,7 @@ def generate_measure(
         RuleError: A formula takes more values than there are, or returns several.
     """
     sweep = _Elements(formulas, stages, storage, len(storage) - from_copy, from_copy)
-    count = len(formulas)
+    count, rows = len(formulas), _ROWS if len(sweep.read) <= _STREAMS else 1
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
@@ -184,9 +199,9 @@ def generate_measure(
         pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,
-        rows=_ROWS,
+        rows=rows,
         zero=indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
-        add_rows=indent_by(sweep.add_rows(_ROWS), 5),
+        add_rows=indent_by(sweep.add_rows(rows), 5),
         add_row=indent_by(sweep.add_rows(1), 5),
         fold=indent_by(sweep.per_measure(*_FOLD), 4),
         keep=indent_by(sweep.per_measure(f"leaves[leaf * {count} + {{0}}] = lanes{{0}}[0]"), 3),

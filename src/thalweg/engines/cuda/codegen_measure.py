@@ -110,8 +110,8 @@ class _Program:
             for name, text in self._single.define_function(f"stage{index}", stage).items():
                 found[name] = _for_stages(text)
         for index, measure in enumerate(self.sweep.measures):
-            for name, text in self._double.helpers_of(measure).items():
-                found[f"m{index} {name}"] = _own_helpers(text, index)  # two may call one helper
+            for name, text in self._writer_of(index).helpers_of(measure).items():
+                found[f"m{index} {name}"] = self._own_text(text, index)
         parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
         element = (
             f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
@@ -142,14 +142,25 @@ class _Program:
             lines += self._double.resume_at_copy("e0", self.sweep.storage, "at", "length", "MASKED")
         return lines
 
+    def _writer_of(self, index: int) -> Writer:
+        return self._single if self.sweep.are_like_update[index] else self._double
+
+    def _own_text(self, text: str, index: int) -> str:
+        """A text of a measure, whose helpers have names of their own: two may call one helper."""
+        own = _own_helpers(text, index)
+        return _for_stages(own) if self.sweep.are_like_update[index] else own
+
     def _write_measure(self, measure: Transcript, index: int) -> list[str]:
+        writer = self._writer_of(index)
+        cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
         names = [(k, name) for k, name in enumerate(measure.positional) if k in self.sweep.used]
-        result = f"m{index} = {self._double.result_of(measure, 0)}"
-        formula = [*self._double.assignments_of(measure), result]
+        formula = [*writer.assignments_of(measure), f"m{index} = {writer.result_of(measure, 0)}"]
+        scalar = self.sweep.scalar
         return [
-            *(f"{LOCAL_PREFIX}{name} = e{k}" for k, name in names),
-            *(f"{LOCAL_PREFIX}{name} = {self.sweep.scalar[name]}" for name in measure.scalars),
-            *(_own_helpers(line, index) for line in formula),
+            *(f"{LOCAL_PREFIX}{name} = e{k}{cast}" for k, name in names),
+            *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in measure.scalars),
+            *(self._own_text(line, index) for line in formula),
+            f"m{index} = m{index}.to(tl.float64)",
             # Where elements are missing +0 is added; a formula of zeros need not be zero.
             f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))",
         ]

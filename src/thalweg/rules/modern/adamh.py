@@ -1,30 +1,41 @@
 """AdamH: Adam on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
 
-from thalweg.formula import Rule, variable_squares
-from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
+from thalweg.formula import Rule, like_update, variable_squares, wide
+from thalweg.rules.modern.arithmetic import (
+    SLOTS,
+    corrections,
+    hypers,
+    lerp,
+    mean_square,
+    measured_step,
+    root_of,
+)
 from thalweg.rules.modern.sphere import RADIUS, per_variable
 
 
 def _step(grad, mean, square, beta2, epsilon, mean_weight, square_weight, mean_correction, root):
     square = mean_square(square, grad, beta2, square_weight)
-    return lerp(mean, grad, mean_weight) / mean_correction / root_of(square, root, epsilon)
+    return measured_step(lerp(mean, grad, mean_weight), square, mean_correction, root, epsilon)
 
 
+@like_update
 def step_squares(
+    var, grad, exp_avg, exp_avg_sq, *, beta2, epsilon, mean_weight, square_weight, mean_correction,
+    root_correction,
+):  # fmt: skip
+    step = wide(_step(grad, exp_avg, exp_avg_sq, beta2, epsilon, mean_weight, square_weight,
+                      mean_correction, root_correction))  # fmt: skip
+    return step * step
+
+
+@like_update
+def step_products(
     var, grad, exp_avg, exp_avg_sq, *, beta2, epsilon, mean_weight, square_weight, mean_correction,
     root_correction,
 ):  # fmt: skip
     step = _step(grad, exp_avg, exp_avg_sq, beta2, epsilon, mean_weight, square_weight,
                  mean_correction, root_correction)  # fmt: skip
-    return step * step
-
-
-def step_products(
-    var, grad, exp_avg, exp_avg_sq, *, beta2, epsilon, mean_weight, square_weight, mean_correction,
-    root_correction,
-):  # fmt: skip
-    return var * _step(grad, exp_avg, exp_avg_sq, beta2, epsilon, mean_weight, square_weight,
-                       mean_correction, root_correction)  # fmt: skip
+    return wide(var) * wide(step)
 
 
 def update(

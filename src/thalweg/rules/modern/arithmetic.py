@@ -40,6 +40,12 @@ def root_of(square, root_correction, epsilon):
     return sqrt(square) / root_correction + epsilon
 
 
+def measured_step(mean, square, mean_correction, root_correction, epsilon):
+    """Adam's step but for its last bits: what is divided is one number an element, not three."""
+    root = sqrt(square) + epsilon * root_correction
+    return mean * (root_correction / mean_correction) / root
+
+
 def weights(*, beta1, beta2):
     """What means take of a gradient; 1 - beta in float32 has lost the digits that count."""
     return {"mean_weight": 1 - as_read(beta1), "square_weight": 1 - as_read(beta2)}

@@ -1,6 +1,6 @@
 """Cautious AdamW: no element moves against its gradient, and the others the more (Liang 2024)."""
 
-from thalweg.formula import Rule, maximum, narrow, where
+from thalweg.formula import Rule, like_update, maximum, narrow, where
 from thalweg.rules.modern.arithmetic import (
     SLOTS,
     corrections,
@@ -12,6 +12,7 @@ from thalweg.rules.modern.arithmetic import (
 )
 
 
+@like_update
 def kept(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
     """How many elements move with their gradients."""
     return where(lerp(exp_avg, grad, mean_weight) * grad > 0, 1.0, 0.0)

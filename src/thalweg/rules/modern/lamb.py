@@ -1,7 +1,25 @@
 """LAMB: Adam's step as long as the variable, times the rate (You et al. 2019)."""
 
-from thalweg.formula import Hyper, Rule, minimum, narrow, sqrt, variable_squares, where
-from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
+from thalweg.formula import (
+    Hyper,
+    Rule,
+    like_update,
+    minimum,
+    narrow,
+    sqrt,
+    variable_squares,
+    where,
+    wide,
+)
+from thalweg.rules.modern.arithmetic import (
+    SLOTS,
+    corrections,
+    hypers,
+    lerp,
+    mean_square,
+    measured_step,
+    root_of,
+)
 
 
 def _step(var, mean, square, weight_decay, mean_correction, root_correction, epsilon):
@@ -9,6 +27,7 @@ def _step(var, mean, square, weight_decay, mean_correction, root_correction, eps
     return where(weight_decay != 0, step + weight_decay * var, step)
 
 
+@like_update
 def step_squares(
     var, grad, exp_avg, exp_avg_sq, *, beta2, epsilon, weight_decay, mean_weight, square_weight,
     mean_correction, root_correction,
@@ -16,7 +35,8 @@ def step_squares(
     """The step's length."""
     mean = lerp(exp_avg, grad, mean_weight)
     square = mean_square(exp_avg_sq, grad, beta2, square_weight)
-    step = _step(var, mean, square, weight_decay, mean_correction, root_correction, epsilon)
+    step = measured_step(mean, square, mean_correction, root_correction, epsilon)
+    step = wide(where(weight_decay != 0, step + weight_decay * var, step))
     return step * step
 
 
