@@ -194,6 +194,11 @@ class Launches:
         records = np.array([each.record for each in self._measures], np.int64)
         return [each.launched() for each in self._measures], records
 
+    @property
+    def may_have_threads(self) -> bool:
+        """Whether one is so large that it may be worth several threads."""
+        return bool(self._large or self._measures)
+
     def set_threads(self, found: Snapshot) -> None:
         """Have those that are worth it run on as many threads as torch has now."""
         for k in self._large:

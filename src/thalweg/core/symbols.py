@@ -35,6 +35,7 @@ _OPERATIONS: dict[Any, int] = {
     np.less: program.LESS,
     np.not_equal: program.UNEQUAL,
     np.equal: program.EQUAL,
+    np.negative: program.MULTIPLY,  # by -1
     np.bitwise_or: program.EITHER,
     np.bitwise_and: program.BOTH,
     np.where: program.CHOOSE,
@@ -135,10 +136,13 @@ class _Symbol(NDArrayOperatorsMixin):
         """What `formula.wide` makes of it: registers are wide already."""
         return self.tape.kinds[np.float64](register=self.register)
 
+    double = widen  # as tensors have it
+
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
         if method != "__call__" or options or ufunc not in _OPERATIONS:
             return NotImplemented
-        return self.tape.record(_OPERATIONS[ufunc], *given)
+        minus = (-1.0,) if ufunc is np.negative else ()
+        return self.tape.record(_OPERATIONS[ufunc], *given, *minus)
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Any:
         return self.__array_ufunc__(function, "__call__", *given, **options)
@@ -160,6 +164,8 @@ class Program:
         apart: The types of numbers that are set by themselves, by name.
         names: Of the other scalars that are given, of the compute dtype.
         make: Given symbols by name, returns what is made of them, and the dtype for others.
+        stored: The dtype that the scalars are stored in, which is the other one where numbers are
+            Python's.
 
     Raises:
         TypeError: Something is done that native code does not do.
@@ -171,8 +177,10 @@ class Program:
         apart: Mapping[str, Dtype],
         names: Sequence[str],
         make: Callable[[Mapping[str, Any], Any], Mapping[str, Any]],
+        stored: Dtype | None = None,
     ) -> None:
         self._is_narrow = dtype is np.float32
+        self._stored, self._is_pythons = stored or dtype, stored is not None
         power = POWF if self._is_narrow else libm.power
         self._power = 0 if power is None else libm.address_of(power)
         tape = _Tape(dtype, {**apart, **dict.fromkeys(names, dtype)})
@@ -218,6 +226,8 @@ class Program:
             rows,
             row,
             self._power,
+            self._stored is np.float32,
+            self._is_pythons,
         ]
 
     def registers_of(self, names: Iterable[str]) -> Int64:

@@ -123,19 +123,20 @@ class Column:
 
     def wrote(self, values: Sequence[object]) -> None:
         """Those were written; what the type of the state rounds is known rounded."""
-        if self.name == STEP and len(values) == 1 and type(values[0]) is float:
-            number = values[0]
-            if 0 <= number < _EXACT and number.is_integer():
-                self._values = [number]
-                self.common = number
-                self._version += 1
-                return
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
         if self.name == STEP or kind is not None:
             self._know(list(map(self._scalar, values)))
             self._version += 1  # last: what is interrupted before is read again
+
+    def counted(self, number: object) -> bool:
+        """A number of a step was written, the same for all; False if its type may round it."""
+        if type(number) is not float or not (0 <= number < _EXACT and number.is_integer()):
+            return False
+        self._values, self.common = [number], number
+        self._version += 1  # last, likewise
+        return True
 
 
 class ForeignColumn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thalweg.core.groups import Group
 from thalweg.core.steady import ERRORS, Launches, Snapshot
@@ -11,6 +11,7 @@ from thalweg.optim.columns import STEP, Column
 from thalweg.optim.steady_scalars import TorchScalars
 
 if TYPE_CHECKING:
+    from thalweg.core.symbols import Program
     from thalweg.optim.steady_share import SteadyShare
 
 
@@ -34,6 +35,27 @@ class PlainStep:
         self._part, self._columns, self._scalars = share.part, share.columns, scalars
         self._column: Column = share.columns[0]
         self._launches, self._kernels, self._snapshot = launches, launches.all, found
+        self._has_threads = launches.may_have_threads
+        self._programs = self._find_programs()
+        self._rates: list[float | None] = [None for _ in scalars]
+
+    def _find_programs(self) -> list[list[Program]] | None:
+        """For each group what makes the scalars of its kernels; None if Python makes any."""
+        made: list[list[Program]] = []
+        records: list[tuple[Program, Any]] = []
+        for each in self._scalars:
+            own = [kernel for kernel in self._kernels if each.place in kernel.places]
+            programs = [each.program_for(kernel.dtype) for kernel in own]
+            if any(kernel.measures is not None for kernel in own) or None in programs:
+                return None
+            made.append([program for program in programs if program is not None])
+            records += [
+                (program, kernel.program(kernel.places.index(each.place)))
+                for kernel, program in zip(own, made[-1], strict=True)
+            ]
+        for program, where in records:
+            program.place(*where)
+        return made
 
     @staticmethod
     def of(share: SteadyShare, launches: Launches, found: Snapshot) -> PlainStep | None:
@@ -57,20 +79,35 @@ class PlainStep:
         # Else a careful step was planned anew.
         if self._part.columns is not self._columns or not column.is_known:
             return None
-        step, given = column.common + 1, {}
+        step = column.common + 1
+        for each in self._scalars:
+            group = groups[each.place]
+            if not (each.options.hold(group) or each.hold(group)):
+                return None
         try:
-            for each in self._scalars:
-                place = each.place
-                if not each.hold(groups[place]):
-                    return None
-                given[place] = each.made(self._columns)
-            for each in self._kernels:
-                each.set_scalars(given)
+            if self._programs is None:
+                made = {each.place: each.made(self._columns) for each in self._scalars}
+                for kernel in self._kernels:
+                    kernel.set_scalars(made)
+            else:
+                self._give(step, self._programs)
             found.set_number(0, step)
         except ERRORS:  # the careful way says it
             return None
-        self._launches.set_threads(found)
+        if self._has_threads:
+            self._launches.set_threads(found)
         other = found.take(None, begun)
-        if not other:
+        if not (other or column.counted(step)):
             column.wrote([step])
         return other
+
+    def _give(self, step: float, programs: Sequence[Sequence[Program]]) -> None:
+        """Say the number of the step, and rates that are others than before."""
+        for k, own in enumerate(programs):
+            rate = self._scalars[k].rate
+            if rate is not self._rates[k]:
+                for program in own:
+                    program.give((rate,))
+                self._rates[k] = rate
+            for program in own:
+                program.set(0, step)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from thalweg.core.columns import derived
 from thalweg.core.groups import Group
 from thalweg.core.hooks import Dtype
+from thalweg.core.symbols import Program
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
 from thalweg.optim.tensor_rate import TensorRate
@@ -37,7 +39,7 @@ class GroupScalars:
 
     def hold(self, group: Group) -> bool:
         """Whether a group has the options that it had, or another rate, which is read."""
-        known = self._options
+        known = self.options
         if known.hold(group):
             return True
         if not hold(known, group):
@@ -46,11 +48,11 @@ class GroupScalars:
         return True
 
     def _read_options(self) -> None:
-        self._options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
+        self.options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
 
     def _moves(self) -> bool:
         """Whether others may write to what is kept of the options."""
-        return self._options.moves
+        return self.options.moves
 
 
 class TorchScalars(GroupScalars):
@@ -58,14 +60,14 @@ class TorchScalars(GroupScalars):
 
     def _read_options(self) -> None:
         super()._read_options()
-        hooks, options = self._hooks, self._options
+        hooks, options = self._hooks, self.options
         _, numbers = hooks._apart(self._key())
         self._known = {**options.numbers(hooks._stays), **numbers}
         self._given = options.given_to_prepare({**numbers, "t": 1})
         self._rate = options.moving_rate
 
     def _moves(self) -> bool:
-        return self._options.moves and self._rate is None
+        return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """The scalars of the step that follows."""
@@ -77,6 +79,36 @@ class TorchScalars(GroupScalars):
             return self._made_by(self._rate, columns)
         except (TypeError, ArithmeticError):  # torch makes them
             return self._hooks._prepared(self._key())
+
+    @property
+    def rate(self) -> float:
+        """The rate, a number."""
+        return self._known["learning_rate"]
+
+    def program_for(self, dtype: Dtype) -> Program | None:
+        """What makes the scalars of a kernel of the number of a step and the rate, natively.
+
+        Args:
+            dtype: That of the kernel.
+
+        Returns:
+            None where Python makes them.
+        """
+        known = self._known
+        if self._is_made_anew or self._rate is not None or "learning_rate" not in known:
+            return None
+
+        def make(symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
+            moving = {"t": symbols[STEP], **symbols}
+            given = {name: moving.get(name, own) for name, own in self._given.items()}
+            made = {**known, **moving, **self._rule.prepare(**given)}
+            kind = type(symbols[STEP])
+            return {n: own if type(own) is kind else number(float(own)) for n, own in made.items()}
+
+        try:
+            return Program(np.float64, {STEP: np.float64}, ["learning_rate"], make, stored=dtype)
+        except (TypeError, ValueError, ArithmeticError):  # such as what depends on a number
+            return None
 
     def _key(self) -> Hashable:
         """What careful steps call these parameters now."""

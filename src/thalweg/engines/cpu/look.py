@@ -360,8 +360,6 @@ def launch_all(block, which):
 
 def write(block):
     """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
-    for k in range(block[PROGRAMS]):
-        run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k))
     launch_all(block, RULE_MEASURES)
     for k in range(block[RULE_MEASURED]):
         measured = block[RULE_MEASURED + 1] + MEASURED * k
@@ -414,5 +412,8 @@ def step(called):
             return BEYOND
         clipping[CLIPPING_TAKEN] = block[TAKEN] + 1
     if part != MEASURE:
+        for k in range(block[PROGRAMS]):
+            if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
+                return BEYOND
         write(block)
     return 0

@@ -10,15 +10,17 @@ for `+ - * /` and roots of float32 gives its bits.
 # ruff: noqa: F821
 from __future__ import annotations
 
-PROGRAM = 72  # bytes of a record
+PROGRAM = 88  # bytes of a record
 
 # Words of a record.
-IN_FLOAT32 = 0  # whether the scalars are, and powers
+IN_FLOAT32 = 0  # whether powers are
 OPERATIONS = 1  # how many, and where
 REGISTERS = 3
 NAMES = 4  # how many scalars the kernel has, and where the register of each is listed
 ROWS = 6  # how many there are, and where the first one lies
 POWER = 8  # C's function
+STORED_FLOAT32 = 9  # whether the scalars are
+OF_PYTHON = 10  # whether numbers are Python's: powers are not flushed, and all scalars are finite
 
 # What is done, to which three registers, where the result goes, and whether it is of float32.
 OPERATION = 6  # words
@@ -42,6 +44,8 @@ NONE = -1  # in place of a register: somebody else sets the scalar
 # The least normal numbers.
 TINY_FLOAT32 = 1.1754943508222875e-38
 TINY_FLOAT64 = 2.2250738585072014e-308
+HIGHEST_FLOAT32 = 3.4028234663852886e38
+HIGHEST_FLOAT64 = 1.7976931348623157e308
 
 
 def raised(program, x, y):
@@ -52,9 +56,16 @@ def raised(program, x, y):
         tiny = TINY_FLOAT32
     else:
         found = call_float64(program[POWER], x, y)
-    if _f_absolute(found) < tiny:
+    if program[OF_PYTHON] == 0 and _f_absolute(found) < tiny:
         found = 0.0
     return found
+
+
+def is_finite(x):
+    """Whether a number is neither infinite nor NaN."""
+    if _f_absolute(x) <= HIGHEST_FLOAT64:
+        return 1
+    return 0
 
 
 def computed(program, operation, x, y, z):
@@ -87,8 +98,11 @@ def computed(program, operation, x, y, z):
 
 
 def run(program):
-    """Do what a program says, and set the scalars that come of it in each row."""
-    registers, narrow = float64_pointer(program[REGISTERS]), program[IN_FLOAT32]
+    """Do what a program says, and set the scalars that come of it in each row.
+
+    Returns 1 where one is not as it is to be, and is an error; else 0.
+    """
+    registers, narrow = float64_pointer(program[REGISTERS]), program[STORED_FLOAT32]
     operations, count = int64_pointer(program[OPERATIONS + 1]), program[OPERATIONS]
     for k in range(count):
         at = OPERATION * k
@@ -96,8 +110,14 @@ def run(program):
         found = computed(program, operations[at], x, y, registers[operations[at + 3]])
         if operations[at + 5]:
             found = float64(float32(found))
+        if program[OF_PYTHON] and is_finite(found) == 0:
+            return 1
         registers[operations[at + 4]] = found
     names, length = int64_pointer(program[NAMES + 1]), program[NAMES]
+    if program[OF_PYTHON] & narrow:
+        for k in range(length):
+            if names[k] != NONE and _f_absolute(registers[names[k]]) > HIGHEST_FLOAT32:
+                return 1
     for row in range(program[ROWS]):
         for k in range(length):
             register = names[k]
@@ -108,3 +128,4 @@ def run(program):
                 else:
                     wide = float64_pointer(program[ROWS + 1] + 8 * length * row)
                     wide[k] = registers[register]
+    return 0
