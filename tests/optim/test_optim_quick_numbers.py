@@ -163,3 +163,39 @@ def test_whatever_changes_the_step_is_the_careful_one(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert not differences(made, seed)
+
+
+def write_step(opt: Any, number: float) -> None:
+    for own in opt.state.values():
+        own["step"].fill_(number)
+
+
+def say_scale(opt: Any, number: float) -> None:
+    opt.found_inf, opt.grad_scale = torch.zeros(()), None
+
+
+def say_nothing(opt: Any, number: float) -> None:
+    if "found_inf" in vars(opt):
+        del opt.found_inf, opt.grad_scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("number", [40.0, 2.0**24 - 3])
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=str)
+def test_scalars_are_those_of_the_step_whoever_makes_them(
+    name: str, options: dict[str, Any], number: float, dtype: torch.dtype
+) -> None:
+    """They are made natively, then in Python, then natively again, each after others have."""
+    sides: list[Side] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        own = [Parameter(torch.randn(shape, dtype=dtype)) for shape in ((3, 4), (5,), (2, 2))]
+        given = [{"params": own[:2]}, {"params": own[2:], "lr": 0.02}]
+        sides.append((getattr(optim, name)(given, lr=0.01, **options), own))
+    between = {5: write_step, 8: say_scale, 12: say_nothing, 14: write_step}
+    for step in range(20):
+        for opt, _ in sides:
+            opt.param_groups[1]["lr"] = 0.02 * 0.9**step
+            if step in between:
+                between[step](opt, number + step)
+        compare(sides, range(step, step + 1), lambda step: set(), {})

@@ -215,6 +215,8 @@ class SteadyStep:
                 else:
                     own["_opt_called"] = True
                 return not other
+        if self._plain is not None:
+            self._plain.leave_scalars()
         pairs, then = None, ()
         if self._has_sums:
             if optimizer._own.sums.keys() != self._ids:

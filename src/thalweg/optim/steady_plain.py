@@ -55,7 +55,15 @@ class PlainStep:
             ]
         for program, where in records:
             program.place(*where)
+        self._records = [record for _, (record, *_) in records]
         return made
+
+    def leave_scalars(self) -> None:
+        """Have others set the scalars of kernels from now on."""
+        if self._programs is not None:
+            for record in self._records:
+                record[:] = 0  # one of zeros makes none
+            self._programs = None
 
     @staticmethod
     def of(share: SteadyShare, launches: Launches, found: Snapshot) -> PlainStep | None:
@@ -76,9 +84,12 @@ class PlainStep:
         """
         found, column = self._snapshot, self._column
         begun = found.count.value
-        # Else a careful step was planned anew.
-        if self._part.columns is not self._columns or not column.is_known:
+        if self._part.columns is not self._columns:  # a careful step was planned anew
             return None
+        if not column.is_known:
+            column.read()
+            if column.common is None:
+                return None
         step = column.common + 1
         for each in self._scalars:
             group = groups[each.place]
