@@ -185,6 +185,9 @@ def call_stage(
                     check_asked(f"Stage {place_of(stage.function)}", name, batch.made, known, rule)
                     raise
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
+    whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
+    if stage.heads > 1:
+        given = {name: cut_into(value, stage.heads) for name, value in given.items()}
     try:
         with torch.autocast(batch.device.type, enabled=False):
             found = stage.function(**given)
@@ -194,9 +197,58 @@ def call_stage(
     check_found(rule, title, found, given, batch.made)
     # What was given may be returned under another name.
     return {
-        name: value.clone() if value is not given.get(name) and batch.holds(value) else value
+        name: (
+            value.clone() if value is not given.get(name) and batch.holds(value) else value
+        ).reshape(whole[name])
         for name, value in found.items()
     }
+
+
+def cut_into(value: Any, heads: int) -> Any:
+    """What a stage is given of variables, each cut into so many blocks of rows.
+
+    Args:
+        value: Of shape (batch, rows, ...), or a scalar, of shape (batch, 1, 1) if no number.
+        heads: How many.
+
+    Returns:
+        It in shape (batch * heads, rows / heads, ...).
+    """
+    if not isinstance(value, Tensor) or not value.dim():
+        return value
+    if value.shape[1:] == (1, 1) and value.shape[1] % heads:
+        return value.repeat_interleave(heads, 0)
+    batch, rows, *rest = value.shape
+    return value.reshape(batch * heads, rows // heads, *rest)
+
+
+def run_stage(
+    rule: Rule,
+    stage: Stage,
+    batch: Batch,
+    columns: Columns,
+    slot_of: Callable[[int, int], Tensor],
+) -> dict[str, list[tuple[int, Tensor]]]:
+    """Run a stage over a batch, those whose steps have one number at a time.
+
+    Args:
+        rule, stage, batch, columns, slot_of: As in `call_stage`.
+
+    Returns:
+        What the stage has returned by name. Slots are not written: each has the positions of
+        variables, with what it is to become.
+    """
+    asked, found = asked_by(stage), dict[str, list[tuple[int, Tensor]]]()
+    counts = stage.every > 1 or COUNT in (*asked.needed, *asked.optional)
+    every = [*range(len(batch.members))]
+    for rows in batch.rows_by_count(columns, stage.every) if counts else [every]:
+        for name, value in call_stage(rule, stage, batch, rows, columns, slot_of).items():
+            own = found.setdefault(name, [])
+            if place_of_slot(rule, name) is None:
+                batch.store(name, rows, value)
+            else:
+                own += zip([batch.members[row] for row in rows], value, strict=True)
+    return found
 
 
 def check_asked(

@@ -23,15 +23,18 @@ def matrix_shape(var: Tensor) -> tuple[int, int]:
     return var.shape[0], var.shape[1:].numel()
 
 
-def check_matrices(rule: str, variables: Sequence[Tensor], titles: Sequence[str]) -> None:
+def check_matrices(
+    rule: str, variables: Sequence[Tensor], titles: Sequence[str], heads: Sequence[int] = ()
+) -> None:
     """Refuse variables that are no matrices.
 
     Args:
         rule: What they are for, in words.
         variables, titles: The variables, with a name for each.
+        heads: Into how many blocks of rows they are cut.
 
     Raises:
-        InvalidArgumentError: One has fewer than two dimensions.
+        InvalidArgumentError: One has fewer than two dimensions, or rows that are no equal blocks.
         InvalidTypeError: One has another dtype than float32, float64 and bfloat16.
     """
     for var, title in zip(variables, titles, strict=True):
@@ -45,6 +48,12 @@ def check_matrices(rule: str, variables: Sequence[Tensor], titles: Sequence[str]
                 f"'{title}' is {dtype_name(var.dtype)}, and {rule} is for float32, float64 and"
                 " bfloat16."
             )
+        uneven = [count for count in heads if var.shape[0] % count]
+        if uneven:
+            raise InvalidArgumentError(
+                f"'{title}' has shape {tuple(var.shape)}, whose {var.shape[0]} rows heads="
+                f"{uneven[0]} of {rule} does not cut into equal blocks."
+            )
 
 
 def check_step(
@@ -53,12 +62,13 @@ def check_step(
     """Refuse a step that a rule with passes does not take.
 
     Raises:
-        InvalidArgumentError: A variable has fewer than two dimensions, or comes twice.
+        InvalidArgumentError: A variable has fewer than two dimensions, rows that are no equal
+            blocks, or comes twice.
         InvalidTypeError: It has another dtype than float32, float64 and bfloat16, or its gradient
             is sparse.
     """
     title = f"rule {rule.name!r}"
-    check_matrices(title, variables, titles)
+    check_matrices(title, variables, titles, rule.heads)
     for grad, name in zip(gradients, titles, strict=True):
         if isinstance(grad, IndexedSlices) and not rule.is_whole:
             raise InvalidTypeError(

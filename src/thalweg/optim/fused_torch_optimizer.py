@@ -121,7 +121,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if found := kind._unfit_choices(group):
             raise InvalidArgumentError(f"{found[0]} in group {place}.")
         if kind._of_matrices:
-            self._check_matrices(kind.__name__)
+            self._check_matrices(kind.__name__, self._choose_rule(group).heads)
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:

@@ -152,7 +152,9 @@ def _completed(group: Group, place: int) -> Group:
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
             )
     own = [name for name in kind.__signature__.parameters if name in group and name != "params"]
-    checked = kind([torch.zeros(1, 1)], **{name: group[name] for name in own}).param_groups[0]
+    heads = group.get("heads")
+    likes = [torch.zeros(heads if type(heads) is int and heads > 0 else 1, 1)]
+    checked = kind(likes, **{name: group[name] for name in own}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}
 

@@ -130,7 +130,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _complete(self) -> None:
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
-            self._check_matrices(f"rule {self.rule.name!r}")
+            self._check_matrices(f"rule {self.rule.name!r}", self.rule.heads)
         self._make()
 
     def _make(self) -> None:
