@@ -421,7 +421,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         found, rule = super()._strange_options(group), group.get("rule")
         own = {each.__name__ for each in type(self).__mro__}
-        if isinstance(rule, str) and rule in KINDS and rule not in own:
+        if isinstance(rule, Rule) or (isinstance(rule, str) and rule in KINDS and rule not in own):
             found["rule"] = "and groups with rules of their own are for Mixed"
         return found
 
