@@ -5,6 +5,9 @@ Run by `test_matrix_ranks.py` on each rank, as `rank_cases.py`.
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -37,6 +40,7 @@ from rank_cases import refused, whole  # noqa: E402
 from thalweg import Hyper, Pass, Rule, Slot, Stage, Variable, optim  # noqa: E402
 from thalweg.distribute import Strategy  # noqa: E402
 from thalweg.distribute.ranks import Ranks  # noqa: E402
+from thalweg.errors import ReplicaLostError  # noqa: E402
 from thalweg.keras.optimizers import RuleOptimizer  # noqa: E402
 
 CASES: dict[str, Callable[[int, int, Path], Any]] = {}
@@ -447,7 +451,40 @@ def of_strategies(rank: int, count: int, _: Path) -> Any:
     return found
 
 
+def killed(rank: int, count: int, _: Path, at: int) -> None:
+    """Rank 1 ends while its parts are under way, or those of others: what the first one finds."""
+    mesh = init_device_mesh("cpu", (count,))
+    params, number = shared(mesh), [0]
+    optimizer = optim.NorMuon(params)
+    step(optimizer, params, 0, mesh)
+    before = [each.clone() for param in params
+              for each in (param.detach(), *optimizer.state[param].values())]  # fmt: skip
+    real = Ranks.begin_exchanging
+
+    def exchange(self: Any, parts: Any, found: Any) -> Any:
+        number[0] += 1
+        if rank == 1 and number[0] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, parts, found)
+
+    Ranks.begin_exchanging = exchange
+    said = ["taken"]
+    try:
+        step(optimizer, params, 1, mesh)
+    except ReplicaLostError as error:
+        said = [str(error), *error.__notes__]
+    now = [each for param in params
+           for each in (param.detach(), *optimizer.state[param].values())]  # fmt: skip
+    pairs = [[each.to_local() if isinstance(each, DTensor) else each for each in pair]
+             for pair in zip(before, now, strict=True)]  # fmt: skip
+    sys.stdout.write(json.dumps([*said, all(torch.equal(*pair) for pair in pairs)]) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # a group without one of its ranks cannot be left
+
+
+LOST = {f"killed {at}": partial(killed, at=at) for at in (1, 2)}
+
 if __name__ == "__main__":
     rank_cases.CASES.clear()
-    rank_cases.CASES.update(CASES)
+    rank_cases.CASES.update({**CASES, **LOST})
     rank_cases.main()

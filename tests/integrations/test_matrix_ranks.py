@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
+from fresh import Fresh
 from workers import told_by_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -17,6 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = Path(__file__).with_name("matrix_rank_cases.py")
+CASES = (
+    "trained", "of_fully_shard", "in_trouble", "of_many_dimensions", "messages", "of_strategies",
+)  # fmt: skip
 NAMES = (
     "Muon", "Muon heads", "Muon clipped", "NorMuon", "NorMuon averaged", "MuonH", "SOAP", "KLSOAP",
     "SOAP of many types", "SOAP heads", "a rule", "two stages", "a rule in Mixed", "Mixed clipped",
@@ -29,7 +34,7 @@ Told = list[dict[str, Any]]
                                         pytest.param(4, marks=pytest.mark.slow)])  # fmt: skip
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = tmp_path_factory.mktemp("matrices")
-    return told_by_ranks(SCRIPT, folder, request.param, str(folder))
+    return told_by_ranks(SCRIPT, folder, request.param, str(folder), *CASES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,6 +115,18 @@ def test_copies_under_a_strategy_are_updated_everywhere(told: Told) -> None:
         if len(told) > 1:
             assert "of which no rank has the slots where they are shared out: 'w:0'" in said
             assert is_as_before
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_rank_that_is_lost_leaves_the_others_as_before(at: int, tmp_path: Path) -> None:
+    given = str(tmp_path / "store"), "2", str(tmp_path), f"killed {at}"
+    with Fresh(SCRIPT, "0", *given) as first, Fresh(SCRIPT, "1", *given):
+        done = first.done()
+    assert done.returncode == 0, done.stderr
+    message, *notes, is_as_before = json.loads(done.stdout.splitlines()[-1])
+    assert message.startswith("rank 1 did not answer rank 0")
+    assert "The step was not taken: no variable and no slot has changed." in notes
+    assert is_as_before
 
 
 def test_work_is_spread_evenly() -> None:
