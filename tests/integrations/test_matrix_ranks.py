@@ -103,6 +103,7 @@ def test_a_stage_that_is_not_due_sends_nothing(told: Told) -> None:
     assert runs.sum(0).tolist() == [8 + len(told)] * 3 + [2 * (8 + len(told))] * 2
     for each in told:  # what a stage has is there for the next one
         assert each["messages"]["twice"][2] == 0
+        assert each["messages"]["left out"] == [False, 0]
     assert all(each["messages"]["looked"] <= BOUND for each in told)
     assert all("is for matrices, of two dimensions" in each["messages"]["vector"] for each in told)
 
