@@ -244,6 +244,11 @@ class Rule:
         return tuple(name for each in self.passes for name in getattr(each, "makes", ()))
 
     @lazy
+    def heads(self) -> tuple[int, ...]:
+        """Into how many blocks of rows its stages cut variables."""
+        return tuple(dict.fromkeys(getattr(each, "heads", 1) for each in self.passes))
+
+    @lazy
     def is_whole(self) -> bool:
         """Whether sparse gradients are made dense: a sum of the rule's own is over all elements."""
         own = set(self.measures.values()) - {gradient_squares, variable_squares}

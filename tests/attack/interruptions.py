@@ -39,7 +39,7 @@ from attack.figures import Figures
 from attack.planted import DEFECTS
 from fuse import NOT_TAKEN
 from interrupting import outcome, switched
-from thalweg import IndexedSlices, Variable, graph, optim
+from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, graph, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -338,6 +338,33 @@ def mixed(own: list[Tensor], **options: Any) -> Any:
     return optim.Mixed([*groups, {"params": own[3:], "rule": "SGD"}], **options)
 
 
+def centered(*, step: Any) -> Any:
+    return {"step": step - step.mean(dim=(1, 2), keepdim=True)}
+
+
+def step_of(var: Any, grad: Any) -> Any:
+    return grad + var * 0.5
+
+
+def centering(var: Any, grad: Any, step: Any, *, learning_rate: Any) -> Any:
+    return (var - learning_rate * step,)
+
+
+CENTERING = Rule(
+    name="Centering", update=centering, passes=(Pass(step_of, makes="step"), Stage(centered))
+)
+
+
+def of_matrices(own: list[Tensor], **options: Any) -> Any:
+    """Stages over matrices, some of which are cut, beside a rule of one's own and a class."""
+    noise = torch.Generator().manual_seed(2)
+    shapes = (8, 6), (6, 6), (5, 4), (3,)
+    own[:] = [torch.nn.Parameter(torch.randn(shape, generator=noise)) for shape in shapes]
+    given = {"rule": "NorMuon", "heads": 2}, {"rule": "SOAP"}, {"rule": CENTERING}
+    groups = [{"params": [param], **rule} for param, rule in zip(own, given, strict=False)]
+    return optim.Mixed([*groups, {"params": own[3:], "rule": "SGD"}], **options)
+
+
 def in_session() -> Training:
     with graph.Graph().as_default():
         x = graph.placeholder(torch.float32, [40])
@@ -425,6 +452,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
     "optim many rules": of_optim(of_many_rules),
     "optim mixed": of_optim(lambda own: mixed(own, clip_grad_norm=1.0, ema_decay=0.9)),
+    "optim matrices": of_optim(lambda own: of_matrices(own, clip_grad_norm=1.0)),
     "optim tensorflow": of_optim(lambda own: optim.tensorflow.Nadam(own, 0.01)),
     "optim accumulate": of_optim(
         lambda own: optim.Adam(own, 0.01, accumulate=2, ema_decay=0.9, clip_grad_norm=1.0)

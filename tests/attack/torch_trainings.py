@@ -14,7 +14,7 @@ from torch import Tensor
 import thalweg
 from attack import trainings
 from attack.trainings import Training
-from thalweg import IndexedSlices, optim
+from thalweg import Hyper, IndexedSlices, Rule, Slot, optim
 from thalweg.optim import tensorflow
 
 OURS: list[tuple[str, dict[str, Any]]] = [
@@ -53,6 +53,20 @@ OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
     ("SOAP", {"precondition_frequency": 2}),
     ("KLSOAP", {"max_precondition_dim": 4}),
 ]
+OF_HALVES: list[tuple[str, dict[str, Any]]] = [("Muon", {"heads": 2}), ("SOAP", {"heads": 2})]
+
+
+def _update(var: Any, grad: Any, mean: Any, *, learning_rate: Any, share: Any) -> Any:
+    mean = mean * share + grad
+    return var - learning_rate * mean, mean
+
+
+OWN = Rule(
+    name="Own",
+    update=_update,
+    hypers=(Hyper("learning_rate", 0.1), Hyper("share", 0.5)),
+    slots=(Slot("mean"),),
+)
 TENSORFLOWS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9, "nesterov": True}),
     ("Adam", {}),
@@ -101,7 +115,9 @@ class OptimTraining(Training):
         return torch.nn.Parameter(super()._variable(dice, number).detach().as_subclass(Tensor))
 
     def _made(self, dice: random.Random) -> Any:
-        of_matrices = OF_MATRICES if all(map(is_matrix, self.variables)) else []
+        of_matrices = list(OF_MATRICES) if all(map(is_matrix, self.variables)) else []
+        if of_matrices and not any(len(var) % 2 for var in self.variables):
+            of_matrices += OF_HALVES
         home, (name, own) = dice.choice(
             [
                 *((optim, each) for each in (*OURS, *LACKED, *of_matrices)),
@@ -114,7 +130,9 @@ class OptimTraining(Training):
         if len(groups) > 1 and "momentum" in own and home is optim and dice.random() < 0.5:
             groups[1]["momentum"] = 0.0  # several rules in a step
         elif home is optim and dice.random() < 0.2:
-            others = [dice.choice([*OURS, *LACKED, *of_matrices]) for _ in groups[1:]]
+            own_rules: list[tuple[Any, dict[str, Any]]] = [(OWN, {})]
+            known = [*OURS, *LACKED, *of_matrices, *own_rules]
+            others = [dice.choice(known) for _ in groups[1:]]
             for group, (rule, its) in zip(groups, [(name, own), *others], strict=True):
                 group |= {"rule": rule, "lr": 0.1, **its}
             return optim.Mixed(groups, **options(dice))

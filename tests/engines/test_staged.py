@@ -471,3 +471,31 @@ def test_a_stage_that_fails_in_a_step_is_named() -> None:
     assert any(
         "Stage fails_later" in note and "'Centered'" in note for note in caught.value.__notes__
     )
+
+
+def test_heads_cut_what_a_stage_is_given() -> None:
+    """Values, slots along their first dimension, and scalars that differ."""
+    shapes: list[Any] = []
+
+    def seen(*, step, rows, share):
+        shapes.append((tuple(step.shape), tuple(rows.shape), getattr(share, "shape", ())))
+        return {"step": step * share, "rows": rows + 1}
+
+    slots = (Slot("mean"), Slot("rows", shape=lambda rows, columns: (rows, 1)))
+    rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(seen, heads=2)), slots=slots)
+    params = parameters([(4, 3), (4, 3), (2, 3, 2)])
+    groups = [{"params": params[:1]}, {"params": params[1:], "share": 0.25}]
+    made = optim.RuleOptimizer(groups, rule)
+    shapes.clear()  # those of `check_rule`
+    take(made, params, 2)
+    wanted = [((4, 2, 3), (4, 2, 1), (4, 1, 1)), ((2, 1, 6), (2, 1, 1), ())]
+    assert shapes == wanted * 2
+    assert all(made.state[param]["rows"].eq(2).all() for param in params)
+    with pytest.raises(InvalidArgumentError, match="whose 3 rows heads=2 of rule 'Centered'"):
+        optim.RuleOptimizer(parameters([(3, 4)]), rule)
+    odd = replace(rule, slots=(Slot("mean"), Slot("rows", shape=lambda rows, columns: (1, 1))))
+    with pytest.raises(RuleError, match=r"'rows' has shape .1, 1. beside a matrix of shape .6, 2."):
+        check_rule(odd)
+    for wrong in (0, 1.0, True):
+        with pytest.raises(RuleError, match="heads of a Stage must be a positive integer"):
+            Stage(center, heads=wrong)  # pyright: ignore[reportArgumentType]

@@ -417,3 +417,66 @@ def test_matrices_are_where_their_state_is(monkeypatch: pytest.MonkeyPatch) -> N
                  lambda own, **o: optim.Mixed([{"params": own, "rule": "SOAP"}], **o)):  # fmt: skip
         with pytest.raises(NotImplementedError, match="leave out state_device='cpu'"):
             make(params, state_device="cpu")
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("kind", ["Muon", "NorMuon", "SOAP", "KLSOAP"])
+def test_heads_are_matrices_of_their_own(kind: str, engine: Any) -> None:
+    """A fused projection as the three that it is made of, beside one that is not cut."""
+    dice = torch.Generator().manual_seed(0)
+    fused = torch.randn(3, 8, 6, generator=dice)
+    (param,) = params = [fused.reshape(24, 6).clone().requires_grad_()]
+    alone = [each.clone().requires_grad_() for each in fused]
+    other, beside = (torch.ones(5, 4).requires_grad_() for _ in range(2))
+    cls, options = getattr(optim, kind), {"lr": 0.02, "weight_decay": 0.1}
+    with thalweg.engine(engine):
+        made = cls([{"params": params, "heads": 3}, {"params": [other]}], **options)
+        apart = cls([*alone, beside], **options)
+        for _ in range(5):
+            other.grad = beside.grad = torch.randn(5, 4, generator=dice)
+            grads = torch.randn(3, 8, 6, generator=dice)
+            param.grad = grads.reshape(24, 6)
+            for each, grad in zip(alone, grads, strict=True):
+                each.grad = grad
+            made.step()
+            apart.step()
+    wanted = torch.stack([each.detach() for each in alone]).reshape(24, 6)
+    torch.testing.assert_close(param.detach(), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(other, beside, rtol=1e-4, atol=1e-6)
+    for name, value in made.state[param].items():
+        if value.dim():
+            its = torch.cat([apart.state[each][name] for each in alone])
+            torch.testing.assert_close(value, its, rtol=1e-3, atol=1e-4)
+    again = cls([{"params": params, "heads": 3}, {"params": [other]}], **options)
+    again.load_state_dict(copy.deepcopy(made.state_dict()))
+    assert [group["heads"] for group in again.param_groups] == [3, 1]
+
+
+@pytest.mark.parametrize("kind", [*MUONS, "SOAP", "KLSOAP"])
+def test_heads_that_do_not_divide_the_rows_are_refused(kind: str) -> None:
+    cls, params = getattr(optim, kind), [("qkv", torch.ones(10, 4, requires_grad=True))]
+    said = rf"'qkv' has shape \(10, 4\), whose 10 rows heads=3 of {kind} does not cut into equal"
+    with pytest.raises(InvalidArgumentError, match=said):
+        cls(params, heads=3)
+    with pytest.raises(InvalidArgumentError, match=said):
+        optim.Mixed([{"params": params, "rule": kind, "heads": 3}])
+    for wrong in (0, 2.0, True, "three"):
+        with pytest.raises(ValueError, match="heads must be a positive integer"):
+            cls(params, heads=wrong)
+    made = cls(params)
+    made.param_groups[0]["heads"] = 4
+    params[0][1].grad = torch.ones(10, 4)
+    with pytest.raises(InvalidArgumentError, match="whose 10 rows heads=4 of rule"):
+        made.step()
+    assert params[0][1].eq(1).all()
+
+
+def test_a_state_without_heads_is_one_of_torchs() -> None:
+    theirs, ours = (torch.ones(6, 4, requires_grad=True) for _ in range(2))
+    torchs, made = torch.optim.Muon([theirs]), optim.Muon([ours], heads=3)
+    theirs.grad = ours.grad = torch.ones(6, 4)
+    torchs.step()
+    made.load_state_dict(torchs.state_dict())
+    assert made.param_groups[0]["heads"] == 3
+    made.step()
+    assert made.state[ours]["momentum_buffer"].shape == (6, 4)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 
@@ -50,6 +51,23 @@ def beside(own: Tensor, param: Tensor) -> Tensor:
         shape=param.shape,
         stride=param.stride(),
     )
+
+
+def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: Any) -> Tensor:
+    """A new tensor beside a parameter; of a DTensor's mesh each rank has a part of it.
+
+    It is cut along its first dimension, as `thalweg.distribute.sharding.matrices` gathers it.
+    """
+    if not is_on_mesh(param):
+        return torch.full(shape, number, dtype=dtype, device=param.device)
+    from torch.distributed import tensor as dtensors
+
+    mesh, full = cast("Any", param), cast("Any", dtensors).full
+    placements: list[Any] = [dtensors.Replicate()] * mesh.device_mesh.ndim
+    if shape:
+        cut = [k for k, each in enumerate(mesh.placements) if not each.is_replicate()]
+        placements[cut[0] if cut else -1] = dtensors.Shard(0)
+    return full(shape, number, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
 
 
 def check_whole(params: Iterable[Tensor], what: str) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from thalweg.core.gradient_transforms import Measures
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.engines.engine import Ready, Request
+from thalweg.formula import Rule
 
 
 class Sharing(Protocol):
@@ -20,6 +23,16 @@ class Sharing(Protocol):
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """What lies in this process' memory of gradients and variables, to be looked at."""
+        ...
+
+    def check_matrices(
+        self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
+    ) -> None:
+        """Refuse what a rule with passes, whose stages see whole matrices, does not take.
+
+        Raises:
+            NotImplementedError: Names the first variable that is not taken.
+        """
         ...
 
     def share_out(self, asked: Request) -> Request:

@@ -163,18 +163,15 @@ def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
     """Refuse what a rule with passes does not take.
 
     Raises:
-        NotImplementedError: Processes share the step among them.
+        NotImplementedError: Processes share the step in a way that leaves no whole matrix to any.
         InvalidArgumentError, InvalidTypeError: As `check_step` of the engines.
     """
     with importing:
         from thalweg.engines.matrices import check_step
     variables = [var for _, var in pairs]
     titles = hooks.names_of(variables)
-    if hooks.sharing is not None and titles:
-        raise NotImplementedError(
-            f"Rule {rule.name!r} has stages over whole matrices, which no process has of a step"
-            f" that is shared among several: '{titles[0]}' is one of those."
-        )
+    if hooks.sharing is not None:
+        hooks.sharing.check_matrices(rule, variables, titles)
     check_step(rule, variables, [grad for grad, _ in pairs], titles)
 
 
@@ -352,11 +349,11 @@ def _at_once(
     joining = None if hooks.sharing is None else hooks.sharing.joining_calls(asked)
     if joining is not None:
         then = [joining, *then]
-    if hooks.sharing is not None:
-        hooks.sharing.begin_writing()
     if hooks.gathered is not None:
         hooks.gathered.add(own.calls, then, counts)
         return []
+    if hooks.sharing is not None:
+        hooks.sharing.begin_writing()
     if hooks.taken is not None:
         return write_step(own.calls, then, counts, hooks.begun, LEFT)
     return write_step(own.calls, then, counts, hooks.begun)

@@ -24,6 +24,7 @@ class Doing(IntEnum):
     SHARED = 3
     VALUES = 4
     STATE = 5
+    STAGES = 6
 
     @property
     def words(self) -> str:
@@ -40,6 +41,7 @@ _WORDS = {
     Doing.BACKWARD: ("computes gradients", "before its gradients were there"),
     Doing.STEP: ("applies gradients", "before its gradients were there"),
     Doing.SHARED: ("takes a step over its share of the slots", "in its step"),
+    Doing.STAGES: ("runs the stages of a rule over matrices", "in its step"),
     Doing.VALUES: ("adds up values", "before its values were there"),
     Doing.STATE: ("brings the state of an optimizer together", "before its state was there"),
 }

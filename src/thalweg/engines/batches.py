@@ -50,37 +50,38 @@ class Batch:
         rule: A rule with passes.
         variables: All variables of the step.
         members: Positions of those of the batch.
+        shape: Optional. That of each as a whole, where `variables` are parts of them.
 
     Attributes:
         shape: Rows and columns.
         made: By name what passes make of each variable, in its shape.
     """
 
-    def __init__(self, rule: Rule, variables: Sequence[Tensor], members: Sequence[int]) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        variables: Sequence[Tensor],
+        members: Sequence[int],
+        shape: torch.Size | None = None,
+    ) -> None:
         own = [variables[index] for index in members]
-        self.members, self.shape = list(members), matrix_shape(own[0])
+        shapes = [shape or var.shape for var in own]
+        self.members, self.shape = list(members), matrix_shape(shapes[0])
         self.dtype: Dtype = compute_dtype(own[0].dtype)
-        self.kind = torch.float64 if own[0].dtype == torch.float64 else torch.float32
+        self.kind = kind_of(own[0])
         self.device = own[0].device
         self.made: dict[str, list[Tensor]] = {}
         self._blocks: dict[str, Tensor] = {}  # where variables lie row by row
         for name in rule.made:
-            if all(var.is_contiguous() for var in own):
+            if shape is not None or all(var.is_contiguous() for var in own):
                 block = torch.empty(len(own), *self.shape, dtype=self.kind, device=self.device)
                 self._blocks[name] = block
-                self.made[name] = [x.view(y.shape) for x, y in zip(block, own, strict=True)]
+                self.made[name] = [x.view(y) for x, y in zip(block, shapes, strict=True)]
             else:
-                self.made[name] = [self._beside(var) for var in own]
+                self.made[name] = list(map(memory_beside, own))
 
         every = (each for several in self.made.values() for each in several)
         self._memories = {each.untyped_storage().data_ptr() for each in every}
-
-    def _beside(self, var: Tensor) -> Tensor:
-        """Memory for a number of each element, in the order of the variable's."""
-        how: dict[str, Any] = {"dtype": self.kind, "device": self.device}
-        if is_dense(var):
-            return torch.empty_strided(var.shape, var.stride(), **how)
-        return torch.empty(var.shape, **how)
 
     def matrices(self, name: str, rows: Sequence[int]) -> Tensor:
         """What passes have made of some of the variables: (rows, *shape)."""
@@ -104,19 +105,11 @@ class Batch:
 
     def rows_by_count(self, columns: Columns, every: int) -> list[list[int]]:
         """The rows of variables whose steps have one number each, at which a stage is due."""
-        counts = self._numbers(COUNT, columns)
         found: dict[float, list[int]] = {}
-        for row, count in enumerate(counts):
-            if not (count - 1) % every:
+        for row, count in enumerate(counts_of(columns, self.members)):
+            if is_due(count, every):
                 found.setdefault(count, []).append(row)
         return list(found.values())
-
-    def _numbers(self, name: str, columns: Columns) -> list[float]:
-        """A scalar of each variable."""
-        if name not in columns.separate:
-            return [float(columns.shared[self.dtype][name])] * len(self.members)
-        own: list[float] = columns.separate[name][self.members].tolist()
-        return own
 
     def scalar(self, name: str, columns: Columns, rows: Sequence[int]) -> Any:
         """A scalar of the step: a number, or a tensor of shape (rows, 1, 1) where it differs.
@@ -135,11 +128,38 @@ class Batch:
         return torch.tensor(vector, dtype=self.kind, device=self.device).view(-1, 1, 1)
 
 
+def kind_of(var: Tensor) -> torch.dtype:
+    """The type of the arithmetic of a variable's step."""
+    return torch.float64 if var.dtype == torch.float64 else torch.float32
+
+
+def memory_beside(var: Tensor) -> Tensor:
+    """Memory for a number of each element, in the order of the variable's."""
+    how: dict[str, Any] = {"dtype": kind_of(var), "device": var.device}
+    if is_dense(var):
+        return torch.empty_strided(var.shape, var.stride(), **how)
+    return torch.empty(var.shape, **how)
+
+
+def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
+    """The number of the step of some variables."""
+    if COUNT not in columns.separate:
+        scalars = next(iter(columns.shared.values()))
+        return [float(scalars[COUNT])] * len(members)
+    found: list[float] = columns.separate[COUNT][list(members)].tolist()
+    return found
+
+
+def is_due(count: float, every: int) -> bool:
+    """Whether a stage is called in a step of that number."""
+    return not (count - 1) % every
+
+
 def alike(variables: Sequence[Tensor]) -> list[list[int]]:
     """Positions of variables whose matrices have one shape, dtype, device and order in memory."""
     found: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
-        key = (*matrix_shape(var), var.dtype, var.device, var.is_contiguous())
+        key = (*matrix_shape(var.shape), var.dtype, var.device, var.is_contiguous())
         found.setdefault(key, []).append(index)
     return list(found.values())
 
@@ -164,7 +184,8 @@ def call_stage(
         rule, stage, batch: The rule, one of its stages, and the batch.
         rows: The rows of the variables in the batch.
         columns: The scalars of the step.
-        slot_of: Gives the slot at this place, with a shape of its own, of the variable of a row.
+        slot_of: Gives the slot at this place, with a shape of its own, of the variable at a
+            position of the step.
 
     Raises:
         RuleError: The stage asks for what there is not, or returns what it may not.
@@ -175,7 +196,8 @@ def call_stage(
         if name in batch.made:
             given[name] = batch.matrices(name, rows)
         elif (place := place_of_slot(rule, name)) is not None:
-            given[name] = torch.stack([slot_of(row, place).to(batch.kind) for row in rows])
+            own = [slot_of(batch.members[row], place) for row in rows]
+            given[name] = torch.stack([each.to(batch.kind) for each in own])
         else:
             try:
                 given[name] = batch.scalar(name, columns, rows)
@@ -185,6 +207,9 @@ def call_stage(
                     check_asked(f"Stage {place_of(stage.function)}", name, batch.made, known, rule)
                     raise
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
+    whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
+    if stage.heads > 1:
+        given = {name: cut_into(value, stage.heads) for name, value in given.items()}
     try:
         with torch.autocast(batch.device.type, enabled=False):
             found = stage.function(**given)
@@ -194,9 +219,58 @@ def call_stage(
     check_found(rule, title, found, given, batch.made)
     # What was given may be returned under another name.
     return {
-        name: value.clone() if value is not given.get(name) and batch.holds(value) else value
+        name: (
+            value.clone() if value is not given.get(name) and batch.holds(value) else value
+        ).reshape(whole[name])
         for name, value in found.items()
     }
+
+
+def cut_into(value: Any, heads: int) -> Any:
+    """What a stage is given of variables, each cut into so many blocks of rows.
+
+    Args:
+        value: Of shape (batch, rows, ...), or a scalar, of shape (batch, 1, 1) if no number.
+        heads: How many.
+
+    Returns:
+        It in shape (batch * heads, rows / heads, ...).
+    """
+    if not isinstance(value, Tensor) or not value.dim():
+        return value
+    if value.shape[1:] == (1, 1) and value.shape[1] % heads:
+        return value.repeat_interleave(heads, 0)
+    batch, rows, *rest = value.shape
+    return value.reshape(batch * heads, rows // heads, *rest)
+
+
+def run_stage(
+    rule: Rule,
+    stage: Stage,
+    batch: Batch,
+    columns: Columns,
+    slot_of: Callable[[int, int], Tensor],
+) -> dict[str, list[tuple[int, Tensor]]]:
+    """Run a stage over a batch, those whose steps have one number at a time.
+
+    Args:
+        rule, stage, batch, columns, slot_of: As in `call_stage`.
+
+    Returns:
+        What the stage has returned by name. Slots are not written: each has the positions of
+        variables, with what it is to become.
+    """
+    asked, found = asked_by(stage), dict[str, list[tuple[int, Tensor]]]()
+    counts = stage.every > 1 or COUNT in (*asked.needed, *asked.optional)
+    every = [*range(len(batch.members))]
+    for rows in batch.rows_by_count(columns, stage.every) if counts else [every]:
+        for name, value in call_stage(rule, stage, batch, rows, columns, slot_of).items():
+            own = found.setdefault(name, [])
+            if place_of_slot(rule, name) is None:
+                batch.store(name, rows, value)
+            else:
+                own += zip([batch.members[row] for row in rows], value, strict=True)
+    return found
 
 
 def check_asked(

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from thalweg.engines.batches import asked_by, check_asked, check_found
+from thalweg.engines.batches import asked_by, check_asked, check_found, cut_into
 from thalweg.engines.check_formula import check_numbers, check_order, check_sides, check_taken
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
@@ -39,23 +39,40 @@ def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, An
     dice = torch.Generator().manual_seed(0)
     how: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     asked = asked_by(stage)
-    for shape in ((3, 2), (2, 3)):
+    heads = stage.heads
+    for rows, columns in ((3, 2), (2, 3)):
+        shape = rows * heads, columns
         there: dict[str, Any] = {
             name: torch.rand(2, *shape, generator=dice, **how) for name in made
         }
         for slot in rule.shaped_slots:
-            there[slot.name] = torch.full((2, *_shape_of(rule, slot, shape)), slot.initial, **how)
+            own = _shape_of(rule, slot, shape)
+            if heads > 1 and slot.name in asked.needed + asked.optional:
+                _check_cut(slot, own, heads, shape)
+            there[slot.name] = torch.full((2, *own), slot.initial, **how)
         there |= {name: float(each) for name, each in known.items() if name not in there}
-        given = {name: there[name] for name in (*asked.needed, *asked.optional) if name in there}
+        given = {
+            name: cut_into(there[name], heads) if heads > 1 else there[name]
+            for name in (*asked.needed, *asked.optional)
+            if name in there
+        }
         try:
             found = stage.function(**given)
         except Exception as error:
             raise RuleError(
-                f"{place_of(stage.function)} fails over matrices of shape {shape}:"
+                f"{place_of(stage.function)} fails over matrices of shape {(rows, columns)}:"
                 f" {type(error).__name__}: {error}"
             ) from error
         title = f"Stage {place_of(stage.function)}"
         check_found(rule, title, found, given, dict.fromkeys(made))
+
+
+def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, int]) -> None:
+    if not shape or shape[0] % heads:
+        raise RuleError(
+            f"The slot {slot.name!r} has shape {shape} beside a matrix of shape {matrix}, whose"
+            f" first dimension a Stage does not cut into heads={heads} equal blocks."
+        )
 
 
 def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, int]) -> tuple[int, ...]:

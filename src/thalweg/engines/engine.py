@@ -43,6 +43,8 @@ class Request(NamedTuple):
             may be, too. Where a sparse gradient leaves rows alone, the copy's rows are left alone.
         from_copies: Whether what others wrote to copies of 16 bits counts: where such a copy is not
             its variable, rounded, the step begins at the copy. Copies on other devices follow only.
+        matrices: What makes the matrices of a rule with passes, where `variables` are parts of
+            them; None where they are whole.
     """
 
     rule: Rule
@@ -54,6 +56,7 @@ class Request(NamedTuple):
     selection: Selection
     copies: Copies = None
     from_copies: bool = False
+    matrices: Callable[[Request], Any] | None = None
 
 
 class Columns(NamedTuple):

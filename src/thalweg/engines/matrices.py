@@ -18,20 +18,23 @@ from thalweg.variable import dtype_name
 Shape = Callable[[int, int], tuple[int, ...]]  # of a slot, of rows and columns
 
 
-def matrix_shape(var: Tensor) -> tuple[int, int]:
-    """Rows and columns of a variable: its first dimension, and all others."""
-    return var.shape[0], var.shape[1:].numel()
+def matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns of a variable of this shape: its first dimension, and all others."""
+    return shape[0], shape[1:].numel()
 
 
-def check_matrices(rule: str, variables: Sequence[Tensor], titles: Sequence[str]) -> None:
+def check_matrices(
+    rule: str, variables: Sequence[Tensor], titles: Sequence[str], heads: Sequence[int] = ()
+) -> None:
     """Refuse variables that are no matrices.
 
     Args:
         rule: What they are for, in words.
         variables, titles: The variables, with a name for each.
+        heads: Into how many blocks of rows they are cut.
 
     Raises:
-        InvalidArgumentError: One has fewer than two dimensions.
+        InvalidArgumentError: One has fewer than two dimensions, or rows that are no equal blocks.
         InvalidTypeError: One has another dtype than float32, float64 and bfloat16.
     """
     for var, title in zip(variables, titles, strict=True):
@@ -45,6 +48,12 @@ def check_matrices(rule: str, variables: Sequence[Tensor], titles: Sequence[str]
                 f"'{title}' is {dtype_name(var.dtype)}, and {rule} is for float32, float64 and"
                 " bfloat16."
             )
+        uneven = [count for count in heads if var.shape[0] % count]
+        if uneven:
+            raise InvalidArgumentError(
+                f"'{title}' has shape {tuple(var.shape)}, whose {var.shape[0]} rows heads="
+                f"{uneven[0]} of {rule} does not cut into equal blocks."
+            )
 
 
 def check_step(
@@ -53,12 +62,13 @@ def check_step(
     """Refuse a step that a rule with passes does not take.
 
     Raises:
-        InvalidArgumentError: A variable has fewer than two dimensions, or comes twice.
+        InvalidArgumentError: A variable has fewer than two dimensions, rows that are no equal
+            blocks, or comes twice.
         InvalidTypeError: It has another dtype than float32, float64 and bfloat16, or its gradient
             is sparse.
     """
     title = f"rule {rule.name!r}"
-    check_matrices(title, variables, titles)
+    check_matrices(title, variables, titles, rule.heads)
     for grad, name in zip(gradients, titles, strict=True):
         if isinstance(grad, IndexedSlices) and not rule.is_whole:
             raise InvalidTypeError(
@@ -73,7 +83,7 @@ def check_step(
 
 def shaped_like(var: Tensor, shape: Shape | None) -> Tensor:
     """A tensor without memory, of the shape of a slot beside a variable."""
-    own = () if shape is None else shape(*matrix_shape(var))
+    own = () if shape is None else shape(*matrix_shape(var.shape))
     return torch.empty(own, dtype=var.dtype, device="meta")
 
 
@@ -82,6 +92,7 @@ def check_shaped_slots(
     variables: Sequence[Tensor],
     element_slots: Sequence[Sequence[Tensor]],
     slots: Sequence[Sequence[Tensor]],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
     titles: Sequence[str],
 ) -> None:
     """Refuse slots with shapes of their own that stages could not read, or a step not write.
@@ -91,6 +102,7 @@ def check_shaped_slots(
         variables, titles: The variables, with a name for each.
         element_slots: What else the step writes.
         slots: Of each variable, in the rule's order.
+        shapes: Those that they must have here.
 
     Raises:
         InvalidArgumentError: One has another shape or device.
@@ -100,17 +112,17 @@ def check_shaped_slots(
     tensors = [*variables, *(slot for own in element_slots for slot in own)]
     names = [*titles, *(f"a slot of {name}" for name, own in zip(titles, element_slots, strict=True)
                         for _ in own)]  # fmt: skip
-    for var, own, title in zip(variables, slots, titles, strict=True):
-        for kind, slot in zip(rule.shaped_slots, own, strict=True):
-            what, shape = f"'{kind.name}' of '{title}'", shaped_like(var, kind.shape).shape
+    for var, own, wanted, title in zip(variables, slots, shapes, titles, strict=True):
+        for kind, slot, shape in zip(rule.shaped_slots, own, wanted, strict=True):
+            what = f"'{kind.name}' of '{title}'"
             if slot.dtype not in layout.STORAGE_NAMES:
                 raise InvalidTypeError(
                     f"{what} is {dtype_name(slot.dtype)}, which is not computed."
                 )
-            if slot.shape != shape or slot.device != var.device:
+            if tuple(slot.shape) != shape or slot.device != var.device:
                 raise InvalidArgumentError(
                     f"{what} has shape {tuple(slot.shape)} on {slot.device}; it must have shape"
-                    f" {tuple(shape)} on {var.device}."
+                    f" {shape} on {var.device}."
                 )
             layout.check_memory(slot, what)
             if slot.is_neg() or layout.may_overlap(slot):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thalweg.engines.arrays import Float64
-from thalweg.engines.batches import COUNT, Batch, alike, asked_by, call_stage, place_of_slot
+from thalweg.engines.batches import Batch, alike, run_stage
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
 from thalweg.engines.given import check_given
-from thalweg.engines.matrices import check_shaped_slots
+from thalweg.engines.matrices import check_shaped_slots, shaped_like
 from thalweg.engines.spread import updates_of
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.formula import Rule
@@ -21,6 +21,84 @@ from thalweg.ground.passes import Pass, Stage
 from thalweg.ground.switches import no_grad
 
 Plan = Callable[[Request], Ready]
+
+
+class Moved(dict[int, tuple[Tensor, Tensor]]):
+    """By `id` of a slot the slot, and what it is to become.
+
+    Attributes:
+        beside: What else matrices keep from a stage to later ones of the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: dict[Any, Any] = {}
+
+
+class Matrices(Protocol):
+    """The matrices of a step.
+
+    Attributes:
+        made: For each variable what passes make of it, by name.
+        slot_shapes: For each the shapes of its slots with shapes of their own, as they lie here.
+    """
+
+    @property
+    def made(self) -> Sequence[Mapping[str, Tensor]]: ...
+
+    @property
+    def slot_shapes(self) -> Sequence[Sequence[tuple[int, ...]]]: ...
+
+    def run_stage(
+        self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
+    ) -> None:
+        """Run a stage over all matrices at which it is due; nothing that is kept is written.
+
+        Args:
+            stage: The stage.
+            columns: The scalars of the step.
+            slots: For each variable its slots with a shape of their own.
+            moved: What stages before have made of some; is given what this one makes of them.
+        """
+        ...
+
+
+class WholeMatrices:
+    """Those of variables that lie here as a whole; see `Matrices`."""
+
+    def __init__(self, asked: Request) -> None:
+        self._rule = rule = asked.rule
+        self._batches = [Batch(rule, asked.variables, own) for own in alike(asked.variables)]
+        self.made: list[dict[str, Tensor]] = [{} for _ in asked.variables]
+        self.slot_shapes = [
+            [tuple(shaped_like(var, slot.shape).shape) for slot in rule.shaped_slots]
+            for var in asked.variables
+        ]
+        for batch in self._batches:
+            for name, several in batch.made.items():
+                for index, tensor in zip(batch.members, several, strict=True):
+                    self.made[index][name] = tensor
+
+    def run_stage(
+        self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
+    ) -> None:
+        """See `Matrices`."""
+
+        def slot_of(member: int, place: int) -> Tensor:
+            return newest(slots[member][place], moved)
+
+        for batch in self._batches:
+            if min(batch.shape):
+                found = run_stage(self._rule, stage, batch, columns, slot_of)
+                for place, kind in enumerate(self._rule.shaped_slots):
+                    for member, value in found.get(kind.name, ()):
+                        slot = slots[member][place]
+                        moved[id(slot)] = (slot.detach(), value.to(slot.dtype, copy=True))
+
+
+def newest(slot: Tensor, moved: Moved) -> Tensor:
+    """A slot, or what stages before have made of it."""
+    return moved[id(slot)][1] if id(slot) in moved else slot.detach()
 
 
 class StagedStep:
@@ -40,15 +118,11 @@ class StagedStep:
         self._rule = rule = asked.rule
         self._variables, self._titles = list(asked.variables), asked.titles
         self._seen: list[Any] | None = None if rule.shaped_slots else []
-        self._batches = [Batch(rule, self._variables, own) for own in alike(self._variables)]
-        made: dict[int, dict[str, Tensor]] = {index: {} for index in range(len(self._variables))}
-        for batch in self._batches:
-            for name, several in batch.made.items():
-                for index, tensor in zip(batch.members, several, strict=True):
-                    made[index][name] = tensor
+        self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
+        made = self._matrices.made
         self._slots = [
             [*(own[name] for name in rule.made), *beside]
-            for own, beside in zip(made.values(), asked.slots or [()] * len(made), strict=True)
+            for own, beside in zip(made, asked.slots or [()] * len(made), strict=True)
         ]
         self._updates = updates_of(rule)
         *passes, last = zip(plans, self._updates, strict=False)
@@ -89,15 +163,13 @@ class StagedStep:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
         self._check_slots(slots)
-        passes, moved = iter(self._passes), dict[int, tuple[Tensor, Tensor]]()
+        passes, moved = iter(self._passes), Moved()
         with no_grad():
             for each in self._rule.passes:
                 if isinstance(each, Pass):
                     self._run_pass(each, next(passes), columns)
                 else:
-                    for batch in self._batches:
-                        if min(batch.shape):
-                            self._run_stage(each, batch, columns, slots, moved)
+                    self._matrices.run_stage(each, columns, slots, moved)
         if not moved:
             return []
         olds, news = zip(*moved.values(), strict=True)
@@ -119,7 +191,8 @@ class StagedStep:
             seen = None
         if seen is None or seen != self._seen:
             own = [each[len(self._rule.made) :] for each in self._slots]
-            check_shaped_slots(self._rule, self._variables, own, slots, self._titles)
+            shapes = self._matrices.slot_shapes
+            check_shaped_slots(self._rule, self._variables, own, slots, shapes, self._titles)
             self._seen = seen
 
     def _run_pass(self, each: Pass, ready: Ready, columns: Columns) -> None:
@@ -134,38 +207,6 @@ class StagedStep:
         for own in rounds:
             for call in own.calls:
                 call()
-
-    def _run_stage(
-        self,
-        stage: Stage,
-        batch: Batch,
-        columns: Columns,
-        slots: Sequence[Sequence[Tensor]],
-        moved: dict[int, tuple[Tensor, Tensor]],
-    ) -> None:
-        """Run a stage over some variables, those whose steps have one number at a time.
-
-        Args:
-            moved: By `id` of a slot the slot, and what it is to become.
-        """
-        rule, asked = self._rule, asked_by(stage)
-        counts = stage.every > 1 or COUNT in (*asked.needed, *asked.optional)
-        every = [*range(len(batch.members))]
-
-        def slot_of(row: int, place: int) -> Tensor:
-            slot = slots[batch.members[row]][place]
-            return moved[id(slot)][1] if id(slot) in moved else slot.detach()
-
-        for rows in batch.rows_by_count(columns, stage.every) if counts else [every]:
-            found = call_stage(rule, stage, batch, rows, columns, slot_of)
-            for name, value in found.items():
-                place = place_of_slot(rule, name)
-                if place is None:
-                    batch.store(name, rows, value)
-                    continue
-                for row, own in zip(rows, value, strict=True):
-                    slot = slots[batch.members[row]][place]
-                    moved[id(slot)] = (slot.detach(), own.to(slot.dtype, copy=True))
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns

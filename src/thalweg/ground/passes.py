@@ -52,20 +52,25 @@ class Stage:
             where variables differ. Returns a dict of what becomes of some of the first two, of the
             same shapes. It writes to none of them.
         every: It is called in each step whose number is 1, 1 + every, ...
+        heads: Into how many blocks of rows a variable is cut first, each of which is a matrix of
+            its own: shapes are (batch * heads, rows / heads, columns) then. Slots with a shape are
+            cut along their first dimension, too.
 
     A variable of more than two dimensions is a matrix of its first one and all others.
 
     Raises:
-        RuleError: The function cannot be called, or `every` is no positive integer.
+        RuleError: The function cannot be called, or `every` or `heads` is no positive integer.
     """
 
     function: Callable[..., dict[str, Any]]
     every: int = 1
+    heads: int = 1
 
     def __post_init__(self) -> None:
         _check_function(self)
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise RuleError(f"every of a Stage must be a positive integer, not {self.every!r}.")
+        for name, value in (("every", self.every), ("heads", self.heads)):
+            if type(value) is not int or value < 1:
+                raise RuleError(f"{name} of a Stage must be a positive integer, not {value!r}.")
 
 
 def check_passes(rule: Any) -> None:

@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 from thalweg.optim.kinds import HOMES, KINDS
 
 
@@ -14,17 +16,23 @@ def kind_of(rule: object) -> Any:
     """The class of this package that a rule is called by, in a group.
 
     Args:
-        rule: The class, or its name.
+        rule: The class, its name, or a rule of the user's own, for which a class is made.
 
     Raises:
-        InvalidTypeError: It is neither.
+        InvalidTypeError: It is none of them.
+        RuleError: The rule could not take a step.
         InvalidArgumentError: There is no such class.
     """
+    if isinstance(rule, Rule):
+        with importing:
+            from thalweg.optim.own_rules import class_of
+        return class_of(rule)
     if not isinstance(rule, str):
         name: Any = getattr(rule, "__name__", None)
         if not isinstance(rule, type) or name not in KINDS or class_named(name) is not rule:
             raise InvalidTypeError(
-                f"rule must be a class of thalweg.optim or its name, not {rule!r}."
+                "rule must be a class of thalweg.optim or its name, or a thalweg.Rule, not"
+                f" {rule!r}."
             )
         return rule
     if rule not in KINDS:

@@ -201,11 +201,12 @@ class FusedOptimizer(Scaled):
     def _complete(self) -> None:
         """Make what a group that was added needs before its first step."""
 
-    def _check_matrices(self, rule: str) -> None:
+    def _check_matrices(self, rule: str, heads: Sequence[int]) -> None:
         """Refuse parameters of a group that was added which a rule of matrices does not take.
 
         Args:
             rule: The rule, in words.
+            heads: Into how many blocks of rows its stages cut them.
 
         Raises:
             InvalidArgumentError, InvalidTypeError: One is no matrix.
@@ -215,7 +216,7 @@ class FusedOptimizer(Scaled):
             from thalweg.engines.matrices import check_matrices
         params = self.param_groups[-1]["params"]
         titles = titles_in(self.param_groups, params)
-        check_matrices(rule, params, titles)
+        check_matrices(rule, params, titles, heads)
         for param, title in zip(params, titles, strict=True):
             if self._around.kinds.is_away(param):
                 raise NotImplementedError(

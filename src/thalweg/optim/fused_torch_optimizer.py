@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import Group, titles_in
+from thalweg.core.meshes import whole as whole_of
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
@@ -34,6 +35,7 @@ from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
+from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import KEYWORDS, GradientReport, StepOptions, gradient_transforms
 
 
@@ -121,7 +123,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if found := kind._unfit_choices(group):
             raise InvalidArgumentError(f"{found[0]} in group {place}.")
         if kind._of_matrices:
-            self._check_matrices(kind.__name__)
+            self._check_matrices(kind.__name__, self._choose_rule(group).heads)
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
@@ -150,7 +152,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 without
                 and without[0] not in self.state.get(param, {})
                 and param.numel()
-                and not param.any()
+                and not whole_of(param.any())
             ):
                 title = titles_in(self.param_groups, [param])[0]
                 warn(f"'{title}' {without[1]}", NumericsWarning)
@@ -162,6 +164,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         if not shares:
             return None
         steps = [self._sub_step(rule, share, parts) for rule, share in shares.items()]
+        with told_to_all([each.hooks.sharing for each in steps]):
+            return self._take_sub_steps(steps, only)
+
+    def _take_sub_steps(self, steps: Sequence[_SubStep], only: Tensor | None) -> None:
         if not self._are_ours(steps):
             return self._step_of_torch()
         with no_grad():
@@ -249,6 +255,9 @@ class FusedTorchOptimizer(FusedOptimizer):
                     outcome = take(hooks, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
+                shared = (each.hooks.sharing for each in steps)
+                if (sharing := next(filter(None, shared), None)) is not None:
+                    sharing.begin_writing()
                 with writable():
                     errors += gathered.write_all()
             return errors, are_repeated
@@ -421,7 +430,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         found, rule = super()._strange_options(group), group.get("rule")
         own = {each.__name__ for each in type(self).__mro__}
-        if isinstance(rule, str) and rule in KINDS and rule not in own:
+        if isinstance(rule, Rule) or (isinstance(rule, str) and rule in KINDS and rule not in own):
             found["rule"] = "and groups with rules of their own are for Mixed"
         return found
 

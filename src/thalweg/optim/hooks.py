@@ -66,7 +66,7 @@ class GroupHooks(Hooks):
         if not self.repeats:
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
-            self.sharing = sharing_of(part.locals)
+            self.sharing = sharing_of(part.locals, params, part.rule)
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
         """Pairs with what a step updates in place of parameters, and what follows that.

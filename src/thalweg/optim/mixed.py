@@ -47,13 +47,15 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
 
     Args:
         params: Groups as torch takes them, each with a `rule`, a class of `thalweg.optim` or its
-            name, and options of that class; what a group lacks is that class's default.
-            `thalweg.optim.groups(model, rules=...)` makes such.
+            name, or a `thalweg.Rule` of your own, and options of it; what a group lacks is its
+            default. `thalweg.optim.groups(model, rules=...)` makes such. Of a rule of your own,
+            whose numbers are made as for torch's classes, groups and states have the name.
 
     Raises:
         NotFoundError: A group has no rule.
-        InvalidTypeError, InvalidArgumentError: Its rule is no class of `thalweg.optim`, or it has
-            an option that other classes take, and that one does not.
+        InvalidTypeError, InvalidArgumentError: Its rule is none, has the name of another one, or
+            does not take an option that other classes do.
+        RuleError: A rule of your own could not take a step.
         TypeError, ValueError: As the class of a rule raises them.
 
     Example:
@@ -67,6 +69,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     """
 
     _torch = MixedArguments
+    _named: Mapping[str, Rule] = {}  # rules of the user's own
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, all of it or nothing; the group has a `rule`.
@@ -75,16 +78,24 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
             NotFoundError, TypeError, ValueError: As the class.
         """
         given: object = param_group
-        if isinstance(given, dict):  # else torch refuses it
-            param_group = _completed(param_group, len(self.param_groups))
-        super().add_param_group(param_group)
+        before = self._named
+        try:
+            if isinstance(given, dict):  # else torch refuses it
+                place = len(self.param_groups)
+                if isinstance(rule := param_group.get("rule"), Rule):
+                    self._named = _with_rule(before, rule, place)
+                    param_group = {**param_group, "rule": rule.name}
+                param_group = _completed(param_group, place, self._named)
+            super().add_param_group(param_group)
+        except BaseException:
+            self._named = before
+            raise
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
-        return _kind_named(group)
+        return _kind_named(group, self._named)
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        kind = _kind_named(group)
+    def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kind = _kind_named(group, self._named)
         try:
             return kind._choose_rule(group)
         except KeyError as error:
@@ -104,6 +115,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     def _single(self) -> set[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {name for group in self.param_groups for name in self._kind_of(group)._single}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_named": self._named}
+
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         rule, own = group.get("rule"), self.param_groups[place]["rule"]
         if rule != own:
@@ -115,29 +129,54 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         found.pop("rule", None)
         if group.get("differentiable"):
             found["differentiable"] = "which torch's own classes alone take"
-        if isinstance(rule := group.get("rule"), str) and rule in KINDS:
-            strange = _of_others(rule).intersection(group)
+        rule = group.get("rule")
+        if isinstance(rule, str) and (rule in KINDS or rule in self._named):
+            strange = _of_others(self._kind_of({"rule": rule})).intersection(group)
             found |= dict.fromkeys(sorted(strange), f"which is no option of {rule}")
         return found
 
 
-def _kind_named(group: Group) -> Any:
-    """The class of a group that was added, whose rule is a name."""
+def _kind_named(group: Group, own: Mapping[str, Rule]) -> Any:
+    """The class of a group that was added, whose rule is a name.
+
+    Args:
+        group: The group.
+        own: Rules of the user's own, by name.
+    """
     rule = group.get("rule")
     if not isinstance(rule, str):
         raise InvalidTypeError(f"The rule of a group must be a name here, not {shown(rule)}.")
-    return kind_of(rule)
+    return kind_of(own.get(rule, rule))
 
 
-def _completed(group: Group, place: int) -> Group:
+def _with_rule(known: Mapping[str, Rule], rule: Rule, place: int) -> Mapping[str, Rule]:
+    """Rules of the user's own by name, with one more.
+
+    Raises:
+        InvalidArgumentError: Another one has its name.
+    """
+    kind_of(rule)  # which could take a step
+    other = f"a class of thalweg.optim is {rule.name!r}, too" if rule.name in KINDS else ""
+    if known.get(rule.name, rule) is not rule:
+        other = "another rule of this optimizer has that name"
+    if other:
+        raise InvalidArgumentError(
+            f"The rule of group {place} is named {rule.name!r}, and {other}, by which groups and"
+            " states tell rules apart: name it otherwise."
+        )
+    return {**known, rule.name: rule}
+
+
+def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
     """A group with all the options of its rule, which are checked."""
     if "rule" not in group:
         raise NotFoundError(
             f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
         )
-    kind = kind_of(group["rule"])
+    rule = group["rule"]
+    kind = kind_of(own_rules.get(rule, rule) if isinstance(rule, str) else rule)
     title = kind.__name__
-    strange = sorted(_of_others(title).intersection(group))
+    strange = sorted(_of_others(kind).intersection(group))
     if strange:
         raise InvalidArgumentError(f"{strange[0]!r} of group {place} is no option of {title}.")
     known = {*kind.__signature__.parameters, *kind._fixed}
@@ -152,7 +191,9 @@ def _completed(group: Group, place: int) -> Group:
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
             )
     own = [name for name in kind.__signature__.parameters if name in group and name != "params"]
-    checked = kind([torch.zeros(1, 1)], **{name: group[name] for name in own}).param_groups[0]
+    heads = group.get("heads")
+    likes = [torch.zeros(heads if type(heads) is int and heads > 0 else 1, 1)]
+    checked = kind(likes, **{name: group[name] for name in own}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}
 
@@ -160,8 +201,11 @@ def _completed(group: Group, place: int) -> Group:
 _BESIDE = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of schedules, too
 
 
-@cache
-def _of_others(rule: str) -> set[str]:
+def _of_others(kind: Any) -> set[str]:
     """The options of all classes that one does not have."""
-    names, own = {name for each in KINDS for name in class_named(each)._wanted}, class_named(rule)
-    return names.difference(own.__signature__.parameters, own._fixed)
+    return _options_of_all().difference(kind.__signature__.parameters, kind._fixed)
+
+
+@cache
+def _options_of_all() -> set[str]:
+    return {name for each in KINDS for name in class_named(each)._wanted}

@@ -14,7 +14,7 @@ from torch import Tensor
 from thalweg.core.blocks import laid_out
 from thalweg.core.complexes import as_real
 from thalweg.core.groups import Group
-from thalweg.core.meshes import beside, check_whole, local
+from thalweg.core.meshes import beside, check_whole, filled_beside, local
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
 from thalweg.core.plan_cache import PlanCache
@@ -199,8 +199,8 @@ class ParamState:
             with importing:
                 from thalweg.engines.matrices import matrix_shape
             for param in lacking:
-                shape, dtype = slot.shape(*matrix_shape(param)), self._kinds.of(slot, param)
-                made = torch.full(shape, start, dtype=dtype, device=param.device)
+                shape, dtype = slot.shape(*matrix_shape(param.shape)), self._kinds.of(slot, param)
+                made = filled_beside(shape, start, param, dtype)
                 self._fresh[id(param)][name] = made
             return
         plain = [param for param in lacking if not param.is_complex()]

@@ -29,6 +29,7 @@ from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named
 from thalweg.optim.hooks import Repeated
 from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
+from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
 
@@ -130,7 +131,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _complete(self) -> None:
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
-            self._check_matrices(f"rule {self.rule.name!r}")
+            self._check_matrices(f"rule {self.rule.name!r}", self.rule.heads)
         self._make()
 
     def _make(self) -> None:
@@ -203,13 +204,14 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         how = gradient_transforms(
             self._around, self._unscaling(), len(pairs), seen, self._is_torchs
         )
-        with no_grad():
-            pairs, copies = hooks.aim(pairs)
         is_last = only is None
         hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
-        outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
-        is_repeated = outcome is not None
-        outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
+        with told_to_all([hooks.sharing]):
+            with no_grad():
+                pairs, copies = hooks.aim(pairs)
+            outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+            is_repeated = outcome is not None
+            outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
         if is_last:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.formula import Rule
 from thalweg.optim.class_of import kind_of
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
@@ -22,8 +23,8 @@ class RulesBySelector:
         rules: As there.
 
     Attributes:
-        options: For each selector, in their order, what its groups have: the rule's name and
-            options of it.
+        options: For each selector, in their order, what its groups have: the rule's name, or a rule
+            of the user's own, and options of it.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: It has no selectors, or a rule is none.
@@ -43,7 +44,8 @@ class RulesBySelector:
             own: Group = dict(cast("Mapping[str, Any]", rule)) if isinstance(rule, Mapping) else {}
             if isinstance(rule, Mapping) and "rule" not in own:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
-            kind = kind_of(own.pop("rule") if isinstance(rule, Mapping) else rule)
+            own_rule = own.pop("rule") if isinstance(rule, Mapping) else rule
+            kind = kind_of(own_rule)
             known = {*kind.__signature__.parameters, *kind._fixed}
             for name in own:
                 if name not in known:
@@ -52,7 +54,8 @@ class RulesBySelector:
                         f"{name!r} of {title} is no option of {kind.__name__}. {near}".rstrip()
                     )
             self._kinds.append(kind)
-            self.options.append({"rule": kind.__name__, **own})
+            rule = own_rule if isinstance(own_rule, Rule) else kind.__name__
+            self.options.append({"rule": rule, **own})
 
     def takes(self, place: int, name: str) -> bool:
         """Whether the rule of a selector has such an option."""
@@ -158,8 +161,14 @@ def _row(group: Group) -> tuple[str, ...]:
     own = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
     elements = sum(param.numel() for _, param in given)
     such = ", ".join(name for name, _ in given[:2]) + ", ..." * (len(given) > 2)
-    rule = str(group.get("rule", ""))
-    return rule, " ".join(own) or "defaults", str(len(given)), f"{elements:,}", such
+    rule = group.get("rule", "")
+    return (
+        rule.name if isinstance(rule, Rule) else str(rule),
+        " ".join(own) or "defaults",
+        str(len(given)),
+        f"{elements:,}",
+        such,
+    )
 
 
 def _title(selector: object) -> str:

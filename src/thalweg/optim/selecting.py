@@ -38,10 +38,11 @@ def groups(
     Args:
         module: The module.
         rules: Optional. What updates parameters, by selector, for `thalweg.optim.Mixed`: a class of
-            `thalweg.optim`, its name, or a dict of its options with that as "rule". A tuple of
-            names is a selector, too (`hidden_matrices` makes one), and `...`: all that is left.
-            Names come first, then patterns and parts of names, tuples, classes, dimensions, `...`;
-            of those that come first exactly one is to select a parameter. `print` shows the table.
+            `thalweg.optim`, its name, a `thalweg.Rule` of your own, or a dict of its options with
+            that as "rule". A tuple of names is a selector, too (`hidden_matrices` makes one), and
+            `...`: all that is left. Names come first, then patterns and parts of names, tuples,
+            classes, dimensions, `...`; of those that come first exactly one is to select a
+            parameter. `print` shows the table.
         decay: Optional. `weight_decay` of the groups, where a rule has none of its own.
         no_decay: What has a `weight_decay` of 0 instead.
         lr: Optional. The learning rate of the groups, likewise; needed for `lr_scale`.

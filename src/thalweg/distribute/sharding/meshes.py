@@ -6,8 +6,9 @@ those dimensions of a variable's mesh that it is cut along.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.core.slots import SlotStore
 from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.sharding.team import Team
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.arrays import Float64
 from thalweg.engines.engine import Columns, Formulas, Ready, Request, Stages
 from thalweg.engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of, variable_constraint
@@ -115,10 +118,27 @@ class LocalStep:
 
     Args:
         parts: The local parts.
+        team: Optional. The ranks that have parts of matrices, for a rule with stages.
+
+    Attributes:
+        team: These, or those of another rule of the same step, which wait for each other.
     """
 
-    def __init__(self, parts: Locals) -> None:
-        self._parts = parts
+    def __init__(self, parts: Locals, team: Team | None = None) -> None:
+        self._parts, self.team = parts, team
+
+    def check_matrices(
+        self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
+    ) -> None:
+        """See `Sharing`."""
+        cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
+        if cut and self.team is None:
+            raise NotImplementedError(
+                f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} has stages over whole"
+                " matrices: optimizers of thalweg.optim have those gathered, and no others."
+            )
+        if cut and self.team is not None:
+            self.team.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
@@ -144,17 +164,27 @@ class LocalStep:
             variables=list(map(self._parts.part, variables)),
             gradients=list(map(self._local_gradient, asked.gradients, variables)),
             copies=copies,
+            matrices=self._matrices_of(variables) if asked.rule.passes else None,
         )
+
+    def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[Request], Any] | None:
+        if self.team is None or not any_on_mesh(variables):
+            return None
+        from thalweg.distribute.sharding.matrices import GatheredMatrices
+
+        return partial(GatheredMatrices, self.team, variables)
 
     def _local_gradient(self, grad: Any, var: Tensor) -> IndexedSlices | Tensor:
         return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
 
     def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
-        return _Measured(ready, asked.variables)
+        return _Measured(ready, asked.variables, self.team)
 
     def begin_writing(self) -> None:
         """See `Sharing`."""
+        if self.team is not None:
+            self.team.agree()
 
     def joining_calls(self, asked: Request) -> After | None:
         """See `Sharing`."""
@@ -164,8 +194,8 @@ class LocalStep:
 class _Measured:
     """What a step over local parts measures of whole variables."""
 
-    def __init__(self, ready: Ready, variables: Sequence[Tensor]) -> None:
-        self._ready = ready
+    def __init__(self, ready: Ready, variables: Sequence[Tensor], team: Team | None) -> None:
+        self._ready, self._team = ready, team
         # The variables that are cut along the same dimensions of the same mesh.
         self._cut: dict[tuple[Any, ...], list[int]] = {}
         for place, var in enumerate(variables):
@@ -179,6 +209,7 @@ class _Measured:
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.stack(self._ready.compute_sums(formulas, stages, columns), axis=-1)
+        self._meet()
         for (mesh, *dims), places in self._cut.items():
             own = torch.from_numpy(found[places])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
@@ -187,12 +218,17 @@ class _Measured:
             found[places] = own.cpu().numpy()
         return list(found.T)
 
+    def _meet(self) -> None:
+        if self._team is not None:
+            self._team.meet([len(places) for places in self._cut.values()])
+
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
 
     def max_abs(self) -> Float64:
         """See `Ready`."""
         found = np.abs(self._ready.max_abs())
+        self._meet()
         for (mesh, *dims), places in self._cut.items():
             # As whole numbers, magnitudes have the same order, and NaN is the largest.
             bits = torch.from_numpy(found[places].view(np.int64))  # pyright: ignore[reportUnknownMemberType]

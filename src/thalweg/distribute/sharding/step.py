@@ -17,6 +17,7 @@ from thalweg.distribute.sharding.measuring import Measured
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.engines.engine import Ready, Request
 from thalweg.errors import InvalidArgumentError, ReplicaLostError, ReplicaMismatchError
+from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 
@@ -42,6 +43,17 @@ class SharedStep:
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
         return pairs
+
+    def check_matrices(
+        self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
+    ) -> None:
+        """See `Sharing`."""
+        if titles:
+            raise NotImplementedError(
+                f"Rule {rule.name!r} has stages over whole matrices, of which no rank has the slots"
+                f" where they are shared out: '{titles[0]}' is one. Make the strategy without"
+                " shard_slots."
+            )
 
     def share_out(self, asked: Request) -> Request:
         """See `Sharing`."""

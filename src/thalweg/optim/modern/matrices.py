@@ -22,15 +22,21 @@ ORIGINAL = (3.4445, -4.7750, 2.0315)
 
 # The options of a group that choose a rule, with the names of the rules' functions.
 _MUONS = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
-          "eps": "epsilon", "adjust_lr_fn": "adjust", "update_scale": "length"}  # fmt: skip
-_SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest"}
+          "eps": "epsilon", "adjust_lr_fn": "adjust", "update_scale": "length",
+          "heads": "heads"}  # fmt: skip
+_SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest",
+          "heads": "heads"}  # fmt: skip
 
 
 class OfMatrices:
-    """What takes matrices alone; those of more dimensions as the first one and all others."""
+    """What takes matrices alone; those of more dimensions as the first one and all others.
+
+    With `heads`, each of so many blocks of rows is a matrix of its own.
+    """
 
     _of_matrices = True
     _counts = False
+    _added = ("heads",)  # what the state of torch's own class lacks
     _choices: ClassVar[dict[str, str]] = _MUONS
     _unread = tuple(_MUONS)
     _made: Callable[..., Rule]
@@ -79,6 +85,8 @@ class Muon(OfMatrices, ModernOptimizer):
     `ns_coefficients` are three numbers, a tuple of such for each iteration, or "original",
     "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or "rms_to_rms".
     Iterations are in float32 on the CPU, where torch's are in bfloat16, and in bfloat16 elsewhere.
+    `heads` cuts fused projections first: with 3, queries, keys and values of a weight of shape
+    (3 * d, d) are matrices of their own, with scales of their own.
 
     Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
     """
@@ -97,6 +105,7 @@ class Muon(OfMatrices, ModernOptimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
+        heads: int = 1,
     ) -> None: ...
 
 
@@ -124,6 +133,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
+        heads: int = 1,
     ) -> None: ...
 
 
@@ -146,6 +156,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         ns_coefficients: Coefficients = "quintic",
         eps: float = 1e-7,
         ns_steps: int = 5,
+        heads: int = 1,
     ) -> None: ...
 
 
@@ -174,6 +185,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
+        heads: int = 1,
     ) -> None: ...
 
 
@@ -201,4 +213,5 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
+        heads: int = 1,
     ) -> None: ...

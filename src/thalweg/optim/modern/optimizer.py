@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from thalweg.core.groups import Group
 from thalweg.formula import Rule
@@ -16,6 +16,7 @@ class DeclaredArguments(Arguments):
     """Arguments of a constructor, as the signature of `_arguments` has them."""
 
     _title: ClassVar[str]  # the class of this package that declares them
+    _added: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
 
     def _arguments(self, params: object) -> None:
         """Have what constructors take, and nothing to do."""
@@ -30,6 +31,14 @@ class DeclaredArguments(Arguments):
         given = inspect.signature(declared).bind(*args, **keywords)
         given.apply_defaults()
         super().__init__(**given.arguments)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        own: Any = self
+        for name in self._added:
+            default = own.defaults.get(name, own.__signature__.parameters[name].default)
+            for group in own.param_groups:
+                group.setdefault(name, default)
 
 
 class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):

@@ -58,3 +58,13 @@ def corrections(*, beta1, beta2, t):
         "mean_correction": 1 - as_read(beta1) ** as_read(t),
         "root_correction": (1 - as_read(beta2) ** as_read(t)) ** 0.5,
     }
+
+
+def check_count(name, value):
+    """Refuse an option that is no number of things.
+
+    Raises:
+        ValueError: It is no positive integer.
+    """
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} must be a positive integer, not {value!r}.")

@@ -3,7 +3,7 @@
 from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
-from thalweg.rules.modern.arithmetic import lerp
+from thalweg.rules.modern.arithmetic import check_count, lerp
 from thalweg.rules.modern.newton_schulz import orthogonal, scale_of, triples
 from thalweg.rules.torch.arithmetic import as_read
 
@@ -46,19 +46,20 @@ def orthogonalize(*, step, coefficients, epsilon, adjust):
 
 
 @lru_cache(None, typed=True)
-def muon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None):
+def muon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=1):
     """The rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps or `adjust` are not known.
+        ValueError: Coefficients, steps or `adjust` are not known, or `heads` is no number of them.
     """
     scale_of(adjust, 1, 1)
+    check_count("heads", heads)
     stage = partial(
         orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust
     )
     return Rule(
         name="Muon",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage)),
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),
         update=update,
         prepare=prepare,
         hypers=HYPERS,

@@ -3,7 +3,7 @@
 from functools import lru_cache, partial
 
 from thalweg.formula import Pass, Rule, Stage, variable_squares
-from thalweg.rules.modern.arithmetic import lerp
+from thalweg.rules.modern.arithmetic import check_count, lerp
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, orthogonalize
 from thalweg.rules.modern.newton_schulz import triples
 from thalweg.rules.modern.sphere import RADIUS, per_variable
@@ -31,19 +31,20 @@ def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
 
 
 @lru_cache(None, typed=True)
-def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON):
+def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, heads=1):
     """The rule with these options.
 
     Raises:
-        ValueError: Coefficients or steps are not known.
+        ValueError: Coefficients or steps are not known, or `heads` is no number of them.
     """
+    check_count("heads", heads)
     # No scale: steps are as long as variables.
     stage = partial(
         orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=None
     )
     return Rule(
         name="MuonH",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage)),
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),
         update=update,
         prepare=prepare,
         measures={"variable": variable_squares, "step": step_squares, "product": step_products},

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
+from thalweg.rules.modern.arithmetic import check_count
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, update
 from thalweg.rules.modern.muon import prepare as prepare_muon
 from thalweg.rules.modern.newton_schulz import norms_of, orthogonal, scale_of, triples
@@ -44,14 +45,16 @@ def normalize(
 @lru_cache(None, typed=True)
 def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
-    length="preserve_norm",
+    length="preserve_norm", heads=1,
 ):  # fmt: skip
     """The rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps, `adjust` or `length` are not known.
+        ValueError: Coefficients, steps, `adjust` or `length` are not known, or `heads` is no number
+            of them.
     """
     scale_of(adjust, 1, 1)
+    check_count("heads", heads)
     if length not in LENGTHS:
         known = ", ".join(map(repr, LENGTHS))
         raise ValueError(f"update_scale is {length!r}; known are {known}.")
@@ -62,7 +65,7 @@ def normuon(
     )  # fmt: skip
     return Rule(
         name="NorMuon",
-        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage)),
+        passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),
         update=update,
         prepare=prepare,
         hypers=(replace(HYPERS[0], default=0.02), *HYPERS[1:], BETA2),

@@ -6,7 +6,7 @@ The first gradient makes factors and bases, and moves nothing, as in the authors
 from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage, sqrt
-from thalweg.rules.modern.arithmetic import hypers, lerp, mean_square
+from thalweg.rules.modern.arithmetic import check_count, hypers, lerp, mean_square
 from thalweg.rules.modern.eigenbasis import (
     add_product,
     first_basis,
@@ -89,21 +89,24 @@ def into_basis(
 
 
 @lru_cache(None, typed=True)
-def soap(frequency=10, largest=10000, whitens=False):
+def soap(frequency=10, largest=10000, whitens=False, heads=1):
     """The rule whose basis changes every so many steps, with sides up to `largest`.
 
     Args:
         frequency, largest: Positive integers.
         whitens: Whether the factors are KL-Shampoo's.
+        heads: Into how many blocks of rows variables are cut, each with bases of its own.
 
     Raises:
         ValueError: A number is no positive integer.
     """
-    for name, value in (("precondition_frequency", frequency), ("max_precondition_dim", largest)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be a positive integer, not {value!r}.")
+    check_count("precondition_frequency", frequency)
+    check_count("max_precondition_dim", largest)
+    check_count("heads", heads)
 
-    rows, columns = (partial(side, largest=largest, of_columns=each) for each in (False, True))
+    rows, columns = (
+        partial(side, largest=largest, of_columns=each, heads=heads) for each in (False, True)
+    )
     shapes = {"row_factor": rows, "column_factor": columns, "row_basis": rows,
               "column_basis": columns}  # fmt: skip
     source = "https://arxiv.org/abs/2509.03378" if whitens else "https://arxiv.org/abs/2409.11321"
@@ -111,9 +114,9 @@ def soap(frequency=10, largest=10000, whitens=False):
         name="KLSOAP" if whitens else "SOAP",
         passes=(
             Pass(gather, makes=("turned", "mean", "square")),
-            Stage(partial(into_basis, frequency=frequency, whitens=whitens)),
+            Stage(partial(into_basis, frequency=frequency, whitens=whitens), heads=heads),
             Pass(divide, makes=("step",)),
-            Stage(out_of_basis),
+            Stage(out_of_basis, heads=heads),
         ),
         update=update,
         prepare=prepare,

@@ -1,0 +1,105 @@
+"""Rules of the user's own in groups of `Mixed`: what stands for a class of this package."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, update_wrapper
+from inspect import Parameter, Signature, signature
+from typing import Any, ClassVar
+
+import torch
+
+from thalweg.core.columns import defaults_of
+from thalweg.core.groups import Group
+from thalweg.engines.check import check_rule
+from thalweg.errors import RuleError
+from thalweg.formula import Rule
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.groups import as_options, hypers_of, members_of
+from thalweg.optim.modern.arguments import Arguments
+from thalweg.optim.step_options import KEYWORDS
+
+
+class OwnArguments(Arguments):
+    """What the classes below are given: parameters, and hyperparameters of the rule."""
+
+    _given: ClassVar[Rule]
+    __signature__: Signature
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        own = self.__signature__.parameters.values()
+        defaults = {each.name: each.default for each in own if each.name != "params"} | options
+        hypers_of(defaults, self._given)
+        torch.optim.Optimizer.__init__(self, params, defaults)
+
+
+OwnArguments.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)])
+
+
+class OwnRule(FusedTorchOptimizer, OwnArguments):
+    """What takes the steps of a rule of the user's own, with numbers as for torch's classes."""
+
+    _torch = OwnArguments
+    _given: ClassVar[Rule]
+    _taken: ClassVar[Rule]
+
+    @classmethod
+    def _signature(cls) -> Signature:
+        return cls._torch.__signature__
+
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
+        return cls._taken
+
+
+@cache
+def class_of(rule: Rule) -> type[OwnRule]:
+    """A class for a rule, by whose name groups call it.
+
+    Raises:
+        RuleError: The rule could not take a step, or a hyperparameter is called as what all groups
+            have.
+    """
+    own = defaults_of(rule)
+    check_rule(rule, own)
+    how = Parameter.POSITIONAL_OR_KEYWORD
+    options = as_options(own)
+    taken = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(options))
+    if taken:
+        raise RuleError(
+            f"Rule {rule.name!r} has a hyperparameter named {taken[0]!r}, which means something"
+            " else in groups: name it otherwise."
+        )
+    parameters = [Parameter(name, how, default=value) for name, value in options.items()]
+    beneath = {"_given": rule, "__signature__": Signature([Parameter("params", how), *parameters])}
+    body = {
+        "_torch": type(rule.name, (OwnArguments,), beneath),
+        "_given": rule,
+        "_taken": _prepared(rule),
+        "_of_matrices": bool(rule.passes),
+        "_betas": len(members_of("betas", own)),
+    }
+    return type(rule.name, (OwnRule,), body)
+
+
+def _prepared(rule: Rule) -> Rule:
+    """A rule whose `prepare` makes all that depends on the step: its powers, too."""
+    users = rule.prepare
+    wanted = () if users is None else tuple(signature(users).parameters)
+    numbers = [] if rule.per_variable else [slot.name for slot in rule.scalar_slots]
+    known = {*(hyper.name for hyper in rule.hypers), *numbers, "t"}
+    asked = [name for name in wanted if name in known]
+    if rule.powers:
+        asked += [*rule.powers.values(), "t"]
+
+    def prepare(**given: Any) -> dict[str, Any]:
+        powers = {name: given[hyper] ** given["t"] for name, hyper in rule.powers.items()}
+        own = {**given, **powers}
+        made = {} if users is None else users(**{name: own[name] for name in wanted if name in own})
+        return {**powers, **made}
+
+    taken: Any = prepare if users is None else update_wrapper(prepare, users)
+    taken.__signature__ = Signature(
+        [Parameter(name, Parameter.KEYWORD_ONLY) for name in dict.fromkeys(asked)]
+    )
+    return replace(rule, prepare=taken, powers={})
