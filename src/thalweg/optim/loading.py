@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, cast
@@ -300,18 +300,27 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
     states = states_of(optimizer.state)
     # Of parameters that are in no group any more.
     calls += [partial(optimizer.state.pop, param) for param, _ in states if param not in given_of]
-    lacks = [
+    lacks = _lacking(states, given_of, begins)
+    calls += [partial(own.pop, name) for name, own in lacks]
+    gone = {id(own[name]) for name, own in lacks}
+    calls += optimizer._own.operands.reading(optimizer, gone)
+    is_new = all(differing.is_before_steps(own) for _, own in _of_params(given))
+    return Loading(pairs, calls, what), [] if is_new else [name for name, _ in lacks]
+
+
+def _lacking(
+    states: Iterable[tuple[Tensor, dict[str, Any]]],
+    given_of: Mapping[Tensor, Mapping[str, object]],
+    begins: Collection[str],
+) -> list[tuple[str, dict[str, Any]]]:
+    """The entries that begin at the parameter and of which nothing was given, with their states."""
+    return [
         (name, own)
         for param, own in states
         if param in given_of
         for name in begins
         if name in own and given_of[param].get(name) is None
     ]
-    calls += [partial(own.pop, name) for name, own in lacks]
-    gone = {id(own[name]) for name, own in lacks}
-    calls += optimizer._own.operands.reading(optimizer, gone)
-    is_new = all(differing.is_before_steps(own) for _, own in _of_params(given))
-    return Loading(pairs, calls, what), [] if is_new else [name for name, _ in lacks]
 
 
 def _matched(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import defaults_of
-from thalweg.core.groups import Group
+from thalweg.core.groups import Group, Params
 from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
@@ -98,7 +98,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         rule: Rule,
         lr: float | Tensor | None = None,
         *,

@@ -51,6 +51,7 @@ from thalweg.ground.switches import Sections, Within
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train import gating, gradients, processors
+from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.hooks import V1Hooks, counting_calls
 from thalweg.v1.train.recorded import has_hooks, recorded
 from thalweg.v1.train.state import State
@@ -225,7 +226,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
-    ) -> list[tuple[Any, Any]]:
+    ) -> GradsAndVars:
         """The gradients of a loss, for `apply_gradients`.
 
         Args:
@@ -307,9 +308,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 say_what_became(error, kept, before)
             raise
 
-    def _apply_aggregated(
-        self, given: list[tuple[Any, Any]], global_step: Any, name: str | None
-    ) -> Any:
+    def _apply_aggregated(self, given: GradsAndVars, global_step: Any, name: str | None) -> Any:
         """Apply gradients that are those of all replicas."""
         if not given:
             raise ValueError("No variables provided.")
@@ -330,7 +329,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _apply(
         self,
-        given: list[tuple[Any, Any]],
+        given: GradsAndVars,
         global_step: Any,
         name: str,
         captured: list[Any] | None = None,
@@ -393,7 +392,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _take(
         self,
-        given: Sequence[tuple[Any, Any]],
+        given: GradsAndVars,
         global_step: Any,
         name: str,
         how: GradientTransforms = NOTHING,
@@ -604,7 +603,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """The variables that are of no other, in eager mode."""
         return {name: var for (name, graph), var in self._non_slots.items() if graph is None}
 
-    def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
+    def _apply_in_graph(self, given: GradsAndVars, global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
         check_updates(pairs)
         for grad, var in pairs:
