@@ -70,7 +70,7 @@ class GraphMode(Protocol):
         """
         ...
 
-    def update(self, optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
+    def update(self, optimizer: Any, grad: object, var: Any, state: object) -> Any:
         """The operation that updates one variable by the rule of an optimizer.
 
         Args:
@@ -106,7 +106,7 @@ class GraphMode(Protocol):
         """The values of tensors in the session of graph mode, of one moment, as arrays."""
         ...
 
-    def assign(self, values: Mapping[Any, Tensor]) -> None:
+    def assign(self, values: Mapping[object, Tensor]) -> None:
         """Give variables values in the session of graph mode: all of them, or none."""
         ...
 

@@ -57,7 +57,7 @@ class Adagrad(BuiltIn):
     def _slot_initial(self, name: str) -> float:
         return self._initial_accumulator_value
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Adam(BuiltIn):
     def _choose_rule(self) -> Rule:
         return AMSGRAD if self.amsgrad else ADAM
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         # As in Keras, which drops what it takes for amsgrad's: also the one value that 3 n + 1 are
         # of no variables.
         if not self._weights and len(weights) == 1:

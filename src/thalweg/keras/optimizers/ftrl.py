@@ -92,14 +92,14 @@ class Ftrl(BuiltIn):
             return FTRL_POWER
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, dtype)
         return {**super()._hyper_scalars(dtype), "l2_shrinkage": shrinkage}
 
     def _exact_names(self) -> tuple[str, ...]:
         return (*super()._exact_names(), "_l2_shrinkage_regularization_strength")
 
-    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
+    def _scalar(self, name: str, dtype: type[np.floating]) -> object:
         return None if name == "l2_shrinkage" else super()._scalar(name, dtype)
 
     def _slot_initial(self, name: str) -> float:

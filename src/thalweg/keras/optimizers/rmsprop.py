@@ -67,7 +67,7 @@ class RMSprop(BuiltIn):
             return CENTERED_MOMENTUM_RMSPROP if self.centered else MOMENTUM_RMSPROP
         return CENTERED_RMSPROP if self.centered else RMSPROP
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:

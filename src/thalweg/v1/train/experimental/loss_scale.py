@@ -218,7 +218,7 @@ def get(identifier: object) -> Any:
     raise InvalidArgumentError(f"Could not interpret loss scale identifier: {identifier!r}")
 
 
-def _no_update() -> Any:
+def _no_update() -> object:
     return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 

@@ -43,7 +43,7 @@ class SummarySaverHook(SessionRunHook):
         output_dir: str | os.PathLike[str] | None = None,
         summary_writer: Any = None,
         scaffold: Any = None,
-        summary_op: Any = None,
+        summary_op: object = None,
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise InvalidArgumentError("Exactly one of scaffold or summary_op must be provided.")
