@@ -82,7 +82,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
 
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
-    _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+    _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _flags: ClassVar[list[str]] = []
     _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
 
@@ -104,7 +104,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         *,
         initial: Mapping[str, float] | None = None,
         capturable: bool = False,
-        **hypers: Any,
+        **hypers: object,
     ) -> None:
         own = defaults_of(rule)
         if not isinstance(capturable, bool):
@@ -166,7 +166,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""
         known = next((own for param in params if (own := self.state.get(param))), {})
-        going: dict[str, Any] = {}
+        going: dict[str, object] = {}
         for name in self._numbers():
             if name in known:
                 value = known[name]
@@ -266,7 +266,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
-    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+    def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
         found, kind = super()._strange_options(group), type(self).__name__
         own = self._wanted_options(cast("Group", group))
         for name in self._decided:

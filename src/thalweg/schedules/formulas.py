@@ -116,7 +116,7 @@ def linear_cosine(
     return rate * ((alpha + line) * wave + beta)
 
 
-def noise(draw: Any, step: Any, span: Any, initial_variance: Any, variance_decay: Any) -> Any:
+def noise(draw: object, step: Any, span: Any, initial_variance: Any, variance_decay: Any) -> Any:
     """draw sqrt(initial_variance / (1 + step)^variance_decay), step at most span."""
     return draw * np.sqrt(initial_variance / power(1 + min(step, span), variance_decay))
 
