@@ -37,7 +37,7 @@ def natural_base(decay_rate: Scalar) -> Scalar:
 
 
 def inverse_time(
-    rate: Scalar, step: Scalar, span: Scalar, decay_rate: Scalar, staircase: bool
+    rate: Scalar, step: Scalar, span: Scalar | int, decay_rate: Scalar, staircase: bool
 ) -> Scalar:
     """rate / (1 + decay_rate step / span), the quotient rounded down for a staircase."""
     return rate / (1 + decay_rate * _periods(step, span, staircase))
@@ -159,6 +159,6 @@ def _share(step: Scalar, span: Scalar | int, of: Any = 1, folded: bool = False) 
     return step * (of * reciprocal(span)) if folded else of * (step / span)
 
 
-def _periods(step: Scalar, span: Scalar, staircase: bool, folded: bool = False) -> Scalar:
+def _periods(step: Scalar, span: Scalar | int, staircase: bool, folded: bool = False) -> Scalar:
     periods = _share(step, span, folded=folded)
     return np.floor(periods) if staircase else periods

@@ -99,7 +99,7 @@ class Ftrl(BuiltIn):
     def _exact_names(self) -> tuple[str, ...]:
         return (*super()._exact_names(), "_l2_shrinkage_regularization_strength")
 
-    def _scalar(self, name: str, dtype: type[np.floating]) -> object:
+    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
         return None if name == "l2_shrinkage" else super()._scalar(name, dtype)
 
     def _slot_initial(self, name: str) -> float:
@@ -115,7 +115,7 @@ class Ftrl(BuiltIn):
             slot for pair in zip(made[:half], made[half:], strict=True) for slot in pair
         ]
 
-    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
         own = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)

@@ -126,7 +126,7 @@ class Hypers(TrackableSlots):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._hyper, "lr"})
 
-    def _scalar(self, name: str, dtype: type[np.floating]) -> object:
+    def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
         """A hyperparameter as a scalar of a compute dtype; a callable is called once per step."""
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(

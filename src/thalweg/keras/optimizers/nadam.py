@@ -121,7 +121,7 @@ class Nadam(BuiltIn):
         self._cache = self._make_tracked_variable(torch.ones((), dtype=dtype), "momentum_cache")
         self._weights.append(self._cache)
 
-    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)

@@ -319,7 +319,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             own["lr_t"] = self._decayed_lr(var_dtype)
         own.update(self._step_coefficients(var_dtype, own))
 
-    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """What a class of the library adds to `state` for its subclasses' hooks, under the names
         that it has in TensorFlow.
         """

@@ -70,7 +70,7 @@ class RMSprop(BuiltIn):
     def _adapted_weights(self, weights: list[object]) -> list[object]:
         return self._with_iterations(weights)
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         own = self._hyper_tensors(dtype, "epsilon", "rho", "momentum")
         return {**own, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - own["rho"]}
 

@@ -170,7 +170,7 @@ class QueueBase:
         """The names of the components, or None."""
         return self._titles
 
-    def _components_of(self, vals: Any) -> list[Any]:
+    def _components_of(self, vals: object) -> list[object]:
         if isinstance(vals, dict):
             titles = self._titles or ()
             if set(vals) != set(titles):
@@ -255,7 +255,7 @@ class QueueBase:
         """`dequeue_many`, or of a closed queue all that is left."""
         return self._dequeue_several(n, name or "DequeueUpTo", True)
 
-    def _dequeue_several(self, n: Any, title: str, fewer: bool) -> object:
+    def _dequeue_several(self, n: object, title: str, fewer: bool) -> object:
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {title}.")
 

@@ -38,7 +38,7 @@ class LossScale(Trackable, ABC):
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
-        self._weights: dict[str, Any] = {}
+        self._weights: dict[str, object] = {}
 
     @abstractmethod
     def __call__(self) -> Any:
