@@ -445,7 +445,7 @@ def _by_creation(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return sorted(unique.values(), key=lambda tensor: getattr(tensor, "_uid", math.inf))
 
 
-def _leaves(structure: object) -> Iterator[Any]:
+def _leaves(structure: object) -> Iterator[object]:
     """What nested lists, tuples, dicts and iterators contain, in order."""
     if isinstance(structure, (list, tuple, dict, Iterator)):
         for item in structure.values() if isinstance(structure, dict) else structure:
@@ -470,7 +470,7 @@ def _tensors(structure: object) -> Iterator[torch.Tensor]:
         yield leaf
 
 
-def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
+def _pack(structure: Any, leaves: Iterator[Any]) -> object:
     """`structure` with its leaves replaced, one after the other."""
     if isinstance(tensor_of(structure), torch.Tensor):
         return next(leaves)

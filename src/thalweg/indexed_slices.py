@@ -51,7 +51,7 @@ class IndexedSlices:
     dense_shape: torch.Size | None
 
     def __init__(
-        self, values: Any, indices: Any, dense_shape: Sequence[int] | torch.Tensor | None = None
+        self, values: object, indices: Any, dense_shape: Sequence[int] | torch.Tensor | None = None
     ) -> None:
         try:
             self.values = to_tensor(values)

@@ -450,7 +450,7 @@ class Variable(torch.nn.Parameter):
         # The data goes as a plain tensor, so that torch.save keeps sharing of storage.
         return _build, (type(self), self.detach(), self.requires_grad, self._state())
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_uid"}
 
 
@@ -530,7 +530,7 @@ class StateVariable(Variable):
         torch.Tensor.data.__set__(self, value)  # pyright: ignore[reportAttributeAccessIssue]
         self.moves.count += 1
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, object]:
         return {key: value for key, value in super()._state().items() if key != "_moves"}
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
@@ -539,7 +539,7 @@ class StateVariable(Variable):
 
 def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
     """A variable, not trainable, over the memory of `data` itself; `moves` is to be shared."""
-    state: dict[str, Any] = {"_name": _full_name(name), "trainable": False, "_constraint": None}
+    state: dict[str, object] = {"_name": _full_name(name), "trainable": False, "_constraint": None}
     if moves is not None:
         state["_moves"] = moves
     return _build(StateVariable, data.detach(), False, state)

@@ -11,7 +11,6 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
@@ -48,7 +47,7 @@ def optax_step(entry: Entry, problem: Problem) -> Step | None:
     grads = [jax.numpy.asarray(each.float().numpy()) for each in problem.gradients]
     held = (params, transform.init(params))
 
-    def update(params: object, state: object, grads: object) -> Any:
+    def update(params: object, state: object, grads: object) -> object:
         updates, state = transform.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 

@@ -30,13 +30,13 @@ V1 = "v1:"
 _FACES = ("", "v1", "openseq2seq")  # before the colon of a name
 OPTIM, TORCH = "optim:", "torch:"
 # What a constructor wants besides the learning rate, as TensorFlow's users give it.
-_ARGUMENTS: dict[str, dict[str, Any]] = {
+_ARGUMENTS: dict[str, dict[str, object]] = {
     "v1:AdamWOptimizer": {"weight_decay": 1e-4},
     "v1:MomentumOptimizer": {"momentum": 0.9},
     "v1:MomentumWOptimizer": {"weight_decay": 1e-4, "momentum": 0.9},
 }
 # Arguments that choose another rule.
-_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+_VARIANTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"momentum": 0.9, "nesterov": True}),
     ("RMSprop", {"centered": True}),
@@ -51,7 +51,7 @@ _VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("v1:RMSPropOptimizer", {"centered": True}),
 )
 # Rules of torch that arguments of its classes choose.
-_OF_TORCH: dict[str, tuple[str, dict[str, Any]]] = {
+_OF_TORCH: dict[str, tuple[str, dict[str, object]]] = {
     "Momentum": ("SGD", {"momentum": 0.9}),
     "CenteredRMSprop": ("RMSprop", {"centered": True}),
     "MomentumRMSprop": ("RMSprop", {"momentum": 0.9}),

@@ -60,7 +60,7 @@ class ByPairs:
         return self.rule
 
 
-def by_pairs(cls: type[Any], rule: Rule | None) -> type[ByPairs]:
+def by_pairs(cls: type[object], rule: Rule | None) -> type[ByPairs]:
     """The class that makes optimizers of a class of torch's kind."""
     own = {"made_of": cls, "rule": rule, "__module__": cls.__module__}
     return type(cls.__name__, (ByPairs,), own)

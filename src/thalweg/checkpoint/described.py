@@ -48,7 +48,7 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
     )
 
 
-def _name_of_class(cls: type[Any]) -> str:
+def _name_of_class(cls: type[object]) -> str:
     return OPTIMIZERS.name_of(cls) or f"mine:{cls.__name__}"
 
 
@@ -88,7 +88,7 @@ def _value_differences(name: str, own: object, other: object) -> list[str]:
     return [f"{name} is {_short_repr(own)}, in the file {_short_repr(other)}"]
 
 
-def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
+def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Tensor]) -> Any:
     """The optimizer that a description is of.
 
     Args:
@@ -137,7 +137,7 @@ class _Described:
         self._names = names
         self._writer = Writer(self)
 
-    def class_and_arguments(self, optimizer: Any) -> dict[str, Any]:
+    def class_and_arguments(self, optimizer: Any) -> dict[str, object]:
         """Class and arguments; see `describe_optimizer`."""
         is_torchs = isinstance(optimizer, OfTorch)
         return {
@@ -165,7 +165,7 @@ class _Described:
             return sorted(map(str, cast(set[Any], value)))
         return NotImplemented
 
-    def _describe_argument(self, value: Any, kind: Names, maker: Any) -> Any:
+    def _describe_argument(self, value: Any, kind: Names, maker: Any) -> object:
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.class_and_arguments(value)}
         name = kind.name_of(maker)
@@ -176,7 +176,7 @@ class _Described:
             return {LOSS_SCALER: arguments}
         return {RATE: {"function": name, "arguments": arguments}}
 
-    def _describe_tensor(self, value: Tensor) -> Any:
+    def _describe_tensor(self, value: Tensor) -> object:
         own = name_of(value, "").split(":")[0] if is_variable(value) else ""
         name = self._names.get(id(value), own)
         if name:
@@ -185,7 +185,7 @@ class _Described:
             return {YOURS: f"a tensor of shape {tuple(value.shape)}"}
         return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), "")]}
 
-    def _describe_schedule(self, schedule: LearningRateSchedule) -> Any:
+    def _describe_schedule(self, schedule: LearningRateSchedule) -> object:
         with suppress(NotImplementedError, TypeError, ValueError):
             written = schedules.serialize(schedule)
             if type(schedules.deserialize(written)) is type(schedule):
@@ -200,7 +200,7 @@ class _Made:
         variables: Variables by name.
     """
 
-    def __init__(self, variables: Mapping[str, Any]) -> None:
+    def __init__(self, variables: Mapping[str, Tensor]) -> None:
         self._variables = variables
 
     def __call__(self, mark: str, content: Any) -> Any:

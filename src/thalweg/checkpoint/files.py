@@ -81,7 +81,7 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
     return Listing(title, kind, tuple(tensors), *_describe_optimizer(title))
 
 
-def _describe_optimizer(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
     """The optimizer of a file of TensorFlow or Keras, in the form of our files and in words."""
     try:
         found = load_outline(path)

@@ -150,7 +150,7 @@ def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def prepare_values(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Loading:
+def prepare_values(tensors: Mapping[str, Tensor], given: Mapping[str, object]) -> Loading:
     """What sets the variables themselves.
 
     Raises:

@@ -78,7 +78,7 @@ class Writer:
             " tensors, arrays, and lists, tuples and dicts of those can be saved."
         )
 
-    def _write_mapping(self, value: Mapping[object, object], name: str) -> Any:
+    def _write_mapping(self, value: Mapping[object, object], name: str) -> object:
         items = {key: self(each, f"{name}/{key}") for key, each in value.items()}
         if all(type(key) is str and not key.startswith("$") for key in items):
             return items
@@ -143,7 +143,7 @@ class Reader:
                 raise
             raise InvalidConfigError(f"{mark} of {str(own[mark])[:80]} is nothing.") from error
 
-    def _read_marked(self, mark: str, content: Any) -> Any:
+    def _read_marked(self, mark: str, content: Any) -> object:
         found = NotImplemented if self._special is None else self._special(mark, content)
         if found is not NotImplemented:
             return found

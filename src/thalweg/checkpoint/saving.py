@@ -384,7 +384,7 @@ def _name_file_in_errors(path: str) -> Generator[None]:
 
 def _find_optimizer(
     document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
-) -> Any:
+) -> object:
     description = document["optimizer"]
     if given is None:
         return described.make_optimizer(description, tensors)
@@ -429,5 +429,5 @@ def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
     parts = ("variables", "extra_states", "rates", "metrics")
-    empty: dict[str, Any] = {**{name: {} for name in parts}, "extra": None}
+    empty: dict[str, object] = {**{name: {} for name in parts}, "extra": None}
     return {**empty, **document, "step": step if type(step) is int else None}

@@ -143,7 +143,7 @@ def _are_usual(betas: Mapping[str, object]) -> bool:
     return all(beta in _USUAL.get(name, ()) for name, beta in betas.items())
 
 
-def _betas_of(powers: Mapping[str, object], count: int) -> dict[str, Any] | None:
+def _betas_of(powers: Mapping[str, object], count: int) -> dict[str, object] | None:
     """The betas behind powers that are not 0 after so many steps; None if one has none."""
     found = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
     return None if not found or None in found.values() else found

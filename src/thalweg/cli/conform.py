@@ -33,7 +33,7 @@ class NothingToCompare(click.ClickException):
 
 def _split_values(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Arguments by name; a value is a literal of Python, or a word."""
     found: dict[str, Any] = {}
     for each in values:
@@ -157,7 +157,7 @@ def _fail(message: str) -> NoReturn:
     raise NothingToCompare(message)
 
 
-def _as_json(value: object) -> Any:
+def _as_json(value: object) -> object:
     """What JSON has: no infinity, and the text of what it does not know."""
     match value:
         case dict():

@@ -77,7 +77,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _processor() -> dict[str, Any]:
+def _processor() -> dict[str, object]:
     """What kernels are made for, and how, or why they cannot be made."""
     from thalweg.engines.cpu import machine_code
 

@@ -251,7 +251,7 @@ def _bytes_of(path: str) -> int:
     return sum(os.path.getsize(each) for each in files if os.path.isfile(each))
 
 
-def _as_json(found: Listing) -> dict[str, Any]:
+def _as_json(found: Listing) -> dict[str, object]:
     tensors = [
         {"name": each.name, "dtype": each.dtype, "shape": list(each.shape), "bytes": each.bytes}
         for each in found.tensors
@@ -306,7 +306,7 @@ def _print_table(found: Listing) -> Any:
     return table
 
 
-def _print_tree(found: Listing) -> Any:
+def _print_tree(found: Listing) -> object:
     from rich.text import Text
     from rich.tree import Tree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.cli.lines import Lines
 
@@ -55,7 +55,7 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
             )
             # With several learning rates each, there are more lanes than lines.
             table = [] if part.searching else [report.table([race], console.width)]
-            shown: Any = Group(bar, *table)
+            shown: object = Group(bar, *table)
             live.update(shown, refresh=True)
             last = monotonic()
 

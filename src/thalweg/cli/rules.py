@@ -160,7 +160,7 @@ def _is_known(function: object) -> bool:
     return room in sys.stdlib_module_names or room in ("numpy", "torch")
 
 
-def _describe_rule(rule: Rule) -> dict[str, Any]:
+def _describe_rule(rule: Rule) -> dict[str, object]:
     return {
         "name": rule.name,
         "slots": [{"name": slot.name, "initial": slot.initial} for slot in rule.slots],

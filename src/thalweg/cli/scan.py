@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -74,7 +74,7 @@ def _find_scripts(files: tuple[str, ...]) -> Iterator[str]:
             yield name
 
 
-def _as_json(scanned: Scanned) -> dict[str, Any]:
+def _as_json(scanned: Scanned) -> dict[str, object]:
     return {
         "path": scanned.path,
         "tensorflow": scanned.version if scanned.names else None,
@@ -108,7 +108,7 @@ def _count_states(scanned: Scanned) -> str:
     return f"TensorFlow {scanned.version}, {told}"
 
 
-def _format_line(path: str, name: Name) -> Any:
+def _format_line(path: str, name: Name) -> object:
     from rich.text import Text
 
     first, *others = name.lines

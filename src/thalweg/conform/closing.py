@@ -47,7 +47,7 @@ def list_trials(theirs: Side, ours: Side) -> Iterator[tuple[str, Side, Side]]:
                        ours.with_arguments(**{name: value}))  # fmt: skip
 
 
-def _list_changes(own: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _list_changes(own: dict[str, object], other: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """What is tried of one side: name and value, each once."""
     for name, value in own.items():
         if name in MACHINERY or name == "maximize":

@@ -77,13 +77,13 @@ def _load_rule(name: str) -> Side:
     if not isinstance(rule, Rule):
         raise ConformError(f"'{name}' is a {type(rule).__name__}, not a thalweg.Rule.")
 
-    def make(params: Any, **options: Any) -> Any:
+    def make(params: Any, **options: Any) -> object:
         return RuleOptimizer(params, rule, **options)
 
     return Side(_with_signature(make, as_options(defaults_of(rule))), rule.name)
 
 
-def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., Any]:
+def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., object]:
     """An optimizer that is given gradients in pairs, in the form of torch's."""
 
     def made(params: Iterable[Tensor], *, lr: float, **options: object) -> Any:
@@ -100,7 +100,7 @@ class ByPairs:
         params: Its parameters.
     """
 
-    def __init__(self, made: Any, params: list[Tensor]) -> None:
+    def __init__(self, made: object, params: list[Tensor]) -> None:
         from thalweg.catalogue import applied
 
         self._apply, self._params = applied(made), params
@@ -110,7 +110,7 @@ class ByPairs:
         self._apply([(param.grad, param) for param in self._params])
 
 
-def _with_signature(make: Any, defaults: Mapping[str, Any]) -> Callable[..., Any]:
+def _with_signature(make: Any, defaults: Mapping[str, Any]) -> Callable[..., object]:
     kind = inspect.Parameter
     make.__signature__ = inspect.Signature(
         [

@@ -85,7 +85,7 @@ def _taken(rule: Rule, what: str, names: Any) -> RuleError:
     )
 
 
-def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> Any:
+def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
     """What `prepare` made of the scalar `name`, in the compute dtype."""
     try:
         with np.errstate(over="ignore"):
@@ -114,7 +114,7 @@ def columns_of(
         return Columns({dtype: scalars_of(dtype, None) for dtype in dtypes}, {})
     own = [(compute_dtype(var.dtype), group) for var, group in zip(variables, groups, strict=True)]
     found = {key: scalars_of(*key) for key in dict.fromkeys(own)}
-    shared: dict[Dtype, dict[str, Any]] = {}
+    shared: dict[Dtype, dict[str, object]] = {}
     for (dtype, _), values in found.items():
         shared.setdefault(dtype, values)
     differing = {
@@ -206,7 +206,7 @@ def _scalars_of_members(
     members: list[int],
     dtype: Dtype,
     there: Device,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The scalars of a rule and its measures, for some variables of one dtype."""
     given = vectors.rounded(columns.shared[dtype], dtype)
     for name, each in columns.separate.items():
@@ -214,7 +214,7 @@ def _scalars_of_members(
     return given | {name: vectors.pick_members(each, members) for name, each in measures.items()}
 
 
-def _writes_of(slots: Mapping[int, Tensor], now: Mapping[int, Any], taken: Any) -> list[Call]:
+def _writes_of(slots: Mapping[int, Tensor], now: Mapping[int, object], taken: Any) -> list[Call]:
     """What writes numbers to scalar slots, both by `id` of the slot, if the step is taken."""
     moved = [vectors.as_slot(now[key], slot) for key, slot in slots.items()]
     if taken is not None:
@@ -231,7 +231,7 @@ def _in_turn(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[l
             yield [index for index in own if dtypes[index] == dtype]
 
 
-def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, there: Device) -> Any:
+def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, there: Device) -> object:
     """What `per_variable` made of a name, a vector over the variables."""
     try:
         return vectors.spread_over(value, dtype, count, there)

@@ -107,7 +107,7 @@ def factor_of(
     is_near = not is_there and not norm.exponent and furthest > 0 and root <= furthest
     if is_near and epsilon is not None:  # nothing to warn of
         return Factor(_torchs_factor(dtype(limit), dtype(root), epsilon))
-    plain: Any = None
+    plain: object = None
     with np.errstate(all="ignore"):
         if furthest > 0:
             rounded = vectors.round_to(root, dtype, vectors.place_of(root))
@@ -140,11 +140,11 @@ def furthest_of(limit: float, dtype: Dtype) -> float:
     return min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
 
 
-def _torchs_factor(limit: Any, norm: Any, epsilon: float) -> Any:
+def _torchs_factor(limit: Any, norm: Any, epsilon: float) -> object:
     return _at_most_one(limit / (norm + epsilon))
 
 
-def _at_most_one(values: Any) -> Any:
+def _at_most_one(values: Any) -> object:
     return values.clip(None, 1) if isinstance(values, Tensor) else np.minimum(values, 1)
 
 

@@ -34,7 +34,7 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
         TypeError: The rule asks for more than there is, or C's powers are not known.
     """
 
-    def make(given: Mapping[str, Any], kind: Any) -> Mapping[str, Any]:
+    def make(given: Mapping[str, Any], kind: Any) -> Mapping[str, object]:
         return derived(rule, {name: given[name] for name in names}, kind, given[_STEP])
 
     return Program(dtype, {_STEP: dtype}, names, make)
@@ -55,7 +55,7 @@ class RuleScalars:
         self._program: Program | None = None
         self._may_have_program = launch.measures is None  # which are not made by programs
 
-    def made(self, values: Mapping[str, Any], step: int | None) -> Mapping[str, Any] | None:
+    def made(self, values: Mapping[str, object], step: int | None) -> Mapping[str, Any] | None:
         """The scalars of a step; None if its call makes them.
 
         Args:
@@ -75,7 +75,7 @@ class RuleScalars:
         program.set(0, dtype(step))
         return None
 
-    def _take_up(self, values: Mapping[str, Any], dtype: Dtype) -> None:
+    def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:
             self._may_have_program = False

@@ -93,14 +93,14 @@ class Argument:
 
     __slots__ = ()
 
-    def _made_by(self) -> tuple[Names, Any] | None:
+    def _made_by(self) -> tuple[Names, object] | None:
         """Its kind, and the class or function that made it; None if that is not known."""
         raise NotImplementedError
 
-    def _arguments(self) -> Mapping[str, Any]:
+    def _arguments(self) -> Mapping[str, object]:
         """What that was given, by name."""
         raise NotImplementedError
 
-    def _keeps(self) -> Sequence[Any]:
+    def _keeps(self) -> Sequence[object]:
         """What it remembers: objects that have `state_dict` and `load_state_dict`."""
         return ()

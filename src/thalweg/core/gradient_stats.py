@@ -78,7 +78,7 @@ class GradientStats:
         self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
         # Measures stay on a device where nothing on the host is to be decided by them.
         self._stays = not (numbers or (how.decide and not how.decides_there))
-        self._sums: dict[Formula, Any] = {}
+        self._sums: dict[Formula, object] = {}
 
     @lazy
     def _narrow(self) -> Array:
@@ -113,7 +113,7 @@ class GradientStats:
             return False
         return isinstance(self._root_norms, Tensor) or not np.isfinite(self._root_norms).all()
 
-    def _overflow_mask(self, vector: Any) -> Any:
+    def _overflow_mask(self, vector: object) -> object:
         """Which sums of squares are infinite beyond float32: all, none, or some of a vector's."""
         if not self._how.overflow or self._how.casts or self._narrow.all():
             return self._how.overflow
@@ -124,7 +124,7 @@ class GradientStats:
         """Whether the common sum of squares is infinite beyond float32."""
         return self._how.overflow and (self._how.casts or self._norm_dtype is np.float32)
 
-    def _sum_over(self, formula: Formula) -> Any:
+    def _sum_over(self, formula: Formula) -> object:
         """A sum over raw gradients, or over clipped elements where elements are clipped.
 
         Float64 of shape (n,): an array, or a tensor where measures stay on a device.
@@ -156,7 +156,7 @@ class GradientStats:
         separate = {name: self._rounded(each) for name, each in columns.separate.items()}
         return columns._replace(shared=shared, separate=separate)
 
-    def _rounded(self, vector: Any) -> Any:
+    def _rounded(self, vector: Any) -> object:
         if isinstance(vector, Tensor):  # which alone the device knows
             return vector
         values: Array = vector
@@ -175,7 +175,7 @@ class GradientStats:
         """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
         return self._roots_of(gradient_squares)
 
-    def _roots_of(self, formula: Formula) -> Any:
+    def _roots_of(self, formula: Formula) -> object:
         how, squares = self._how, self._sum_over(formula)
         with np.errstate(all="ignore"):
             found = vectors.functions_of(squares).sqrt(squares)
@@ -183,7 +183,7 @@ class GradientStats:
                 return found
             return found * vectors.place_like(how.unscaling, found)
 
-    def _squares_of(self, formula: Formula) -> Any:
+    def _squares_of(self, formula: Formula) -> object:
         """The squares of each gradient, unscaled, its elements clipped, added up."""
         if self._how.unscaling is None:
             return self._sum_over(formula)
@@ -191,7 +191,7 @@ class GradientStats:
         with np.errstate(all="ignore"):
             return vectors.functions_of(roots).square(roots)
 
-    def _mark_overflows(self, roots: Any) -> Any:
+    def _mark_overflows(self, roots: Any) -> object:
         """Norms, infinite where a sum of squares may not be as large as theirs."""
         overflow = self._overflow_mask(roots)
         if overflow is False:
@@ -384,7 +384,7 @@ class GradientStats:
     def _processed_in(self, dtype: Dtype, found: Any, own: Sequence[int]) -> Any:
         how, there = self._how, vectors.place_of(found)
 
-        def each(vector: Any) -> Any:
+        def each(vector: object) -> Any:
             return vectors.round_to(vectors.pick_members(vector, own), dtype, there)
 
         # Rounding keeps the order of numbers, so the largest one stays the largest.
@@ -445,7 +445,7 @@ def materialised(
     values = [values_of(grad) for grad, _ in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
     known = known_of(how, engines.Tensors(values, variables, flush), variables)
-    shared: Mapping[Dtype, Any] = {dtype: known.shared(dtype) for dtype in dtypes}
+    shared: Mapping[Dtype, object] = {dtype: known.shared(dtype) for dtype in dtypes}
     columns = Columns(shared, known.separate)
     found: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):

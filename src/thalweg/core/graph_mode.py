@@ -23,19 +23,19 @@ class GraphMode(Protocol):
     is one of Keras.
     """
 
-    def variable(self, initial_value: Any, name: str, trainable: bool = False) -> Any:
+    def variable(self, initial_value: object, name: str, trainable: bool = False) -> Any:
         """A variable of the default graph, named below its scope, for an optimizer's own use."""
         ...
 
-    def slot(self, var: Any, value: Any, name: str) -> Any:
+    def slot(self, var: Any, value: object, name: str) -> Any:
         """A variable beside one of a graph, of its shape and dtype; `name` is its whole name."""
         ...
 
-    def variable_of(self, parameter: Any) -> Any:
+    def variable_of(self, parameter: object) -> Any:
         """What stands for a parameter in the default graph; anything else as it is."""
         ...
 
-    def check_graph(self, variables: Iterable[Any], name: str) -> None:
+    def check_graph(self, variables: Iterable[object], name: str) -> None:
         """Refuse variables of the optimizer `name` that are of another graph than that in use.
 
         Raises:
@@ -43,16 +43,16 @@ class GraphMode(Protocol):
         """
         ...
 
-    def slices(self, values: Any, indices: Any) -> Any:
+    def slices(self, values: object, indices: object) -> Any:
         """Rows of a tensor, of which a part is symbolic."""
         ...
 
-    def deduplicated(self, values: Any, indices: Any) -> tuple[Any, Any]:
+    def deduplicated(self, values: object, indices: object) -> tuple[Any, Any]:
         """The sums of rows that are named more than once, and the indices, each once."""
         ...
 
     def gradients(
-        self, loss: Any, variables: Sequence[Any], grad_loss: Any
+        self, loss: object, variables: Sequence[object], grad_loss: object
     ) -> list[tuple[Any, Any]]:
         """Symbolic gradients of a loss, paired with the variables."""
         ...
@@ -70,7 +70,7 @@ class GraphMode(Protocol):
         """
         ...
 
-    def update(self, optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
+    def update(self, optimizer: Any, grad: object, var: Any, state: object) -> Any:
         """The operation that updates one variable by the rule of an optimizer.
 
         Args:
@@ -90,35 +90,35 @@ class GraphMode(Protocol):
         """The learning rate that a step would have, as a tensor of the graph."""
         ...
 
-    def as_one_update(self, call: Callable[[], Any]) -> Any:
+    def as_one_update(self, call: Callable[[], object]) -> Any:
         """What a call returns; what it adds to the graph is one update."""
         ...
 
-    def session(self, op_input_list: Sequence[Any] = ()) -> Any:
+    def session(self, op_input_list: Sequence[object] = ()) -> Any:
         """See `thalweg.keras.backend.get_session`."""
         ...
 
-    def use_session(self, session: Any) -> None:
+    def use_session(self, session: object) -> None:
         """See `thalweg.keras.backend.set_session`."""
         ...
 
-    def values(self, symbols: Sequence[Any]) -> list[Any]:
+    def values(self, symbols: Sequence[object]) -> list[Any]:
         """The values of tensors in the session of graph mode, of one moment, as arrays."""
         ...
 
-    def assign(self, values: Mapping[Any, Tensor]) -> None:
+    def assign(self, values: Mapping[object, Tensor]) -> None:
         """Give variables values in the session of graph mode: all of them, or none."""
         ...
 
-    def config_value(self, symbol: Any) -> Any:
+    def config_value(self, symbol: object) -> Any:
         """The value of a hyperparameter for a configuration; its first if no session is known."""
         ...
 
-    def group(self, *inputs: Any, name: str | None = None) -> Any:
+    def group(self, *inputs: object, name: str | None = None) -> Any:
         """An operation that is done when all of these are."""
         ...
 
-    def all_reduce(self, strategy: Any, op: Any, leaves: Sequence[Any], axis: int | None) -> Any:
+    def all_reduce(self, strategy: Any, op: Any, leaves: Sequence[object], axis: int | None) -> Any:
         """Sums or means over replicas, as an operation that each rank runs at the same place."""
         ...
 

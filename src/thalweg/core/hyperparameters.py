@@ -98,7 +98,7 @@ def as_hyper(value: Any, dtype: ScalarType) -> Any:
     return made
 
 
-def _flush_denormal(number: Any, source: ScalarType, dtype: ScalarType) -> Any:
+def _flush_denormal(number: Any, source: ScalarType, dtype: ScalarType) -> object:
     """A small number of the type `source`, or 0 where denormals are flushed and it is one."""
     limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
     flushes = current().denormals == "flush" and abs(number) < limit
@@ -214,7 +214,7 @@ def hint(value: object) -> str:
     return ""
 
 
-def _in_kind_of(old: object, value: int | float) -> Any:
+def _in_kind_of(old: object, value: int | float) -> object:
     """A number as a hyperparameter that is `old` would keep it, exactly or rounded or truncated.
 
     Raises:
@@ -247,7 +247,7 @@ class Hyperparameters(Mapping[str, Any]):
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._given: dict[Any, Any] | None = None  # by callables in the step under way, if one is
-        self._known: dict[Any, Any] = {}  # what a run of a graph's step knows of them
+        self._known: dict[object, object] = {}  # what a run of a graph's step knows of them
         self.created = False
         self.calls = False
 
@@ -391,7 +391,7 @@ class Hyperparameters(Mapping[str, Any]):
             given[name] = value()
         return given[name]
 
-    def _current_value(self, name: str) -> Any:
+    def _current_value(self, name: str) -> object:
         value = self._known.get(name)
         return self._values[name] if value is None else value
 
@@ -422,7 +422,7 @@ class Hyperparameters(Mapping[str, Any]):
 
     def _scheduled_rate(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
-    ) -> Any:
+    ) -> object:
         given, key = self._given, (name, dtype)
         if key in self._known:
             return self._known[key]

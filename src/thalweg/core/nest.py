@@ -40,6 +40,6 @@ def packed(nest: object, leaves: Iterator[object]) -> Any:
     return mapped(lambda _: next(leaves), nest)
 
 
-def _nest_like(nest: object, items: list[object]) -> Any:
+def _nest_like(nest: object, items: list[object]) -> object:
     kind = cast("type[Any]", type(nest))
     return kind(*items) if hasattr(nest, "_fields") else kind(items)

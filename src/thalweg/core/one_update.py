@@ -12,7 +12,7 @@ from thalweg.ground.running import executing_eagerly, is_ours
 from thalweg.ground.tracing import untraced
 
 
-def apply_as_one_update(cls: type[Any], base: type[Any]) -> None:
+def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
     """Let what each call of `apply_gradients` adds to a graph be one update.
 
     Args:
@@ -27,7 +27,7 @@ def apply_as_one_update(cls: type[Any], base: type[Any]) -> None:
         cls.apply_gradients = _as_one_update(own)
 
 
-def _as_one_update(method: Callable[..., object]) -> Callable[..., Any]:
+def _as_one_update(method: Callable[..., object]) -> Callable[..., object]:
     """A method, what each call of which adds to a graph is one update."""
 
     @untraced

@@ -113,7 +113,7 @@ def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
     return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
 
 
-def _sort_named(named: Mapping[Any, Any], title: str) -> list[Any]:
+def _sort_named(named: Mapping[Any, Any], title: str) -> list[object]:
     try:
         return [named[key] for key in sorted(named)]
     except TypeError as error:

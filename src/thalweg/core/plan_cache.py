@@ -72,7 +72,7 @@ class Plans:
 
     def __init__(self) -> None:
         self._eager = PlanCache()
-        self._sessions: WeakKeyDictionary[Any, PlanCache] = WeakKeyDictionary()
+        self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
     def now(self) -> PlanCache:
         """What is kept for the session that runs in this thread, or for eager mode."""

@@ -73,7 +73,7 @@ class RepeatedPairs:
         given: Any,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor] = (),
-        attributes: Sequence[dict[str, Any]] = (),
+        attributes: Sequence[dict[str, object]] = (),
         how: GradientTransforms = NOTHING,
     ) -> RepeatedPairs | None:
         """The step, if the careful look finds it to be the one before; else None.
@@ -106,7 +106,7 @@ class RepeatedPairs:
         return made if made._hold(given, numbers, attributes) else None
 
     def _hold(
-        self, given: Any, numbers: Sequence[Tensor], attributes: Sequence[dict[str, Any]]
+        self, given: Any, numbers: Sequence[Tensor], attributes: Sequence[dict[str, object]]
     ) -> bool:
         found, request = self.snapshot, self.planned.request
         slots = [slot for each in request.slots for slot in each]
@@ -131,18 +131,18 @@ class RepeatedPairs:
         )
         return True
 
-    def expect(self, known: Sequence[Any]) -> None:
+    def expect(self, known: Sequence[object]) -> None:
         """Say what the numbers that are watched are to be; of counters a step says it itself."""
         for place, value in enumerate(known):
             self.snapshot.expect(place, self._kinds[place], value)
 
     def take(
         self,
-        given: list[Any],
+        given: list[object],
         begun: int,
-        values_of: Callable[[Dtype], Mapping[str, Any]],
+        values_of: Callable[[Dtype], Mapping[str, object]],
         step: int | None,
-        following: Sequence[Any],
+        following: Sequence[object],
         how: GradientTransforms = NOTHING,
     ) -> int:
         """Take the step, if all is as it was.
@@ -185,7 +185,7 @@ class RepeatedPairs:
     def _set_scalars(
         self,
         gradients: SteadyGradients,
-        values_of: Callable[[Dtype], Mapping[str, Any]],
+        values_of: Callable[[Dtype], Mapping[str, object]],
         step: int | None,
     ) -> None:
         shared, separate = gradients.scalars()
@@ -196,7 +196,7 @@ class RepeatedPairs:
         self._launches.set_threads(self.snapshot)
 
 
-def _are_pairs(given: Any, planned: Planned) -> bool:
+def _are_pairs(given: object, planned: Planned) -> bool:
     """Whether these are plain gradients of the variables of a step, in their order."""
     variables = planned.request.variables
     return (
@@ -218,7 +218,7 @@ def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:
     return is_alone and not any(((begins <= place) & (place < ends)).any() for place in places)
 
 
-def _is_pair_of(pair: Any, var: Tensor) -> bool:
+def _is_pair_of(pair: object, var: Tensor) -> bool:
     if type(pair) is not tuple or len(cast("tuple[Any, ...]", pair)) != 2:
         return False
     grad, own = cast("tuple[Any, Any]", pair)

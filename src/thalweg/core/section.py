@@ -76,8 +76,8 @@ def unwatched(functions: Sequence[Call]) -> Call:
     """One call of functions in C that cannot fail; modes of torch do not see them."""
     # The guards are made within: torch's crash where the garbage collector finds one in a cycle,
     # such as that of a traceback and its frames.
-    kinds: tuple[Any, ...] = (DisableTorchFunction, _DisableTorchDispatch)
-    guards: list[Any] = []
+    kinds: tuple[object, ...] = (DisableTorchFunction, _DisableTorchDispatch)
+    guards: list[object] = []
     nothing = (None,) * len(kinds)
     make = partial(guards.extend, calls(kinds))
     enter = partial(drain, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))

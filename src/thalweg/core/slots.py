@@ -76,7 +76,7 @@ class SlotStore:
         self.parts: Parts | None = None
         self._in_parts: set[str] = set()  # the kinds of slot that are in parts
         self._checkpoint: str | None = None
-        self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, Any]] | None = None
+        self._copied: tuple[list[tuple[Tensor, str, Variable]], dict[int, object]] | None = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
         """The slots. A copied optimizer goes on with the same variables, unless they were copied

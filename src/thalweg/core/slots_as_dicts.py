@@ -28,7 +28,7 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
 
     BY_NAME: ClassVar[bool]
 
-    def _nested(self) -> dict[Any, dict[Any, Any]]:
+    def _nested(self) -> dict[object, dict[object, object]]:
         found: dict[Any, dict[Any, Any]] = {}
         for var, name, slot in self.triples():
             outer, inner = (name, self.key(var)) if self.BY_NAME else (self.key(var), name)

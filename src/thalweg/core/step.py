@@ -88,7 +88,7 @@ def take(
 def repeat(
     hooks: Hooks,
     kept: PlanCache,
-    given: Sequence[tuple[Any, Any]],
+    given: Sequence[tuple[object, object]],
     how: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
@@ -189,7 +189,7 @@ def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
 def _plan_step(
     hooks: Hooks,
     kept: PlanCache,
-    given: Sequence[tuple[Any, Any]],
+    given: Sequence[tuple[object, object]],
     how: GradientTransforms,
     copies: Copies,
     is_last: bool,

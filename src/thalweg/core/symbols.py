@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from thalweg.engines.arrays import Int64
     from thalweg.engines.engine import Dtype
 
-_OPERATIONS: dict[Any, int] = {
+_OPERATIONS: dict[object, int] = {
     np.add: program.ADD,
     np.subtract: program.SUBTRACT,
     np.multiply: program.MULTIPLY,
@@ -72,7 +72,7 @@ class _Tape:
             raise TypeError(f"{number!r} is no number of {dtype.__name__}.")
         return self._append(float(dtype(number)))
 
-    def record(self, operation: int, *given: Any) -> Any:
+    def record(self, operation: int, *given: object) -> object:
         """What an operation makes of up to three of them."""
         numbers = given[1:] if operation == program.CHOOSE else given
         found = {type(each).dtype for each in numbers if isinstance(each, _Symbol)}
@@ -89,7 +89,7 @@ class _Tape:
             operation, own, dtype, np.bool if operation in _COMPARES else dtype
         )
 
-    def narrowed(self, symbol: Any) -> Any:
+    def narrowed(self, symbol: Any) -> object:
         """A symbol of float64 as one of float32."""
         one = self._append(1.0)
         return self._append_operation(
@@ -102,7 +102,7 @@ class _Tape:
             return number.register
         return self.register_of(number, dtype)
 
-    def _append_operation(self, operation: int, own: list[int], dtype: Any, made: Any) -> Any:
+    def _append_operation(self, operation: int, own: list[int], dtype: object, made: Any) -> Any:
         found = self._append(0.0)
         self.operations.append((operation, *(own * 3)[:3], found, dtype is np.float32))
         return self.kinds[made](register=found)
@@ -234,7 +234,7 @@ class Program:
         """Where what it makes is; `program.NONE` for what it does not."""
         return np.array([self._made.get(name, program.NONE) for name in names], np.int64)
 
-    def give(self, values: Iterable[Any]) -> None:
+    def give(self, values: Iterable[object]) -> None:
         """Set what the scalars are made of, all at once."""
         self._layout.pack_into(self._registers, self._begin, *values)
 

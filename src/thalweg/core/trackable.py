@@ -77,7 +77,7 @@ class Trackable:
         own.setdefault("_tracked", {})
         own.setdefault("_deferred_dependencies", {})
 
-    def _checkpointed(self) -> Any:
+    def _checkpointed(self) -> object:
         """The object whose state is saved in place of this one's."""
         return self
 
@@ -109,7 +109,7 @@ class Trackable:
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The children by name, those of the graph that is being built.
 
         Args:
@@ -124,7 +124,7 @@ class Trackable:
         """The children, as pairs of name and object."""
         return [TrackableReference(*each) for each in self._trackable_children().items()]
 
-    def _lookup_dependency(self, name: str) -> Any:
+    def _lookup_dependency(self, name: str) -> object:
         """The child of this name, or None if there is none (yet)."""
         self._maybe_initialize_trackable()
         return self._tracked.get(name)
@@ -237,7 +237,7 @@ class TrackableSlots(Trackable):
         raise NotImplementedError
 
     @property
-    def _deferred_slot_restorations(self) -> dict[str, dict[Any, list[Position]]]:
+    def _deferred_slot_restorations(self) -> dict[str, dict[object, list[Position]]]:
         """What waits for slots: by the slot's name, and by its variable's `_var_key`; a copy."""
         found: dict[str, dict[Any, list[Position]]] = {}
         for var, name, position in self._waiting.triples():
@@ -245,8 +245,8 @@ class TrackableSlots(Trackable):
         return found
 
     def _create_or_restore_slot_variable(
-        self, slot_variable_position: Position, slot_name: str, variable: Any
-    ) -> Any:
+        self, slot_variable_position: Position, slot_name: str, variable: Tensor
+    ) -> object:
         """The slot that a value is restored to; None if it waits until the slot is made.
 
         Called by a restore for each slot that the checkpoint has.
@@ -323,7 +323,7 @@ class TrackableSlots(Trackable):
             return
         if slot_name is not None and self._waiting.get(var, slot_name) is None:
             return
-        owners: list[Any] = [each for each in self._waiting.owners() if not is_symbolic(each)]
+        owners: list[object] = [each for each in self._waiting.owners() if not is_symbolic(each)]
         if owners and not vars(self).get("_settling"):
             with self._locked():
                 vars(self)["_settling"] = True

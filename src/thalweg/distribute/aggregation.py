@@ -28,7 +28,7 @@ from thalweg.variable import titles_of
 
 Pairs = list[tuple[Any, Any]]
 
-_of_groups: WeakKeyDictionary[Any, Strategy] = WeakKeyDictionary()
+_of_groups: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
 
 
 def strategy_of(given: object) -> Strategy:
@@ -75,7 +75,7 @@ def sum_gradients(owner: object, strategy: Strategy, given: Pairs, said: StepFin
 
 
 def sum_concrete_gradients(
-    owner: Any,
+    owner: object,
     strategy: Strategy,
     given: Callable[[], Pairs],
     variables: Sequence[Any],

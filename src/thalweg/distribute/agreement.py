@@ -179,7 +179,7 @@ def _sum_bits(var: Tensor) -> int:
     return int(plain.view(_BITS[plain.element_size()]).sum(dtype=torch.int64)) % 2**64
 
 
-def _shape_of(var: Any) -> Any:
+def _shape_of(var: Tensor) -> Any:
     return None if var.shape is None else tuple(var.shape)  # of a graph's variable
 
 

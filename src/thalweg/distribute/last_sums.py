@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from thalweg.distribute.reducer import Reducer
 
-_reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
+_reducers: WeakKeyDictionary[object, Reducer] = WeakKeyDictionary()
 
 
 def note_sums(owner: object, reducer: Reducer) -> None:

@@ -60,11 +60,11 @@ def as_mode(kind: type[Mode], given: object) -> Mode:
         ) from None
 
 
-def with_aggregation(make: Callable[P, Any]) -> Callable[P, Any]:
+def with_aggregation(make: Callable[P, object]) -> Callable[P, Any]:
     """A function that makes variables, with its `synchronization` and `aggregation` heeded."""
 
     @functools.wraps(make)
-    def make_aggregated(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def make_aggregated(*args: P.args, **kwargs: P.kwargs) -> object:
         synchronization = as_mode(VariableSynchronization, kwargs.pop("synchronization", None))
         aggregation = as_mode(VariableAggregation, kwargs.pop("aggregation", None))
         modes = {"synchronization": synchronization, "aggregation": aggregation}

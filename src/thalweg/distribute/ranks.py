@@ -203,7 +203,7 @@ class Ranks:
         with self._detect_loss():
             self._finish_work(work)
 
-    def _begin_collective(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _begin_collective(self, function: Any, *args: Any, **kwargs: Any) -> object:
         for each in args:
             # Gloo would take as many bytes from where it begins.
             if isinstance(each, Tensor) and not each.is_contiguous():

@@ -37,7 +37,7 @@ class Sender:
         self._compression = None if dtype is None else Compression(dtype, ranks.size)
         self._buckets: list[Sent] = []
         self._holders: list[int] = []
-        self._layout: list[Any] | None = None
+        self._layout: list[object] | None = None
 
     @property
     def scatters(self) -> bool:
@@ -45,7 +45,7 @@ class Sender:
         return self._shards is not None
 
     def buckets_for(
-        self, like: Sequence[tuple[int, Tensor]], variables: Sequence[Any]
+        self, like: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
     ) -> Sequence[Sent]:
         """Buckets for tensors, the last one first, as the backward pass computes them.
 
@@ -71,7 +71,7 @@ class Sender:
             self._layout = layout
         return self._buckets
 
-    def send_bucket(self, bucket: Sent, variables: Sequence[Any]) -> None:
+    def send_bucket(self, bucket: Sent, variables: Sequence[Tensor]) -> None:
         """Begin to add up what all ranks have in a bucket; its numbers are those of variables."""
         if self._compression is not None and isinstance(bucket, Bucket):
             self._compression.compress(bucket, variables)

@@ -142,7 +142,7 @@ def _filler(nest: object) -> Filler | None:
     return lambda frame: made(fill(frame))
 
 
-def _are_many(items: Sequence[object], kind: type[Any]) -> bool:
+def _are_many(items: Sequence[object], kind: type[object]) -> bool:
     return len(items) > 1 and all(isinstance(item, kind) for item in items)
 
 
@@ -169,5 +169,5 @@ def _nest_filler(
     return fill_nest
 
 
-def _copied(nest: object, frame: object) -> Any:
+def _copied(nest: object, frame: object) -> object:
     return mapped(lambda leaf: leaf, nest)

@@ -44,7 +44,7 @@ class Collections:
 
     def __init__(self) -> None:
         super().__init__()
-        self._collections: dict[Any, list[Any]] = {}
+        self._collections: dict[object, list[object]] = {}
 
     def add_to_collection(self, name: object, value: object) -> None:
         """Append a value to the collection `name`."""

@@ -125,6 +125,6 @@ def case(
     return found if strict or not in_graph else _unpack_single(found)
 
 
-def _unpack_single(nest: object) -> Any:
+def _unpack_single(nest: object) -> object:
     """The one element of a list or tuple; anything else as it is."""
     return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

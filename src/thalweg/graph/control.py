@@ -64,7 +64,7 @@ def tuple_(
             return [_gate_tensor(tensor) for tensor in tensors]
 
 
-def _gate_tensor(tensor: Any) -> Any:
+def _gate_tensor(tensor: Any) -> object:
     if tensor is None:
         return None
     if isinstance(tensor, SymbolicSlices):
@@ -134,7 +134,7 @@ def report_uninitialized_variables(
     name = name or "report_uninitialized_variables"
     asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
-    def uninitialized_names() -> Any:
+    def uninitialized_names() -> object:
         return np.array([x.op.name for x in asked if not _is_known(x)], dtype=object)
 
     return add(

@@ -86,7 +86,7 @@ def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
     return value.detach()
 
 
-def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, Any]:
+def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, object]:
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
         tensor = _fed_tensor(graph, key)

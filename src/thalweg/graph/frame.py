@@ -67,7 +67,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.lock: str | None = None  # how this thread holds the session's; its `Holder`
         self.failed: Step | None = None
         self.read: list[GraphVariable] = []  # since a step that may give them other memory
-        self.undo: dict[Unit, Iterator[Any]] = {}  # what puts back the units under way, in C
+        self.undo: dict[Unit, Iterator[object]] = {}  # what puts back the units under way, in C
 
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
         if isinstance(tensor, GraphVariable):

@@ -191,7 +191,7 @@ def _block_gradient(stop: torch.Tensor) -> Any:
     """Let no gradient pass from `stop` to what it was computed from."""
     place = stop.output_nr
 
-    def cut_gradient(incoming: tuple[object, ...]) -> tuple[Any, ...]:
+    def cut_gradient(incoming: tuple[object, ...]) -> tuple[object, ...]:
         return tuple(None if i == place else gradient for i, gradient in enumerate(incoming))
 
     node: Any = stop.grad_fn
@@ -274,7 +274,7 @@ def _as_symbol(item: object) -> SymbolicTensor:
     return symbol
 
 
-def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[Any]:
+def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[object]:
     if grad_ys is None:
         return [None] * len(targets)
     given = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]

@@ -19,7 +19,7 @@ from thalweg.graph.recording import prepare_nest, symbol_in
 from thalweg.graph.shapes import infer_outputs
 
 
-def write(variable: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
     """Add the node that calls a method of torch's which writes to a variable.
 
     Args:
@@ -43,5 +43,5 @@ def _call_method(
     variable: torch.Tensor,
     args: Sequence[object],
     kwargs: dict[str, object],
-) -> Any:
+) -> object:
     return method(variable, *args, **kwargs)

@@ -54,7 +54,7 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
     return generator
 
 
-def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> Any:
+def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> object:
     """A node that draws new numbers in each run; with a seed, the same sequence in each session."""
     generator = numbers_of(seed)
 
@@ -138,7 +138,7 @@ class Initializer:
 class Constant(Initializer):
     """One number, or values that are laid out in the shape."""
 
-    def __init__(self, value: Any = 0, dtype: Any = torch.float32) -> None:
+    def __init__(self, value: object = 0, dtype: object = torch.float32) -> None:
         self.value, self.dtype = value, dtype
 
     def __call__(
@@ -175,7 +175,7 @@ class RandomNormal(Initializer):
         mean: float = 0.0,
         stddev: float = 1.0,
         seed: int | None = None,
-        dtype: Any = torch.float32,
+        dtype: object = torch.float32,
     ) -> None:
         self.mean, self.stddev, self.seed, self.dtype = mean, stddev, seed, dtype
 
@@ -199,7 +199,7 @@ class RandomUniform(Initializer):
         minval: float = 0,
         maxval: float | None = None,
         seed: int | None = None,
-        dtype: Any = torch.float32,
+        dtype: object = torch.float32,
     ) -> None:
         self.minval, self.maxval, self.seed, self.dtype = minval, maxval, seed, dtype
 
@@ -215,7 +215,7 @@ class GlorotUniform(Initializer):
     The last two dimensions count inputs and outputs, those before them multiply both.
     """
 
-    def __init__(self, seed: int | None = None, dtype: Any = torch.float32) -> None:
+    def __init__(self, seed: int | None = None, dtype: object = torch.float32) -> None:
         self.seed, self.dtype = seed, dtype
 
     def __call__(

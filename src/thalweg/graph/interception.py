@@ -70,8 +70,8 @@ def intercept_modules() -> Iterator[None]:
         stop_intercepting()
 
 
-def _intercepting_call(original: Callable[..., object]) -> Callable[..., Any]:
-    def call(module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
+def _intercepting_call(original: Callable[..., object]) -> Callable[..., object]:
+    def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
         if not executing_eagerly():
             symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))
             symbol = next(symbols, None)

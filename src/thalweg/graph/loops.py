@@ -230,7 +230,7 @@ def foldr(
 
 def _add_fold(
     fn: Step, elems: object, initializer: object, stacks: bool, backwards: bool, name: str
-) -> Any:
+) -> object:
     elems = mapped(convert_to_tensor, elems)
     start = None if initializer is None else mapped(convert_to_tensor, initializer)
     if executing_eagerly():
@@ -241,7 +241,7 @@ def _add_fold(
         value = elems if start is None else mapped(identity, start)
         first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(value)]
 
-        def apply_once(*given: object) -> Any:
+        def apply_once(*given: object) -> object:
             leaves = iter(given)
             return fn(packed(value, leaves), packed(elems, leaves))
 
@@ -287,13 +287,13 @@ def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards
     return _stack_nests(passed) if stacks else start
 
 
-def _split_rows(elems: object) -> list[Any]:
+def _split_rows(elems: object) -> list[object]:
     """The rows of tensors, each in the structure of the tensors."""
     columns = (column.unbind() for column in leaves_of(elems))
     return [packed(elems, iter(row)) for row in zip(*columns, strict=True)]
 
 
-def _stack_nests(nests: Sequence[object]) -> Any:
+def _stack_nests(nests: Sequence[object]) -> object:
     if not nests:
         raise InvalidArgumentError("There are no rows, so what is made of each is not known.")
     columns = zip(*(leaves_of(nest) for nest in nests), strict=True)

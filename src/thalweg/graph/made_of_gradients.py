@@ -15,7 +15,7 @@ def made_of_gradients(
     function: Callable[..., list[Any]],
     gradients: Sequence[Any],
     variables: Sequence[Any],
-    *others: Any,
+    *others: object,
     name: str,
     dtypes: Sequence[Any],
     dense: bool = False,

@@ -63,7 +63,7 @@ def _call_functionally(
     buffers: Mapping[str, Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> Any:
+) -> object:
     tensors = {**weights, **buffers}
     is_outermost = not calls.is_mine()
     with calls:
@@ -86,7 +86,7 @@ def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, 
     return _call_functionally(module, weights, buffers, args, kwargs)
 
 
-def _clone_tensor(leaf: object) -> Any:
+def _clone_tensor(leaf: object) -> object:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -288,7 +288,7 @@ class Nodes(Scopes, Collections, ABC):
         self.operations: dict[str, Operation] = {}
         self._finalized = False
         self.stand_ins: dict[int, tuple[torch.Tensor, Any]] = {}
-        self.symbols: dict[int, tuple[Any, Any]] = {}
+        self.symbols: dict[int, tuple[object, object]] = {}
         self.variable_store: dict[str, Any] = {}
         self.seed: int | None = None
 

@@ -72,6 +72,6 @@ def operation(
     return list(op.outputs) if is_several else op.outputs[0]
 
 
-def _read_variable(leaf: object) -> Any:
+def _read_variable(leaf: object) -> object:
     """Variables are read before the updates of a run, not when one of those takes its inputs."""
     return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

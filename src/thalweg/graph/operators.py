@@ -146,7 +146,7 @@ class Operators(Symbolic):
         """Whether a method of torch's, here and now, becomes a node that writes in place."""
         return False
 
-    def _write(self, name: str, *args: object, **kwargs: object) -> Any:
+    def _write(self, name: str, *args: object, **kwargs: object) -> object:
         """Add that node; the tensor itself."""
         raise NotImplementedError
 
@@ -175,7 +175,7 @@ class Operators(Symbolic):
         return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)
 
 
-def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """A call of torch's that writes in place, as nodes, if there are such; InvalidTypeError."""
     target = args[0] if args else None
     name = title.removeprefix("_foreach")

@@ -73,8 +73,8 @@ def placeholder_with_default(
 
 
 def constant(
-    value: Any,
-    dtype: Any = None,
+    value: object,
+    dtype: object = None,
     shape: Sequence[int] | None = None,
     name: str | None = "Const",
     verify_shape: bool = False,
@@ -282,7 +282,7 @@ def ones(
 def _scatter_function(update: str) -> Callable[..., Any]:
     def apply(
         ref: Any, indices: Any, updates: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
+    ) -> object:
         title = name or f"Scatter{update.capitalize()}"
         if isinstance(ref, GraphVariable):
             return scatter_node(ref, indices, updates, update, title)

@@ -364,7 +364,7 @@ def _watch_var(variable: GraphVariable) -> Step:
 
 
 def _pseudo_step(variable: GraphVariable, function: Callable[..., object], kept: bool) -> Step:
-    def fill_variable(frame: Any) -> Sequence[Any]:
+    def fill_variable(frame: Any) -> Sequence[object]:
         return (frame.session.leaf(variable),)
 
     results = [Result(variable, kept=kept)]

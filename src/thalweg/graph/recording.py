@@ -84,7 +84,7 @@ def prepare_nest(graph: Nodes, nest: object) -> Any:
     return mapped(functools.partial(_prepare_leaf, graph), nest)
 
 
-def _prepare_leaf(graph: Nodes, leaf: Any) -> Any:
+def _prepare_leaf(graph: Nodes, leaf: object) -> Any:
     if isinstance(leaf, SymbolicSlices):
         leaf = leaf.source
     if isinstance(leaf, torch.nn.Parameter):
@@ -101,5 +101,5 @@ def symbol_in(leaf: object) -> Any:
 
 def _call_with(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-) -> Any:
+) -> object:
     return function(*args, **kwargs)

@@ -47,7 +47,7 @@ def all_reduce(
     return found
 
 
-def _as_value(leaf: object) -> Any:
+def _as_value(leaf: object) -> object:
     is_one = is_symbolic(leaf) or isinstance(leaf, IndexedSlices)
     return leaf if is_one else to_tensor(leaf)
 
@@ -70,7 +70,7 @@ class AggregatedGraphVariable(GraphVariable):
 
     _aggregation: VariableAggregation
 
-    def _operand(self, value: object) -> Any:
+    def _operand(self, value: object) -> object:
         own, strategy = super()._operand(value), in_replicas()
         if strategy is None:
             return own

@@ -16,7 +16,7 @@ class _Place(threading.local):
 
     def __init__(self) -> None:
         self.scope = ""  # ends with "/", unless it is empty
-        self.control: tuple[Any, ...] = ()  # operations
+        self.control: tuple[object, ...] = ()  # operations
         self.block: Block | None = None
         self.unit: Unit | None = None
 
@@ -50,9 +50,9 @@ class Unit:
 
     def __init__(self, block: Block | None) -> None:
         self.block = block
-        self.last: tuple[Any, ...] = ()
-        self.stale: dict[Any, str] = {}
-        self._views: dict[Any, Any] = {}  # the variables whose memory they look into
+        self.last: tuple[object, ...] = ()
+        self.stale: dict[object, str] = {}
+        self._views: dict[object, object] = {}  # the variables whose memory they look into
 
     def note_views(self, inputs: Iterable[object], outputs: Iterable[object]) -> None:
         """Note that outputs may be views of the first of these inputs."""

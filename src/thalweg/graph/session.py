@@ -54,7 +54,7 @@ class Session:
         self.plans_made = 0
         self.values = Leaves()
         self._lock = ReadWriteLock()
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[object, Plan] = {}
         self._generators: dict[object, torch.Generator] = {}
         self._resources: dict[Any, Any] = {}
         self._opening = Lock()  # no resource is made while the session is closed
@@ -171,7 +171,7 @@ class Session:
         with save(lambda value: self.values.copy_if_shared(value.detach()), lambda value: value):
             return self._carry_out(plan, frame, export)
 
-    def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
+    def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[object]:
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count

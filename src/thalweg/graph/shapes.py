@@ -94,7 +94,7 @@ def _with_small(
     function: Callable[..., object],
     arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
-) -> Any:
+) -> object:
     """The outputs, after a trial with small inputs."""
     try:
         small = _run_trial(function, arguments, inputs, _SMALL)
@@ -108,7 +108,7 @@ def _infer_broadcast(
     arguments: Sequence[object],
     inputs: Sequence[SymbolicTensor],
     name: str,
-) -> Any:
+) -> object:
     """What is known where sizes must be those of other inputs, or 1, which broadcasts; None if
     nothing is.
     """
@@ -144,7 +144,7 @@ def _without_size(output: Output, size: int) -> Output:
     return Output(output.dtype, shape, output.flows)
 
 
-def _forget_unequal_sizes(merged: object, small: object) -> Any:
+def _forget_unequal_sizes(merged: object, small: object) -> object:
     """The outputs, without the sizes that a trial with small inputs does not have."""
     ours, theirs = list(leaves_of(merged)), list(leaves_of(small))
     if len(ours) != len(theirs):
@@ -154,7 +154,7 @@ def _forget_unequal_sizes(merged: object, small: object) -> Any:
     )
 
 
-def _sizes_in_common(one: object, other: object) -> Any:
+def _sizes_in_common(one: object, other: object) -> object:
     if not (isinstance(one, Output) and isinstance(other, Output)):
         return one
     known, found = one.shape, tuple(other.shape or ())
@@ -170,11 +170,11 @@ def _run_trial(
     size: int,
     rank: int = 0,
     watch: contextlib.AbstractContextManager[object] | None = None,
-) -> Any:
+) -> object:
     """Run one trial inside of `watch`; each tensor of the result becomes an `Output`."""
     trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
-    def trial_value(leaf: object) -> Any:
+    def trial_value(leaf: object) -> object:
         if isinstance(leaf, SymbolicTensor):
             return trials[leaf].clone()  # what is no leaf may be written in place
         if isinstance(leaf, Reference):
@@ -222,7 +222,7 @@ def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
     return torch.empty(sizes, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
 
 
-def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> Any:
+def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     reached = variables_of(leaf) if leaf.requires_grad else []
@@ -230,12 +230,12 @@ def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> Any:
     return Output(leaf.dtype, tuple(leaf.shape), flows)
 
 
-def _merge_trials(results: Sequence[object], name: str) -> Any:
+def _merge_trials(results: Sequence[object], name: str) -> object:
     pairs = zip(*(leaves_of(result) for result in results), strict=True)
     return packed(results[0], (_merge_outputs(pair[0], pair[-1], name) for pair in pairs))
 
 
-def _merge_outputs(one: object, other: object, name: str) -> Any:
+def _merge_outputs(one: object, other: object, name: str) -> object:
     """What two trials with different sizes have in common."""
     if not isinstance(one, Output):
         if one is not other and one != other:
@@ -255,7 +255,7 @@ def _in_common(one: Sequence[int | None], other: Sequence[int | None]) -> tuple[
 
 def _without_ranks(
     function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
-) -> Any:
+) -> object:
     """The dtypes alone, or None; a scalar for each rank that works is taken for a scalar."""
     results = []
     for size in (_SIZES[0], *_known_sizes(inputs)):

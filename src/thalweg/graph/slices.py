@@ -118,7 +118,7 @@ class SymbolicSlices(SymbolicRows):
 
 
 def _add_part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
-    def part_of(slices: IndexedSlices) -> Any:
+    def part_of(slices: IndexedSlices) -> object:
         value = getattr(slices, name)
         return torch.tensor(value) if name == "dense_shape" else value
 

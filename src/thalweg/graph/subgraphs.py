@@ -52,7 +52,7 @@ def trace_block(
     return Subgraph(block, given, results, nest)
 
 
-def _block_result(graph: Nodes, leaf: object) -> Any:
+def _block_result(graph: Nodes, leaf: object) -> object:
     """What a function returns, computed in its block."""
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):

@@ -74,7 +74,7 @@ class VariableScope:
         """Have `get_variable` call this, from now on."""
         self.custom_getter = custom_getter
 
-    def set_dtype(self, dtype: Any) -> None:
+    def set_dtype(self, dtype: object) -> None:
         """Set the default dtype of variables made from now on."""
         self.dtype = dtype
 
@@ -136,13 +136,13 @@ def variable_scope(
     name_or_scope: str | VariableScope | None,
     default_name: str | None = None,
     values: object = None,
-    initializer: Any = None,
-    regularizer: Any = None,
+    initializer: object = None,
+    regularizer: object = None,
     caching_device: object = None,
     partitioner: object = None,
     custom_getter: Getter | None = None,
-    reuse: Any = None,
-    dtype: Any = None,
+    reuse: object = None,
+    dtype: object = None,
     use_resource: bool | None = None,
     constraint: Constraint | None = None,
     auxiliary_name_scope: bool = True,

@@ -214,7 +214,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self.graph.write(self, name, args, kwargs)
         return self
 
-    def _refuse_augmented(self, other: object) -> Any:
+    def _refuse_augmented(self, other: object) -> object:
         # In torch it is an update, in TensorFlow 1 another tensor.
         if not self._is_hook():
             return NotImplemented
@@ -272,7 +272,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return f"<tf.Variable '{self.name}' {self._dtype_and_shape()}>"
 
 
-def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> Any:
+def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> object:
     if leaf is not None and variable.shape is not None and None not in variable.shape:
         return leaf.assign(value)
     _initialize_in_session(variable, value)  # one without a static shape takes any that fits
@@ -361,7 +361,7 @@ def alias_node(tensor: SymbolicTensor, name: str) -> Any:
     return alias
 
 
-def _alias_value(value: object) -> Any:
+def _alias_value(value: object) -> object:
     # Not view_as(), through which no sparse gradient flows.
     return value[...] if isinstance(value, torch.Tensor) else value
 

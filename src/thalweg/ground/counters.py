@@ -38,7 +38,7 @@ class _Sent(NamedTuple):
     address: int
     numbers: npt.NDArray[Any]
     place: int
-    arrival: Callable[[], Any]
+    arrival: Callable[[], object]
 
 
 _sent: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of each counter a list of one
@@ -54,7 +54,7 @@ def number_of(counter: Tensor) -> Any:
     Raises:
         LayoutError: Its storage was cut.
     """
-    cell: list[Any] | None = _sent.get(counter) if _sent else None
+    cell: list[object] | None = _sent.get(counter) if _sent else None
     sent: _Sent | None = cell[0] if cell else None
     if sent is None or (sent.version, sent.address) != (counter._version, counter.data_ptr()):
         check_number(counter)

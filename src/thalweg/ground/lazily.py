@@ -30,10 +30,10 @@ class lazy(Generic[T]):
         self.__doc__ = function.__doc__
 
     @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+    def __get__(self, instance: None, owner: type[object]) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type[Any]) -> T: ...
-    def __get__(self, instance: object, owner: type[Any]) -> Self | T:
+    def __get__(self, instance: object, owner: type[object]) -> T: ...
+    def __get__(self, instance: object, owner: type[object]) -> Self | T:
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._function(instance)

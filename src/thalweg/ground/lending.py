@@ -26,7 +26,7 @@ class _Borrower:
 _PROGRAM = _Borrower()
 _lock = Lock()
 _borrowers: set[_Borrower] = set()
-_before: dict[tuple[type, str], Any] = {}  # what the classes themselves had where a name is lent
+_before: dict[tuple[type, str], object] = {}  # what the classes themselves had where a name is lent
 
 
 def lend_names() -> ExitStack:

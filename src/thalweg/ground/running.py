@@ -75,7 +75,7 @@ class SessionVariable(Variable):
             return other is self._handle
         return super().__eq__(other)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, object]:
         # A copy is a variable of nobody's, and a graph cannot be pickled.
         return {key: value for key, value in super()._state().items() if key != "_handle"}
 
@@ -115,7 +115,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.graphs: list[Any] = []
-        self.sessions: list[Any] = []
+        self.sessions: list[object] = []
         self.frames: list[Any] = []  # runs of sessions
         self.strategies: list[Any] = []  # what `distribute.context` notes of each
         self.eager_blocks = 0

@@ -191,6 +191,6 @@ def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:
         return float(ufunc(*map(np.float64, arguments)))
 
 
-def _rounded(result: float, dtype: ScalarType) -> Any:
+def _rounded(result: float, dtype: ScalarType) -> object:
     with np.errstate(over="ignore"):
         return dtype(result)

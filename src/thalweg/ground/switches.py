@@ -32,11 +32,11 @@ class _Entering:
     section, where an interruption leaves the block open, but not entered.
     """
 
-    def __get__(self, block: Within | None, owner: object = None) -> Any:
+    def __get__(self, block: Within | None, owner: object = None) -> object:
         return _entered if block is None else block.opening()
 
 
-def _entered(block: Within) -> Any:  # as `contextlib.ExitStack` calls it
+def _entered(block: Within) -> object:  # as `contextlib.ExitStack` calls it
     return block.opening()()
 
 

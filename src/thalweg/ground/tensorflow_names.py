@@ -33,7 +33,7 @@ def _numpy_type(dtype: torch.dtype) -> type[Any]:
         raise InvalidTypeError(f"NumPy has no {dtype_name(dtype)}.") from None
 
 
-def _limits(dtype: torch.dtype) -> tuple[Any, Any]:
+def _limits(dtype: torch.dtype) -> tuple[object, object]:
     if dtype == torch.bool:
         return False, True
     if dtype.is_floating_point:
@@ -44,7 +44,7 @@ def _limits(dtype: torch.dtype) -> tuple[Any, Any]:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
-def _of_numpy(dtype: torch.dtype) -> tuple[Any, Any]:
+def _of_numpy(dtype: torch.dtype) -> tuple[object, object]:
     found = np.finfo(_numpy_type(dtype))
     return found.min, found.max
 
@@ -122,7 +122,7 @@ class VariableOp(NamedTuple):
     graph: None = None
 
 
-def _op(var: torch.Tensor) -> Any:
+def _op(var: torch.Tensor) -> object:
     handle = handle_of(var)
     return VariableOp(_shared_name(var), "VarHandleOp", var.device) if handle is var else handle.op
 

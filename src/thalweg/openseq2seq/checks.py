@@ -67,7 +67,7 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
                 _try(make(learning_rate=1.0, **copy.deepcopy(given)))
 
 
-def _try(optimizer: Any) -> None:
+def _try(optimizer: Optimizer) -> None:
     read = optimizer._read_values()
     for name in getattr(optimizer, "HYPERS", ()):
         with of_key(name):

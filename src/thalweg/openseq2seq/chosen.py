@@ -41,7 +41,7 @@ def listed(variables: Variables) -> list[Any]:
     return [each for each in found if isinstance(each, GraphVariable) or each.requires_grad]
 
 
-def regularized(variables: Sequence[Any], choose: Chooses | None) -> list[Any]:
+def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any]:
     """Those that a function of name and variable chooses; by default those of two dimensions or
     more.
     """
@@ -50,7 +50,7 @@ def regularized(variables: Sequence[Any], choose: Chooses | None) -> list[Any]:
     return [each for each in variables if choose(_name(each), each)]
 
 
-def trained(variables: Sequence[Any], frozen: re.Pattern[str] | None) -> list[Any]:
+def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
     """Those of which no beginning of the name matches.
 
     Raises:
@@ -72,5 +72,5 @@ def trained(variables: Sequence[Any], frozen: re.Pattern[str] | None) -> list[An
     return kept
 
 
-def _name(variable: Any) -> str:
+def _name(variable: Tensor) -> str:
     return variable.name if isinstance(variable, GraphVariable) else name_of(variable)

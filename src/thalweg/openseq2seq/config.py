@@ -136,7 +136,7 @@ class TrainingConfig:
 
 
 def from_config(
-    base_params: Mapping[str, Any],
+    base_params: Mapping[str, object],
     *,
     dataset_size: int | None = None,
     workers: int | None = None,

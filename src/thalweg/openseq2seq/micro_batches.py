@@ -105,7 +105,7 @@ class MicroBatchStep(Described):
 class _Count(Entry):
     of: Any = None
 
-    def _set(self, value: Any) -> list[Any]:
+    def _set(self, value: Any) -> list[object]:
         return [partial(setattr, self.of, "count", int(value))]
 
 

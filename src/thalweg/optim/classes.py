@@ -5,8 +5,6 @@ Each is a subclass of torch's own: arguments, defaults, keys, errors, hooks and 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -131,7 +129,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             raise RuntimeError("weight_decay option is not compatible with sparse gradients")
         return True
 
-    def _starts_of(self, group: Group) -> dict[str, Any]:
+    def _starts_of(self, group: Group) -> dict[str, object]:
         name = "initial_accumulator_value"
         return {"sum": self.defaults.get(name, group.get(name, 0.0))}
 

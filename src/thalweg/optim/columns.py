@@ -41,7 +41,7 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
     return value
 
 
-def _plainly(value: object) -> Any:
+def _plainly(value: object) -> object:
     return value
 
 
@@ -73,7 +73,7 @@ class Column:
         kind = _SCALARS.get(block.dtype, float)
         self._scalar = _plainly if name == STEP else kind
         self._version = -1
-        self._values: list[Any] = []
+        self._values: list[object] = []
         self.common: Any = None
         self.read()
 

@@ -90,7 +90,7 @@ class CommonNorm:
         return self._ready, variables
 
 
-def _asked(shares: Sequence[Share], gradients: Sequence[Any], variables: Any) -> Request:
+def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> Request:
     """A step that is measured only; its rule has no slots."""
     slots, titles = [()] * len(variables), [""] * len(variables)
     beside = gradients, slots, titles, shares[0][0].selection

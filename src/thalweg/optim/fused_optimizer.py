@@ -75,7 +75,7 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 class StepCache:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: object) -> None:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
@@ -160,7 +160,7 @@ class FusedOptimizer(Scaled):
         made._own = StepCache(made)
         return made
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
+    def __init__(self, *args: object, **keywords: object) -> None:
         around = apart(keywords)
         if around is not NONE:
             self._around = around
@@ -328,7 +328,7 @@ class FusedOptimizer(Scaled):
         """As torch's."""
         return without_dynamo(super().state_dict)()  # pyright: ignore
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Take a step with the gradients in `grad` of the parameters.
 
         Args:
@@ -353,12 +353,12 @@ class FusedOptimizer(Scaled):
     step._wrapped_by_lr_sched = True  # pyright: ignore
     step.hooked = True  # pyright: ignore  # by `_told_step`
 
-    def _plain_step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _plain_step(self, closure: Callable[[], object] | None = None) -> object:
         if is_dynamo_compiling() and closure is None and put_in_graph(self._own.operands):
             return None
         return self._eager_step(closure)
 
-    def _eager_step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _eager_step(self, closure: Callable[[], object] | None = None) -> object:
         quick = self._own.quick if closure is None else None
         if quick is not None and quick.take(self):
             return None
@@ -369,7 +369,7 @@ class FusedOptimizer(Scaled):
 
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @said_once
-    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _step(self, closure: Callable[[], object] | None = None) -> Any:
         self._opt_called = True
         self._check_alone()
         loss = None
@@ -483,7 +483,7 @@ class FusedOptimizer(Scaled):
         """The rules of all groups."""
         raise NotImplementedError
 
-    def _is_of(self, part: ParamState, gradients: Sequence[Any]) -> bool:
+    def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Whether a part still updates all groups, given these gradients."""
         return True
 

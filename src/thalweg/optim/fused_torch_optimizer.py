@@ -67,7 +67,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _dense: ClassVar[str] = ""  # why it takes no dense ones
     _counts: ClassVar[bool] = True  # whether each parameter has a step number
     _plain: ClassVar[bool] = False  # whether that is a number of Python's
-    _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+    _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
@@ -92,7 +92,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """What is taken beside options."""
         return inspect.signature(cls._torch)
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
+    def __init__(self, *args: Any, **keywords: object) -> None:
         try:
             self.__signature__.bind(*args, **keywords)
         except TypeError:  # which Python tells before anybody looks at a value
@@ -271,7 +271,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _rules(self) -> set[Rule]:
         return {self._around.rule(self._choose_rule(group)) for group in self.param_groups}
 
-    def _is_of(self, part: ParamState, gradients: Sequence[Any]) -> bool:
+    def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
         if part.hold(self.param_groups):
             return True
         return (
@@ -280,7 +280,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             and not any(map(self._is_torchs_group, self.param_groups))
         )
 
-    def _may_repeat(self, part: ParamState, gradients: Sequence[Any]) -> bool:
+    def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
         """Whether a plan that was made for such gradients says that they are taken here.
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
@@ -427,7 +427,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             own = without_dynamo(theirs.load_state_dict)
             load(self, state_dict, partial(as_torch, load=own))
 
-    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+    def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
         found, rule = super()._strange_options(group), group.get("rule")
         own = {each.__name__ for each in type(self).__mro__}
         if isinstance(rule, Rule) or (isinstance(rule, str) and rule in KINDS and rule not in own):
@@ -437,7 +437,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return self._kind_of(group)._wanted
 
-    def _unfit_state(self, group: Group, own: Any, param: Tensor, title: Any) -> list[str]:
+    def _unfit_state(self, group: Group, own: object, param: Tensor, title: object) -> list[str]:
         """Why a step could not be taken with the state of a parameter of a group."""
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none

@@ -83,7 +83,7 @@ class GroupHooks(Hooks):
         """Pairs with gradients as options are to see them."""
         return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
 
-    def _aimed(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
+    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> Aimed:
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -167,7 +167,7 @@ class GroupHooks(Hooks):
             self._keys = list(places)
 
     def group_variables(
-        self, variables: Sequence[Tensor], gradients: Sequence[Any]
+        self, variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> list[Hashable] | None:
         return self._keys
 
@@ -235,7 +235,7 @@ class TorchHooks(GroupHooks):
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self.selection = current(_KEEP)
-        self._made: dict[Hashable, dict[str, Any]] = {}
+        self._made: dict[Hashable, dict[str, object]] = {}
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if group not in self._made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, cast
@@ -108,7 +108,7 @@ def as_torch(
     return Loading(then=_handing_over(twin, optimizer)), lacking
 
 
-def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, Any]:
+def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     """A state as the hooks before a load leave it, which get a shallow copy."""
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
@@ -147,7 +147,7 @@ def _keys(given: Mapping[str, Any]) -> set[Any]:
     return {key for group in given["param_groups"] for key in group["params"]}
 
 
-def _of_params(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+def _of_params(given: Mapping[str, Any]) -> list[tuple[object, Mapping[str, object]]]:
     """The states of parameters that are in a state, with their keys."""
     own, keys = given["state"], _keys(given)
     return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
@@ -300,13 +300,7 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
     states = states_of(optimizer.state)
     # Of parameters that are in no group any more.
     calls += [partial(optimizer.state.pop, param) for param, _ in states if param not in given_of]
-    lacks = [
-        (name, own)
-        for param, own in states
-        if param in given_of
-        for name in begins
-        if name in own and given_of[param].get(name) is None
-    ]
+    lacks = _lacking(states, given_of, begins)
     calls += [partial(own.pop, name) for name, own in lacks]
     gone = {id(own[name]) for name, own in lacks}
     calls += optimizer._own.operands.reading(optimizer, gone)
@@ -314,9 +308,24 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
     return Loading(pairs, calls, what), [] if is_new else [name for name, _ in lacks]
 
 
+def _lacking(
+    states: Iterable[tuple[Tensor, dict[str, object]]],
+    given_of: Mapping[Tensor, Mapping[str, object]],
+    begins: Collection[str],
+) -> list[tuple[str, dict[str, object]]]:
+    """The entries that begin at the parameter and of which nothing was given, with their states."""
+    return [
+        (name, own)
+        for param, own in states
+        if param in given_of
+        for name in begins
+        if name in own and given_of[param].get(name) is None
+    ]
+
+
 def _matched(
     group: dict[str, Any], saved: dict[str, Any], found: list[str]
-) -> list[tuple[Tensor, Any, Any]]:
+) -> list[tuple[Tensor, object, object]]:
     """Parameters with the keys of their saved states: by name where both have names."""
     own, theirs = group.get("param_names"), saved.get("param_names")
     if not own or not theirs or len(theirs) != len(saved["params"]):

@@ -24,7 +24,7 @@ from thalweg.optim.param_state import Own
 class MixedArguments(Arguments):
     """What `Mixed` is given."""
 
-    def __init__(self, params: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, params: Iterable[Mapping[str, object]]) -> None:
         super().__init__(params)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class Operands:
         self.parameters: list[Tensor] = []
         self.slots: list[Tensor] = []
         self.is_stale = True
-        self._steady: Any = None
+        self._steady: object = None
 
     def read(self, optimizer: Any) -> None:
         """Look at the optimizer anew."""
@@ -215,5 +215,5 @@ def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Wit
 
 def _setting(
     params: Sequence[Tensor], gradients: Sequence[Tensor | None]
-) -> list[Callable[[], Any]]:
+) -> list[Callable[[], object]]:
     return [partial(setattr, p, "grad", grad) for p, grad in zip(params, gradients, strict=True)]

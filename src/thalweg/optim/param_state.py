@@ -126,7 +126,7 @@ class ParamState:
         self._owners: list[Own] = []
         self._owner_of: dict[int, Own] = {}
         self._states: list[Own] = []
-        self._known: list[Any] | None = None
+        self._known: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Own], params: Sequence[Tensor]) -> bool:
         """Whether the state of these parameters is what the step before left."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import defaults_of
-from thalweg.core.groups import Group
+from thalweg.core.groups import Group, Params
 from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
@@ -83,7 +83,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
 
     _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
-    _fixed: ClassVar[dict[str, Any]] = {}  # hyperparameters that groups may lack
+    _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _flags: ClassVar[list[str]] = []
     _decided: ClassVar[set[str]] = {"initial"}  # what the constructor decides, if it is no option
 
@@ -99,13 +99,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         rule: Rule,
         lr: float | Tensor | None = None,
         *,
         initial: Mapping[str, float] | None = None,
         capturable: bool = False,
-        **hypers: Any,
+        **hypers: object,
     ) -> None:
         own = defaults_of(rule)
         if not isinstance(capturable, bool):
@@ -167,7 +167,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""
         known = next((own for param in params if (own := self.state.get(param))), {})
-        going: dict[str, Any] = {}
+        going: dict[str, object] = {}
         for name in self._numbers():
             if name in known:
                 value = known[name]
@@ -268,7 +268,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
-    def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
+    def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
         found, kind = super()._strange_options(group), type(self).__name__
         own = self._wanted_options(cast("Group", group))
         for name in self._decided:

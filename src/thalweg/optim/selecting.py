@@ -108,7 +108,7 @@ def _set_decay(group: Group, decay: float | None, is_plain: bool) -> None:
         group.setdefault("weight_decay", decay)
 
 
-def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> Any:
+def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> object:
     """Set the rate of a parameter's group; what tells the group from others is returned."""
     if lr is not None:
         group.setdefault("lr", lr)
@@ -119,6 +119,6 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> Any
     return factors if isinstance(rate, Tensor) else group.get("lr")
 
 
-def _listed(selectors: object) -> list[Any]:
+def _listed(selectors: object) -> list[object]:
     is_one = isinstance(selectors, str | type | int)
     return [selectors] if is_one else list(cast("Iterable[Any]", selectors))

@@ -88,7 +88,7 @@ class StepOptions:
         TypeError, ValueError: One is not what it can be, or cannot be beside another.
     """
 
-    def __init__(self, **keywords: Any) -> None:
+    def __init__(self, **keywords: object) -> None:
         self._of: dict[type[Option], Option] = {}
         for kind in OPTIONS:
             names = [each.name for each in kind.keywords() if each.name in keywords]

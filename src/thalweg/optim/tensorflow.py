@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import rules
+from thalweg.core.groups import Params
 from thalweg.core.hyperparameters import as_number, check_fraction
 from thalweg.optim.rule_optimizer import RuleOptimizer
 
@@ -50,7 +51,7 @@ class SGD(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
@@ -69,7 +70,7 @@ class Momentum(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.01,
         momentum: Rate = 0.9,
         nesterov: bool = False,
@@ -86,7 +87,7 @@ class MomentumW(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.01,
         momentum: Rate = 0.9,
         weight_decay: Rate = 0.01,
@@ -107,7 +108,7 @@ class Adam(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.001,
         betas: Betas = _BETAS,
         eps: float = 1e-7,
@@ -125,7 +126,12 @@ class LazyAdam(RuleOptimizer):
     _products = _POWERS
 
     def __init__(
-        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-8, **around: Any
+        self,
+        params: Params,
+        lr: Rate = 0.001,
+        betas: Betas = _BETAS,
+        eps: float = 1e-8,
+        **around: Any,
     ) -> None:
         super().__init__(params, rules.LAZY_ADAM, lr, betas=betas, eps=eps, **around)
 
@@ -138,7 +144,7 @@ class AdamW(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.001,
         betas: Betas = _BETAS,
         eps: float = 1e-8,
@@ -156,7 +162,12 @@ class Adamax(RuleOptimizer):
     _exact = ("epsilon",)
 
     def __init__(
-        self, params: Any, lr: Rate = 0.001, betas: Betas = _BETAS, eps: float = 1e-7, **around: Any
+        self,
+        params: Params,
+        lr: Rate = 0.001,
+        betas: Betas = _BETAS,
+        eps: float = 1e-7,
+        **around: Any,
     ) -> None:
         super().__init__(params, rules.ADAMAX, lr, betas=betas, eps=eps, **around)
 
@@ -169,7 +180,7 @@ class Nadam(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.001,
         betas: Betas = _BETAS,
         eps: float = 1e-7,
@@ -190,7 +201,7 @@ class Adagrad(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.001,
         initial_accumulator_value: float = 0.1,
         eps: float = 1e-7,
@@ -209,7 +220,7 @@ class AdagradDA(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.01,
         initial_accumulator_value: float = 0.1,
         l1: float = 0.0,
@@ -227,7 +238,7 @@ class Adadelta(RuleOptimizer):
     _exact = ("epsilon",)
 
     def __init__(
-        self, params: Any, lr: Rate = 0.001, rho: Rate = 0.95, eps: float = 1e-7, **around: Any
+        self, params: Params, lr: Rate = 0.001, rho: Rate = 0.95, eps: float = 1e-7, **around: Any
     ) -> None:
         super().__init__(params, rules.ADADELTA, lr, rho=rho, eps=eps, **around)
 
@@ -249,7 +260,7 @@ class RMSprop(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.001,
         rho: Rate = 0.9,
         momentum: float = 0.0,
@@ -275,7 +286,7 @@ class Ftrl(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.001,
         learning_rate_power: float = -0.5,
         initial_accumulator_value: float = 0.1,
@@ -307,7 +318,7 @@ class ProximalAdagrad(RuleOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: Rate = 0.01,
         initial_accumulator_value: float = 0.1,
         l1: float = 0.0,
@@ -324,7 +335,7 @@ class ProximalGradientDescent(RuleOptimizer):
     """`thalweg.v1.train.ProximalGradientDescentOptimizer`."""
 
     def __init__(
-        self, params: Any, lr: Rate = 0.01, l1: Rate = 0.0, l2: Rate = 0.0, **around: Any
+        self, params: Params, lr: Rate = 0.01, l1: Rate = 0.0, l2: Rate = 0.0, **around: Any
     ) -> None:
         super().__init__(params, rules.PROXIMAL_GRADIENT_DESCENT, lr, l1=l1, l2=l2, **around)
 

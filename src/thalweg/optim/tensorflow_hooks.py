@@ -46,7 +46,7 @@ class TensorFlowHooks(GroupHooks):
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self._members = members
-        self._made: dict[tuple[Dtype, Hashable], dict[str, Any]] = {}
+        self._made: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         own = [(grad, self._real.get(id(var), var)) for grad, var in pairs]

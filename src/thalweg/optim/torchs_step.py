@@ -34,7 +34,7 @@ def check_memories(optimizer: Any) -> None:
         _check_memory(param, optimizer.state.get(param) or {}, name)
 
 
-def _check_memory(param: Tensor, state: Mapping[str, Any], name: str) -> None:
+def _check_memory(param: Tensor, state: Mapping[str, object], name: str) -> None:
     gradient = param.grad
     held: dict[str, Any] = {"": param, "The gradient of ": gradient}
     held |= {f"'{key}' of ": each for key, each in state.items()}

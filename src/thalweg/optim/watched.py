@@ -22,7 +22,7 @@ _SYMBOL = "_ZN2at12hasCallbacksEv"  # at::hasCallbacks(): of profilers, of this 
 
 
 @cache
-def _has_callbacks() -> Callable[[], Any]:
+def _has_callbacks() -> Callable[[], object]:
     """What says whether operations are recorded; where torch has it elsewhere, they may be."""
     for path in Path(torch.__file__).with_name("lib").glob("*torch_cpu*"):
         try:

@@ -197,7 +197,7 @@ def differs(path: Path) -> tuple[Path, str]:
 
 
 @functools.cache
-def _by_object() -> tuple[tuple[str, Any], ...]:
+def _by_object() -> tuple[tuple[str, object], ...]:
     """What differs under one name differs under another too."""
     found: list[tuple[str, Any]] = []
     for name, words in CHANGED.items():

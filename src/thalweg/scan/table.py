@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from thalweg import tf
 from thalweg.scan.facade import V1, reached, title
@@ -92,7 +92,7 @@ def _is_namespace(value: object) -> bool:
     return value.__name__.startswith(("thalweg.tf.", "thalweg.v1."))
 
 
-def _public(module: ModuleType) -> dict[str, Any]:
+def _public(module: ModuleType) -> dict[str, object]:
     """What a module offers, without what it imports for its own use."""
     found = {name: each for name, each in vars(module).items() if not name.startswith("_")}
     if hasattr(module, "__all__"):

@@ -148,10 +148,10 @@ class FormulaSchedule(LearningRateSchedule):
         vars(made).update(fields)
         return made
 
-    def _own(self) -> dict[str, Any]:
+    def _own(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def _recorded(self, graph: Any, step: Step, own: dict[str, Any]) -> Any:
+    def _recorded(self, graph: Any, step: Step, own: dict[str, Any]) -> object:
         """The node that asks this schedule, as it is now, in each run."""
         dtype = as_dtype(self._kind())
 
@@ -172,7 +172,7 @@ def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
     return [as_scalar(number, dtype) for number in (rate, *numbers)]
 
 
-def _leaves(nest: object) -> Iterator[Any]:
+def _leaves(nest: object) -> Iterator[object]:
     """What nested lists, tuples and dicts hold."""
     if isinstance(nest, list | tuple | dict):
         for item in nest.values() if isinstance(nest, dict) else nest:

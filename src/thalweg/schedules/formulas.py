@@ -14,33 +14,44 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.ground.scalars import as_operand, cos, exp, log, power, raised, reciprocal
+from thalweg.ground.scalars import Scalar, as_operand, cos, exp, log, power, raised, reciprocal
 
 _SMALLEST = 1e-8  # below this no end of `inverse_polynomial` is reached
 
 
 def exponential(
-    rate: Any, step: Any, span: Any, decay_rate: Any, staircase: bool = False, folded: bool = False
-) -> Any:
+    rate: Scalar,
+    step: Scalar,
+    span: Scalar,
+    decay_rate: Scalar,
+    staircase: bool = False,
+    folded: bool = False,
+) -> Scalar:
     """rate decay_rate^(step / span), the quotient rounded down for a staircase."""
     return rate * power(decay_rate, _periods(step, span, staircase, folded))
 
 
-def natural_base(decay_rate: Any) -> Any:
+def natural_base(decay_rate: Scalar) -> Scalar:
     """The `decay_rate` of `exponential` for a natural one: e^-decay_rate, rounded by itself."""
     return exp(-decay_rate)
 
 
 def inverse_time(
-    rate: object, step: object, span: object, decay_rate: object, staircase: bool
-) -> Any:
+    rate: Scalar, step: Scalar, span: Scalar | int, decay_rate: Scalar, staircase: bool
+) -> Scalar:
     """rate / (1 + decay_rate step / span), the quotient rounded down for a staircase."""
     return rate / (1 + decay_rate * _periods(step, span, staircase))
 
 
 def polynomial(
-    rate: Any, step: Any, span: Any, end: Any, degree: Any, cycle: Any = None, folded: bool = False
-) -> Any:
+    rate: Scalar,
+    step: Scalar,
+    span: Scalar,
+    end: Scalar,
+    degree: Any,
+    cycle: Any = None,
+    folded: bool = False,
+) -> Scalar:
     """(rate - end) (1 - step / span)^degree + end, step at most span.
 
     `cycle` is None, or `span` once more, but in the one rounding in which TensorFlow divides by it;
@@ -54,7 +65,7 @@ def polynomial(
     return (rate - end) * (raised if folded else power)(remaining, degree) + end
 
 
-def inverse_polynomial(rate: Any, step: Any, slope: Any, degree: float) -> Any:
+def inverse_polynomial(rate: Scalar, step: Scalar, slope: Scalar, degree: float) -> Scalar:
     """rate / (1 + slope step)^degree, folded."""
     return rate / raised(1 + slope * step, degree)
 
@@ -65,14 +76,19 @@ def inverse_polynomial_slope(rate: float, end: float, span: float, degree: float
     return (math.pow(rate / end, 1.0 / degree) - 1.0) / span
 
 
-def piecewise_constant(step: Any, boundaries: Sequence[Any], values: Sequence[Any]) -> Any:
+def piecewise_constant(step: Scalar, boundaries: Sequence[Any], values: Sequence[Any]) -> Scalar:
     """The value after the last boundary below the step; the first value for NaN."""
     return values[bisect_left(boundaries, step)]
 
 
 def cosine(
-    rate: Any, step: Any, span: Any, alpha: Any, warmup: Sequence[Any] = (), folded: bool = False
-) -> Any:
+    rate: Scalar,
+    step: Scalar,
+    span: Scalar,
+    alpha: Any,
+    warmup: Sequence[Any] = (),
+    folded: bool = False,
+) -> Scalar:
     """rate ((1 - alpha) (1 + cos(pi step / span)) / 2 + alpha), step at most span.
 
     A `warmup` is a target and steps: the rate goes there along a line, and the cosine begins there.
@@ -86,7 +102,9 @@ def cosine(
     return target * (as_operand(1 - alpha, type(rate)) * wave + as_operand(alpha, type(rate)))
 
 
-def cosine_restarts(rate: Any, step: Any, span: Any, t_mul: Any, m_mul: Any, alpha: Any) -> Any:
+def cosine_restarts(
+    rate: Scalar, step: Scalar, span: Scalar, t_mul: Scalar, m_mul: Scalar, alpha: Any
+) -> Scalar:
     """rate ((1 - alpha) m_mul^i (1 + cos(pi x)) / 2 + alpha), x the share done of period i."""
     share = step / span
     if t_mul == 1:
@@ -101,14 +119,14 @@ def cosine_restarts(rate: Any, step: Any, span: Any, t_mul: Any, m_mul: Any, alp
 
 
 def linear_cosine(
-    rate: object,
-    step: Any,
-    span: Any,
+    rate: Scalar,
+    step: Scalar,
+    span: Scalar,
     num_periods: Any,
     alpha: object,
     beta: object,
     noise: Any = 0,
-) -> Any:
+) -> Scalar:
     """rate ((alpha + 1 - s + noise) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done."""
     step = min(step, span)
     line = (span - step) / span + noise
@@ -116,27 +134,31 @@ def linear_cosine(
     return rate * ((alpha + line) * wave + beta)
 
 
-def noise(draw: Any, step: Any, span: Any, initial_variance: Any, variance_decay: Any) -> Any:
+def noise(
+    draw: Scalar, step: Scalar, span: Scalar, initial_variance: Scalar, variance_decay: Scalar
+) -> Scalar:
     """draw sqrt(initial_variance / (1 + step)^variance_decay), step at most span."""
     return draw * np.sqrt(initial_variance / power(1 + min(step, span), variance_decay))
 
 
-def warm_up(rate: object, step: object, warmup_steps: object, folded: bool = False) -> Any:
+def warm_up(rate: Scalar, step: Scalar, warmup_steps: Scalar | int, folded: bool = False) -> Scalar:
     """rate step / warmup_steps."""
     return _share(step, warmup_steps, rate, folded)
 
 
-def transformer(rate: Any, step: Any, warmup_steps: Any, width: Any, coefficient: Any) -> Any:
+def transformer(
+    rate: Scalar, step: Scalar, warmup_steps: Any, width: Any, coefficient: Any
+) -> Scalar:
     """rate coefficient width^-0.5 min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
     scale = rate.dtype.type(coefficient * width**-0.5)  # of Python's floats, rounded once
     rising = (step + 1) * raised(warmup_steps, -1.5)
     return scale * np.minimum(rising, raised(step + 1, -0.5)) * rate
 
 
-def _share(step: Any, span: Any, of: Any = 1, folded: bool = False) -> Any:
+def _share(step: Scalar, span: Scalar | int, of: Any = 1, folded: bool = False) -> Scalar:
     return step * (of * reciprocal(span)) if folded else of * (step / span)
 
 
-def _periods(step: object, span: object, staircase: bool, folded: bool = False) -> Any:
+def _periods(step: Scalar, span: Scalar | int, staircase: bool, folded: bool = False) -> Scalar:
     periods = _share(step, span, folded=folded)
     return np.floor(periods) if staircase else periods

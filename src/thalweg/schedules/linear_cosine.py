@@ -114,7 +114,7 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         """Where the sequence of random numbers is, as strings and integers."""
         return copy.deepcopy(dict(self._generator.bit_generator.state))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Go on with the sequence from where `state_dict()` was taken.
 
         Raises:

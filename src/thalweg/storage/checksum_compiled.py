@@ -83,7 +83,7 @@ def _crc_instructions() -> tuple[str, str] | None:
 Step = Callable[[Any, Any, Any], Any]  # with a builder: an address and a sum give the next sum
 
 
-def _module_of_instructions(words: str, single: str) -> Any:
+def _module_of_instructions(words: str, single: str) -> object:
     """The function by these instructions, in LLVM's language."""
     from llvmlite import ir
 
@@ -99,14 +99,14 @@ def _module_of_instructions(words: str, single: str) -> Any:
             carried = builder.call(of_words, [carried, _load_word(builder, where, i64, 8 * number)])
         return carried
 
-    def by_byte(builder: Any, where: Any, carried: Any) -> Any:
+    def by_byte(builder: Any, where: object, carried: Any) -> Any:
         byte = _load_word(builder, where, i8)
         return builder.call(of_byte, [carried, builder.zext(byte, i32) if is_arm else byte])
 
     return _write_function(module, state, 8 * _UNROLLED, by_words, by_byte)
 
 
-def _of_tables(tables: list[int]) -> Any:
+def _of_tables(tables: list[int]) -> object:
     """The function by eight tables, one behind the other, in LLVM's language."""
     from llvmlite import ir
 
@@ -138,7 +138,7 @@ def _of_tables(tables: list[int]) -> Any:
     return _write_function(module, i32, 8, by_words, by_byte)
 
 
-def _load_word(builder: Any, where: Any, kind: Any, offset: int = 0) -> Any:
+def _load_word(builder: Any, where: Any, kind: Any, offset: int = 0) -> object:
     place = builder.add(where, where.type(offset))
     found = builder.load(builder.inttoptr(place, kind.as_pointer()))
     found.align = 1
@@ -146,8 +146,8 @@ def _load_word(builder: Any, where: Any, kind: Any, offset: int = 0) -> Any:
 
 
 def _write_function(
-    module: Any, state: Any, size_of_words: int, by_words: Step, by_byte: Step
-) -> Any:
+    module: object, state: object, size_of_words: int, by_words: Step, by_byte: Step
+) -> object:
     """A function of an address, a size and a checksum.
 
     Args:
@@ -191,7 +191,7 @@ def _write_function(
     return module
 
 
-_libraries: list[Any] = []  # each owns its code, which must live as long as its address is used
+_libraries: list[object] = []  # each owns its code, which must live as long as its address is used
 
 
 def _link_function(text: str) -> int:

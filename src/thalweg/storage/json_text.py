@@ -86,7 +86,7 @@ def _is_deep(text: str) -> bool:
     return b"[" in left
 
 
-def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()
@@ -100,7 +100,7 @@ def as_object(value: Any) -> dict[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def _reject_constant(name: str) -> Any:
+def _reject_constant(name: str) -> object:
     raise InvalidConfigError(f"{name} is no JSON.")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -52,7 +53,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 
 def constant(
     value: object, dtype: object = None, shape: object = None, name: str | None = "Const"
-) -> Any:
+) -> Tensor:
     """A new tensor from a number, array or nested lists, optionally laid out in a shape.
 
     Raises:
@@ -70,7 +71,7 @@ def constant(
 @named_in_graphs(2, "name")
 def convert_to_tensor(
     value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
-) -> Any:
+) -> Tensor:
     """A tensor from anything that one can be made of; a tensor is returned as it is, and of a
     variable the present value.
 
@@ -86,7 +87,7 @@ def convert_to_tensor(
     return found.read_value() if isinstance(found, Variable) else found
 
 
-def identity(input: object, name: str | None = None) -> Any:
+def identity(input: object, name: str | None = None) -> Tensor:
     """The same values in a new tensor."""
     return call(torch.Tensor.clone, tensor(input), name=name or "Identity")
 
@@ -101,24 +102,24 @@ def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones"
     return graph.ones(shape, dtype, name)
 
 
-def fill(dims: object, value: object, name: str | None = None) -> Any:
+def fill(dims: object, value: object, name: str | None = None) -> Tensor:
     """A tensor of one number."""
     filling = tensor(value)
     filled = call(lambda one, size: one.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
     return told(filled, filling.dtype, lambda: known_sizes(dims))
 
 
-def zeros_like(input: object, dtype: object = None, name: str | None = None) -> Any:
+def zeros_like(input: object, dtype: object = None, name: str | None = None) -> Tensor:
     """Zeros in the shape, and by default the dtype, of a tensor."""
     return _filled_like(torch.zeros_like, input, dtype, name or "zeros_like")
 
 
-def ones_like(input: object, dtype: object = None, name: str | None = None) -> Any:
+def ones_like(input: object, dtype: object = None, name: str | None = None) -> Tensor:
     """Ones in the shape, and by default the dtype, of a tensor."""
     return _filled_like(torch.ones_like, input, dtype, name or "ones_like")
 
 
-def _filled_like(function: Any, input: Any, dtype: Any, name: str) -> Any:
+def _filled_like(function: Any, input: object, dtype: Any, name: str) -> Tensor:
     given, kind = tensor(input), None if dtype is None else as_dtype(dtype)
     sizes = given.shape
     if isinstance(given, graph.SymbolicTensor) and sizes is not None and None not in sizes:
@@ -133,13 +134,13 @@ def eye(
     num_rows: object,
     num_columns: object = None,
     batch_shape: object = (),
-    dtype: Any = torch.float32,
+    dtype: object = torch.float32,
     name: str | None = "eye",
-) -> Any:
+) -> Tensor:
     """Ones on the diagonal, zeros elsewhere; a matrix for each place of `batch_shape`."""
     columns = num_rows if num_columns is None else num_columns
 
-    def make(size: Any, kind: torch.dtype) -> Any:
+    def make(size: Any, kind: torch.dtype) -> Tensor:
         return torch.eye(*size[-2:], dtype=kind).expand(size).contiguous()
 
     return creation_node(
@@ -148,8 +149,8 @@ def eye(
 
 
 def range(
-    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = "range"
-) -> Any:
+    start: object, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = "range"
+) -> Tensor:
     """Numbers from `start`, or 0, up to but not including a limit; int32 or float32 by default.
 
     Raises:
@@ -161,7 +162,7 @@ def range(
     own = functools.reduce(torch.promote_types, (number.dtype for number in numbers))
     kind = own if dtype is None else as_dtype(dtype)
 
-    def count(*given: Any) -> Any:
+    def count(*given: Tensor) -> Tensor:
         first, end, step = (number.to(kind) for number in given)
         if step.item() == 0 or (end.item() - first.item()) * step.item() < 0:
             start, limit, delta = (number.item() for number in given)
@@ -179,12 +180,12 @@ def range(
     return told(call(count, *numbers, name=name), kind, static_shape)
 
 
-def linspace(start: Any, stop: Any, num: object, name: str | None = None) -> Any:
+def linspace(start: object, stop: object, num: object, name: str | None = None) -> Tensor:
     """`num` numbers at equal distances, both ends included; float32 between integers."""
     first, last = pair(start, stop)
     kind = first.dtype if first.dtype.is_floating_point else torch.float32
 
-    def spread(first: Any, last: Any, many: Any) -> Any:
+    def spread(first: Tensor, last: Tensor, many: Tensor) -> Tensor:
         return torch.linspace(first.item(), last.item(), int(many), dtype=kind)
 
     made = call(spread, first, last, num, name=name or "linspace")
@@ -192,14 +193,14 @@ def linspace(start: Any, stop: Any, num: object, name: str | None = None) -> Any
 
 
 def one_hot(
-    indices: Any,
-    depth: Any,
-    on_value: Any = None,
-    off_value: Any = None,
+    indices: object,
+    depth: object,
+    on_value: object = None,
+    off_value: object = None,
     axis: int | None = None,
-    dtype: Any = None,
+    dtype: object = None,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """`on_value`, or 1, at each index along a new axis, by default the last; elsewhere
     `off_value`, or 0, also for an index that is out of range.
 
@@ -214,7 +215,7 @@ def one_hot(
     )
     place = -1 if axis is None else axis
 
-    def encode(given: Any, depth: Any, on: Any, off: Any) -> Any:
+    def encode(given: Tensor, depth: Tensor, on: Tensor, off: Tensor) -> Tensor:
         places = torch.arange(int(depth), device=given.device)
         found = given.unsqueeze(-1) == places
         return torch.where(found, on.to(given.device), off.to(given.device)).movedim(-1, place)
@@ -232,17 +233,17 @@ def one_hot(
     return told(made, kind, static_shape)
 
 
-def tensor_or_value(given: object, dtype: object = None) -> Any:
+def tensor_or_value(given: object, dtype: object = None) -> Tensor:
     """A tensor, which is no node of a graph if it was none before."""
     return tensor(given) if is_tensor(given) else to_tensor(given, dtype)
 
 
 @named_in_graphs(1, "name")
-def shape(input: Any, out_type: Any = torch.int32, name: str | None = None) -> Any:
+def shape(input: object, out_type: object = torch.int32, name: str | None = None) -> Tensor:
     """The sizes of a tensor as a tensor."""
     kind, given = as_dtype(out_type), tensor(input)
 
-    def measure(value: Any) -> Any:
+    def measure(value: Tensor) -> Tensor:
         return torch.tensor(value.shape, dtype=kind)
 
     if not isinstance(given, graph.SymbolicTensor):
@@ -255,14 +256,14 @@ def shape(input: Any, out_type: Any = torch.int32, name: str | None = None) -> A
 
 
 @named_in_graphs(1, "name")
-def size(input: object, out_type: object = torch.int32, name: str | None = None) -> Any:
+def size(input: object, out_type: object = torch.int32, name: str | None = None) -> Tensor:
     """The number of elements as a tensor."""
     return call(lambda sizes: sizes.prod(dtype=as_dtype(out_type)), shape(input), name=name)
 
 
-def rank(input: object, name: str | None = None) -> Any:
+def rank(input: object, name: str | None = None) -> Tensor:
     """The number of dimensions as a tensor."""
-    given: Any = tensor(input)
+    given: object = tensor(input)
     if given.shape is None:
         output = graph.Output(torch.int32, (), ())
         arguments = ([given], name or "Rank")
@@ -270,15 +271,15 @@ def rank(input: object, name: str | None = None) -> Any:
     return graph.constant(len(given.shape), name=name or "Rank")
 
 
-def _rank_of(given: Any) -> Any:
+def _rank_of(given: Tensor) -> Tensor:
     return torch.tensor(given.dim(), dtype=torch.int32)
 
 
-def reshape(tensor: object, shape: object, name: str | None = None) -> Any:
+def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
     """The same elements in another shape; one size may be -1."""
     given, wanted = as_tensor(tensor), sizes_of(shape)
 
-    def static_shape() -> Any:
+    def static_shape() -> list[int | None] | None:
         found = known_sizes(wanted)
         return None if found is None else [None if size == -1 else size for size in found]
 
@@ -287,10 +288,12 @@ def reshape(tensor: object, shape: object, name: str | None = None) -> Any:
 
 
 @named_in_graphs(2, "name")
-def transpose(a: object, perm: Any = None, conjugate: bool = False, name: str | None = None) -> Any:
+def transpose(
+    a: object, perm: Any = None, conjugate: bool = False, name: str | None = None
+) -> Tensor:
     """The dimensions in another order, by default reversed."""
 
-    def turn(given: Any) -> Any:
+    def turn(given: Tensor) -> Tensor:
         order = tuple(reversed([*builtins.range(given.dim())])) if perm is None else sizes(perm)
         return (given.conj() if conjugate else given).permute(order)
 
@@ -299,15 +302,15 @@ def transpose(a: object, perm: Any = None, conjugate: bool = False, name: str | 
 
 def expand_dims(
     input: object, axis: object = None, name: str | None = None, dim: int | None = None
-) -> Any:
+) -> Tensor:
     """A new dimension of size 1; `dim` is the old name of `axis`."""
     place = place_of(dim if axis is None else axis)
     return call(torch.unsqueeze, tensor(input), place, name=name or "ExpandDims")
 
 
 def squeeze(
-    input: object, axis: Any = None, name: str | None = None, squeeze_dims: Any = None
-) -> Any:
+    input: object, axis: object = None, name: str | None = None, squeeze_dims: object = None
+) -> Tensor:
     """The tensor without its dimensions of size 1: all, or the named ones.
 
     `squeeze_dims` is the old name of `axis`.
@@ -319,7 +322,7 @@ def squeeze(
     axes = () if axis is None else sizes(axis)
     given = tensor(input)
 
-    def remaining_sizes(shape: Any) -> list[Any]:
+    def remaining_sizes(shape: Any) -> list[int | None]:
         """The sizes that stay."""
         rank = len(shape)
         if any(not -rank <= each < rank or shape[each] not in (1, None) for each in axes):
@@ -329,7 +332,7 @@ def squeeze(
         gone = {each % rank for each in axes}
         return [size for place, size in enumerate(shape) if place not in gone]
 
-    def drop(x: Any) -> Any:
+    def drop(x: Any) -> Tensor:
         return x.reshape(remaining_sizes(x.shape)) if axes else x.squeeze()
 
     if given.shape is not None:
@@ -340,18 +343,18 @@ def squeeze(
     )
 
 
-def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
     """The tensor repeated along each dimension, a number of times for each."""
     given, times = tensor(input), sizes_of(multiples)
 
-    def static_shape() -> Any:
+    def static_shape() -> list[int | None] | None:
         found = known_sizes(times)
         if found is None or given.shape is None:
             return None
         pairs = zip(given.shape, found, strict=False)
-        return [None if None in (size, many) else size * many for size, many in pairs]
+        return [None if one is None or many is None else one * many for one, many in pairs]
 
-    def repeat(x: Any, many: Any) -> Any:
+    def repeat(x: Tensor, many: Tensor) -> Tensor:
         if len(sizes(many)) != x.dim():
             raise InvalidArgumentError(
                 f"multiples must be a number for each dimension of {tuple(x.shape)}, not"
@@ -363,7 +366,7 @@ def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     return told(made, given.dtype, static_shape)
 
 
-def broadcast_to(input: object, shape: object, name: str | None = None) -> Any:
+def broadcast_to(input: object, shape: object, name: str | None = None) -> Tensor:
     """The tensor repeated along dimensions of size 1, up to a shape."""
     given, wanted = tensor(input), sizes_of(shape)
     made = call(lambda x, size: x.expand(sizes(size)), given, wanted, name=name or "BroadcastTo")
@@ -378,7 +381,7 @@ def gather(
     axis: int | None = None,
     batch_dims: int = 0,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """What indices name along an axis; along the first axis of a variable the gradient is slices.
 
     Args:
@@ -396,7 +399,7 @@ def gather(
     if along == 0 and not batch_dims:
         return graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
-    def pick(given: Any, places: Any) -> Any:
+    def pick(given: Tensor, places: Tensor) -> Tensor:
         if not batch_dims:
             return _pick_rows(given, places, along)
         lead, inner = given.shape[:batch_dims], along % given.dim() - batch_dims
@@ -406,7 +409,7 @@ def gather(
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
 
-def _pick_rows(given: Any, places: Any, axis: int) -> Any:
+def _pick_rows(given: Tensor, places: Tensor, axis: int) -> Tensor:
     axis, rows = axis % given.dim(), places.reshape(-1)
     if rows.device.type == "cpu":  # elsewhere the check would wait for the device
         IndexedSlices(rows, rows).check_range(given.shape[axis])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -33,9 +34,9 @@ class Candidates(NamedTuple):
         sampled_expected_count: Of the sampled classes, float32.
     """
 
-    sampled_candidates: Any
-    true_expected_count: Any
-    sampled_expected_count: Any
+    sampled_candidates: Tensor
+    true_expected_count: Tensor
+    sampled_expected_count: Tensor
 
 
 Draw = Callable[[int, torch.Generator | None], torch.Tensor]
@@ -111,7 +112,7 @@ def uniform_candidate_sampler(
 def _sample_classes(
     draw: Draw,
     probability: Probability,
-    true_classes: Any,
+    true_classes: object,
     count: int,
     unique: bool,
     range_max: int,
@@ -137,11 +138,15 @@ def _sample_classes(
     return Candidates(*graph.operation(sample, [true_classes], name, kind="pure", outputs=outputs))
 
 
-def _draw_any(draw: Draw, count: int, generator: Any) -> tuple[torch.Tensor, int]:
+def _draw_any(
+    draw: Draw, count: int, generator: torch.Generator | None
+) -> tuple[torch.Tensor, int]:
     return draw(count, generator), count
 
 
-def _draw_unique(draw: Draw, count: int, generator: Any) -> tuple[torch.Tensor, int]:
+def _draw_unique(
+    draw: Draw, count: int, generator: torch.Generator | None
+) -> tuple[torch.Tensor, int]:
     """The first `count` different classes, and how many were drawn to find them."""
     drawn = np.empty(0, np.int64)
     first = np.empty(0, np.int64)
@@ -172,7 +177,7 @@ def nce_loss(
     name: str = "nce_loss",
     *,
     partition_strategy: str = "mod",
-) -> Any:
+) -> Tensor:
     """The noise-contrastive estimation loss of each example.
 
     Args:
@@ -193,7 +198,7 @@ def nce_loss(
         remove_accidental_hits, None, name,
     )  # fmt: skip
 
-    def loss(given: Any, target: Any) -> Any:
+    def loss(given: Tensor, target: Tensor) -> Tensor:
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
         return entropy(given, target, reduction="none").sum(1)
 
@@ -215,7 +220,7 @@ def sampled_softmax_loss(
     name: str = "sampled_softmax_loss",
     *,
     partition_strategy: str = "mod",
-) -> Any:
+) -> Tensor:
     """The cross entropy of each example over its true and the sampled classes.
 
     `seed` is that of the sampler; the other arguments are those of `nce_loss`.
@@ -225,17 +230,17 @@ def sampled_softmax_loss(
         remove_accidental_hits, seed, name,
     )  # fmt: skip
 
-    def loss(given: Any, target: Any) -> Any:
+    def loss(given: Tensor, target: Tensor) -> Tensor:
         return -(target * torch.log_softmax(given, -1)).sum(-1)
 
     return call(loss, logits, wanted, name=name)
 
 
 def _sampled_logits(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: object,
+    biases: object,
+    labels: object,
+    inputs: object,
     num_sampled: int,
     num_classes: int,
     num_true: int,
@@ -243,7 +248,7 @@ def _sampled_logits(
     remove_accidental_hits: bool,
     seed: int | None,
     name: str,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """The logits of the true and the sampled classes of each example, less the logarithm of how
     often each is expected; and the probabilities that they should have.
     """
@@ -258,8 +263,8 @@ def _sampled_logits(
     shifts = graph.embedding_lookup(tensor(biases), ids)
 
     def compare(
-        inputs: Any, rows: Any, shifts: Any, labels: Any, others: Any, own: Any, rest: Any
-    ) -> tuple[Any, Any]:
+        inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, others: Any, own: Any, rest: Any
+    ) -> tuple[Tensor, Tensor]:
         labels, own = labels.reshape(-1, num_true), own.reshape(-1, num_true)
         count = labels.numel()
         true = (inputs.unsqueeze(1) * rows[:count].unflatten(0, labels.shape)).sum(-1)

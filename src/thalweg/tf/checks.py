@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -59,7 +60,7 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
     return data or (), f"{message} " if message else ""
 
 
-def _of_two(holds: Callable[[Any, Any], object], sign: str, title: str) -> Callable[..., Any]:
+def _of_two(holds: Callable[[Tensor, Tensor], object], sign: str, title: str) -> Callable[..., Any]:
     def check(
         x: object,
         y: object,
@@ -77,7 +78,7 @@ def _of_two(holds: Callable[[Any, Any], object], sign: str, title: str) -> Calla
     return check
 
 
-def _of_one(holds: Callable[[Any], object], sign: str, title: str) -> Callable[..., Any]:
+def _of_one(holds: Callable[[Tensor], object], sign: str, title: str) -> Callable[..., Any]:
     def check(
         x: object,
         data: object = None,
@@ -109,8 +110,8 @@ assert_non_positive = _of_one(lambda x: x <= 0, "<=", "assert_non_positive")
 def assert_near(
     x: object,
     y: object,
-    rtol: Any = None,
-    atol: Any = None,
+    rtol: object = None,
+    atol: object = None,
     data: object = None,
     summarize: int | None = None,
     message: str | None = None,
@@ -122,7 +123,7 @@ def assert_near(
     """
     seen, text = _data_and_message(data, message)
 
-    def near(one: Any, other: Any) -> Any:
+    def near(one: Any, other: Any) -> Tensor:
         unit = 10 * torch.finfo(one.dtype).eps
         far, share = (unit if given is None else given for given in (atol, rtol))
         return (one - other).abs() <= far + share * other.abs()
@@ -194,7 +195,7 @@ def assert_rank_in(
     return _check_rank(x, lambda n: n in counts, wanted, data, message, name or "assert_rank_in")
 
 
-def assert_scalar(tensor: object, name: str | None = None, message: str | None = None) -> Any:
+def assert_scalar(tensor: object, name: str | None = None, message: str | None = None) -> Tensor:
     """The tensor; InvalidArgumentError unless it has no dimensions."""
     found = as_tensor(tensor)
     checked = _check_rank(found, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar")
@@ -223,7 +224,7 @@ def assert_integer(x: object, message: str | None = None, name: str | None = Non
     return None if graph.executing_eagerly() else group(name=name or "assert_integer")
 
 
-def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
+def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
     """The tensor, which must have a shape; None in it stands for any size.
 
     Raises:
@@ -231,12 +232,12 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
     """
     wanted, given = graph.Shape(shape), tensor(x)
 
-    def check(value: Any) -> Any:
+    def check(value: Tensor) -> Tensor:
         if not (value.device.type == "meta" or wanted.accepts(tuple(value.shape))):
             refuse(value)
         return value.clone()
 
-    def refuse(value: Any) -> None:
+    def refuse(value: Tensor) -> None:
         raise InvalidArgumentError(
             f"Shape of tensor {tuple(value.shape)} is not compatible with expected shape"
             f" {tuple(wanted)}."
@@ -250,10 +251,10 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
     return made
 
 
-def check_numerics(tensor: object, message: str, name: str | None = None) -> Any:
+def check_numerics(tensor: object, message: str, name: str | None = None) -> Tensor:
     """The tensor; InvalidArgumentError with `message` if an element is NaN or infinite."""
 
-    def check(value: Any) -> Any:
+    def check(value: Tensor) -> Tensor:
         if value.device.type == "meta":
             return value.clone()
         kinds = [("NaN", value.isnan().any()), ("Inf", value.isinf().any())]

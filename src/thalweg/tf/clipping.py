@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidTypeError
@@ -23,7 +24,7 @@ __all__ = [
 _SLICES = (IndexedSlices, graph.SymbolicSlices)
 
 
-def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:
     """A tensor, or slices, scaled so that its norm is at most `clip_norm`; the norm of each part
     along `axes`, or of all elements. A NaN makes NaN of all that share its norm.
 
@@ -34,7 +35,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
     axes = list(axes) if isinstance(axes, tuple) else axes
 
-    def clip(given: Any, limit: Any) -> Any:
+    def clip(given: Any, limit: Tensor) -> Tensor:
         squares = (given * given).sum(axes, keepdim=axes is not None)
         positive = squares > 0  # the root of 0 has no gradient
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
@@ -54,7 +55,7 @@ def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
     if not parts:
         return None
 
-    def measure(*given: Any) -> Any:
+    def measure(*given: Tensor) -> Tensor:
         return torch.stack([(part * part).sum() for part in given]).sum().sqrt()
 
     return call(measure, *parts, name=name or "global_norm")
@@ -79,7 +80,7 @@ def clip_by_global_norm(
     if norm is None:
         return list(t_list), norm
 
-    def factor(size: Any, limit: Any) -> Any:
+    def factor(size: Tensor, limit: Tensor) -> Tensor:
         limit, highest = _as_limit_of(size, limit), torch.finfo(size.dtype).max
         inverse = (1 / limit).clamp(max=highest)  # so that a limit of 0 makes 0 of zeros
         return limit * torch.minimum(1 / size, inverse) + (size - size)
@@ -88,7 +89,7 @@ def clip_by_global_norm(
     return [item if item is None else _scale_values(item, scale) for item in t_list], norm
 
 
-def _limit_of(clip_norm: object) -> Any:
+def _limit_of(clip_norm: object) -> float | Tensor:
     return clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
 
 
@@ -99,11 +100,11 @@ def _as_limit_of(tensor: torch.Tensor, limit: object) -> torch.Tensor:
     return torch.as_tensor(limit, dtype=tensor.dtype, device=tensor.device)
 
 
-def _values_of(item: object) -> Any:
+def _values_of(item: object) -> Tensor:
     return tensor(item.values if isinstance(item, _SLICES) else item)
 
 
-def _scale_values(item: Any, scale: Any) -> Any:
+def _scale_values(item: object, scale: object) -> Any:
     values = call(torch.mul, _values_of(item), scale)
     if isinstance(item, _SLICES):
         return type(item)(values, item.indices, item.dense_shape)

@@ -1,13 +1,17 @@
-"""From what TensorFlow code passes around to torch tensors, or symbolic tensors in graph mode."""
+"""From what TensorFlow code passes around to torch tensors, or symbolic tensors in graph mode.
+
+Annotations of `thalweg.tf` say Tensor where graph mode has a symbolic tensor, which stands for one.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.core.nest import leaves_of
@@ -17,14 +21,15 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import check_held, tensor_of, to_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def is_tensor(value: object) -> bool:
     """Whether it is a tensor or variable, of torch, of a graph or of Keras."""
-    return isinstance(tensor_of(value), torch.Tensor | graph.SymbolicTensor) or has_symbol(value)
+    return isinstance(tensor_of(value), Tensor | graph.SymbolicTensor) or has_symbol(value)
 
 
-def tensor(value: object, dtype: object = None, name: str | None = None) -> Any:
+def tensor(value: object, dtype: object = None, name: str | None = None) -> Tensor:
     """A tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
 
     Args:
@@ -38,10 +43,10 @@ def tensor(value: object, dtype: object = None, name: str | None = None) -> Any:
     value = graph.resolve(tensor_of(value))
     if has_symbol(value) and not graph.executing_eagerly():
         return graph.graph_variable_of(value)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         check_held(value)
-    if isinstance(value, torch.Tensor | graph.SymbolicTensor):
-        return value
+    if isinstance(value, Tensor | graph.SymbolicTensor):
+        return value  # pyright: ignore[reportReturnType]
     if isinstance(value, graph.SymbolicSlices):
         return graph.convert_to_tensor(value)
     if isinstance(value, IndexedSlices):
@@ -59,12 +64,12 @@ def _holds_tensor(item: object) -> bool:
     return is_tensor(item)
 
 
-def stacked(tensors: list[object], axis: int = 0, name: str | None = None) -> Any:
+def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -> Tensor:
     """Tensors stacked along a new dimension."""
     return call(lambda *parts: torch.stack(parts, axis), *tensors, name=name or "stack")
 
 
-def pair(x: Any, y: Any) -> tuple[Any, Any]:
+def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
     """Two operands; one that is not a tensor takes the other's dtype."""
     if is_tensor(x):
         x = tensor(x)
@@ -76,7 +81,7 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
     return x, tensor(y, x.dtype)
 
 
-def call(function: Callable[..., object], *args: object, name: str | None = None) -> Any:
+def call(function: Callable[..., Result], *args: object, name: str | None = None) -> Result:
     """`function(*args)`, or a node that will call it where an argument is symbolic."""
     symbol = next((arg for arg in leaves_of(args) if isinstance(arg, graph.SymbolicTensor)), None)
     if symbol is None:
@@ -119,8 +124,10 @@ sizes = graph.ints  # of what is no symbolic tensor
 
 
 def told(
-    result: Any, dtype: torch.dtype | None = None, shape: Callable[[], Any] = lambda: None
-) -> Any:
+    result: Result,
+    dtype: torch.dtype | None = None,
+    shape: Callable[[], Sequence[int | None] | None] = lambda: None,
+) -> Result:
     """A result, of which this much is known in graph mode besides what its node finds."""
     if isinstance(result, graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype

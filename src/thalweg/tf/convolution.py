@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -31,15 +32,15 @@ __all__ = [
 
 
 def convolution(
-    input: Any,
-    filters: Any,
-    strides: Any,
-    padding: Any,
+    input: object,
+    filters: object,
+    strides: object,
+    padding: object,
     data_format: str | None,
-    dilations: Any,
+    dilations: object,
     name: str,
-    function: Callable[..., object] = windows.convolve,
-) -> Any:
+    function: Callable[..., Tensor] = windows.convolve,
+) -> Tensor:
     """A convolution by filters, as an operation."""
     input, filters = pair(input, filters)
     if filters.shape is None:
@@ -60,7 +61,7 @@ def conv2d(
     *,
     filter: object = None,
     use_cudnn_on_gpu: object = None,
-) -> Any:
+) -> Tensor:
     """The convolution of images (batch, height, width, channels) by filters (height, width,
     channels, outputs).
 
@@ -88,7 +89,7 @@ def conv1d(
     data_format: str = "NWC",
     dilations: object = None,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """The convolution of sequences (batch, width, channels) by filters (width, channels, outputs);
     otherwise as `conv2d`.
     """
@@ -103,14 +104,14 @@ def conv3d(
     data_format: str = "NDHWC",
     dilations: object = None,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """The convolution of volumes; otherwise as `conv2d`."""
     return convolution(input, filters, strides, padding, data_format, dilations, name or "Conv3D")
 
 
 def atrous_conv2d(
     value: object, filters: object, rate: int, padding: object, name: str | None = None
-) -> Any:
+) -> Tensor:
     """`conv2d` by filters whose elements are `rate` apart."""
     return convolution(value, filters, 1, padding, None, rate, name or "convolution")
 
@@ -125,7 +126,7 @@ def depthwise_conv2d(
     name: str | None = None,
     *,
     rate: object = None,
-) -> Any:
+) -> Tensor:
     """`conv2d` of each channel by filters of its own, (height, width, channels, outputs of each).
 
     `rate` is an older name of `dilations`.
@@ -147,7 +148,7 @@ def separable_conv2d(
     name: str | None = None,
     *,
     rate: object = None,
-) -> Any:
+) -> Tensor:
     """`depthwise_conv2d`, and then `conv2d` by filters of one point."""
     how = (strides, padding, data_format, dilations)
     found = depthwise_conv2d(input, depthwise_filter, *how, rate=rate)
@@ -166,7 +167,7 @@ def conv2d_transpose(
     *,
     filter: object = None,
     value: object = None,
-) -> Any:
+) -> Tensor:
     """The gradient of `conv2d` by its input, given that of its output.
 
     Args:
@@ -190,13 +191,13 @@ def conv2d_transpose(
 
 
 def transposed(
-    input: object, filters: object, output_shape: object, how: Windows, name: str
-) -> Any:
+    input: Tensor, filters: Tensor, output_shape: object, how: Windows, name: str
+) -> Tensor:
     """`windows.spread` as an operation; `output_shape` may be None."""
     asked = _shape_argument(output_shape)
     inner = slice(2, None) if how.channels_first else slice(1, -1)
 
-    def spread(data: object, by: object, shape: Any) -> Any:
+    def spread(data: Tensor, by: Tensor, shape: Any) -> Tensor:
         sizes = None if shape is None else [int(each) for each in shape][inner]
         return windows.spread(data, by, sizes, how)
 
@@ -215,7 +216,7 @@ def _shape_argument(output_shape: Any) -> Any:
     return [int(each) for each in output_shape]
 
 
-def _known_shape(input: Any, filters: Any, asked: object, how: Windows) -> list[int | None]:
+def _known_shape(input: Tensor, filters: Tensor, asked: object, how: Windows) -> list[int | None]:
     """What is known of a result's shape before a run."""
     *kernel, outputs, _ = filters.shape
     given = [None] * (len(kernel) + 2) if input.shape is None else list(input.shape)
@@ -231,7 +232,7 @@ def _known_shape(input: Any, filters: Any, asked: object, how: Windows) -> list[
 
 
 def pool(
-    function: Callable[..., object],
+    function: Callable[..., Tensor],
     input: object,
     ksize: object,
     strides: object,
@@ -239,14 +240,16 @@ def pool(
     data_format: str | None,
     name: str,
     count: int = 2,
-) -> Any:
+) -> Tensor:
     """A pool over windows of `count` sizes, as an operation."""
     how = Windows.of(strides, padding, None, data_format, count)
     kernel = windows.spatial(ksize, count, how.channels_first, "ksize")
     return call(function, tensor(input), kernel, how, name=name)
 
 
-def _pooling_function(function: Callable[..., object], title: str, what: str, count: int) -> Any:
+def _pooling_function(
+    function: Callable[..., Tensor], title: str, what: str, count: int
+) -> Callable[..., Tensor]:
     def apply(
         input: object = None,
         ksize: object = None,
@@ -256,7 +259,7 @@ def _pooling_function(function: Callable[..., object], title: str, what: str, co
         name: str | None = None,
         *,
         value: object = None,
-    ) -> Any:
+    ) -> Tensor:
         given = value if input is None else input
         return pool(function, given, ksize, strides, padding, data_format, name or title, count)
 

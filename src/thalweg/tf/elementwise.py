@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -148,7 +149,7 @@ _QUOTIENTS = {
 }
 
 
-def _divide(x: Any, y: Any) -> Any:
+def _divide(x: Tensor, y: Tensor) -> Tensor:
     kind = _QUOTIENTS.get(torch.promote_types(x.dtype, y.dtype))
     return x / y if kind is None else x.to(kind) / y.to(kind)
 
@@ -168,11 +169,11 @@ logical_or = binary(torch.logical_or, "logical_or")
 logical_xor = binary(torch.logical_xor, "logical_xor")
 
 
-def _maximum_of(x: Any, y: Any) -> Any:
+def _maximum_of(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x >= y) | x.isnan(), x, y)  # of equal ones the first has the gradient
 
 
-def _minimum_of(x: Any, y: Any) -> Any:
+def _minimum_of(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x <= y) | x.isnan(), x, y)
 
 
@@ -186,7 +187,7 @@ squared_difference = binary(lambda x, y: torch.square(x - y), "squared_differenc
 subtract = binary(torch.sub, "subtract")
 
 
-def add_n(inputs: Sequence[object], name: str | None = None) -> Any:
+def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
     """The sum of tensors of one shape.
 
     Raises:
@@ -196,7 +197,7 @@ def add_n(inputs: Sequence[object], name: str | None = None) -> Any:
     if not parts:
         raise InvalidArgumentError("inputs of add_n must be a list of at least one tensor.")
 
-    def total(*given: Any) -> Any:
+    def total(*given: Tensor) -> Tensor:
         shapes = {tuple(each.shape) for each in given}
         if len(shapes) > 1:
             raise InvalidArgumentError(f"add_n adds tensors of one shape, not of {sorted(shapes)}.")
@@ -239,12 +240,12 @@ def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
     return clipped
 
 
-def cast(x: object, dtype: object, name: str | None = None) -> Any:
+def cast(x: object, dtype: object, name: str | None = None) -> Tensor:
     """The elements in another dtype."""
     return call(torch.Tensor.to, tensor(x), as_dtype(dtype), name=name or "Cast")
 
 
-def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
     """Elements of `x` where the condition holds, otherwise of `y`; without both, the indices of
     the elements that are true, a row for each.
 
@@ -268,20 +269,22 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
     return call(torch.where, condition, x, y, name=name or "Where")
 
 
-def stop_gradient(input: object, name: str | None = None) -> Any:
+def stop_gradient(input: object, name: str | None = None) -> Tensor:
     """The same values, through which no gradient flows."""
     return call(torch.Tensor.detach, tensor(input), name=name or "StopGradient")
 
 
-def _cumulative_function(function: Callable[..., Any], first: int, title: str, what: str) -> Any:
+def _cumulative_function(
+    function: Callable[..., Any], first: int, title: str, what: str
+) -> Callable[..., Tensor]:
     def apply(
         x: object,
         axis: int = 0,
         exclusive: bool = False,
         reverse: bool = False,
         name: str | None = None,
-    ) -> Any:
-        def run(given: Any) -> Any:
+    ) -> Tensor:
+        def run(given: Tensor) -> Tensor:
             given = given.flip(axis) if reverse else given
             if exclusive:  # taking the element away again would cost what it was rounded by
                 size = given.shape[axis]

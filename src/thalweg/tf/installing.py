@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
@@ -93,12 +92,12 @@ class _Finder(MetaPathFinder, Loader):
         state = {"loader_state": shown, "origin": _FACADES[self.version], "is_package": True}
         return ModuleSpec(fullname, self, **state)
 
-    def _find_shown(self, fullname: str) -> Any:
+    def _find_shown(self, fullname: str) -> object:
         """What the module of that name shows; AttributeError if there is none."""
         path = fullname.split(".")[1:]
         if path[:1] in (["python"], ["core"]):
             return private.module(fullname)
-        shown: Any = importlib.import_module(_FACADES[self.version])
+        shown: object = importlib.import_module(_FACADES[self.version])
         for name in path:
             shown = getattr(shown, name)
         if not hasattr(shown, "__name__") or isinstance(shown, type) or callable(shown):

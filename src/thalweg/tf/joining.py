@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.core.nest import leaves_of
@@ -17,14 +18,14 @@ from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor
 __all__ = ["concat", "split", "stack", "unstack"]
 
 
-def concat(values: object, axis: object, name: str | None = None) -> Any:
+def concat(values: object, axis: object, name: str | None = None) -> Tensor:
     """Tensors one after the other along an axis."""
     parts = [tensor(value) for value in values] if isinstance(values, list | tuple) else [values]
     place = place_of(axis)
     return call(lambda *given: torch.cat(given, place), *parts, name=name or "concat")
 
 
-def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Any:
+def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Tensor:
     """Tensors of one shape along a new axis."""
     name = name or "stack"
     return stacked([tensor(value) for value in values], axis, name)
@@ -32,14 +33,14 @@ def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -
 
 def unstack(
     value: object, num: int | None = None, axis: int = 0, name: str | None = "unstack"
-) -> list[Any]:
+) -> list[Tensor]:
     """The tensors along an axis, in a list; `num` says how many, where that is not known.
 
     Raises:
         InvalidArgumentError: Their number is not known, or is not `num`.
     """
     name = name or "unstack"
-    given = tensor(value)
+    given: Any = tensor(value)
     size, rest = _size_along(given.shape, axis)
     count = num if size is None else size
     if count is None:
@@ -51,7 +52,7 @@ def unstack(
         if num not in (None, found):
             raise InvalidArgumentError(f"num is {num}, but there are {found} along axis {axis}.")
 
-    def cut(x: Any, _: None) -> list[Any]:
+    def cut(x: Tensor, _: None) -> list[Tensor]:
         check(x.shape[axis])
         return list(torch.unbind(x, axis))
 
@@ -60,12 +61,12 @@ def unstack(
 
 
 def split(
-    value: Any,
-    num_or_size_splits: Any,
-    axis: Any = 0,
+    value: object,
+    num_or_size_splits: object,
+    axis: object = 0,
     num: int | None = None,
     name: str | None = "split",
-) -> list[Any]:
+) -> list[Tensor]:
     """A number of equal parts along an axis, or parts of the given sizes.
 
     Args:
@@ -89,7 +90,7 @@ def split(
         wanted = known_sizes(num_or_size_splits) or [None] * (num or 0)
         wanted = [None if each == -1 else each for each in wanted]
 
-    def cut(x: Any, asked: Any) -> Any:
+    def cut(x: Tensor, asked: Tensor) -> Any:
         return torch.split(x, _sizes_of_parts(x.shape[place], many, asked, place), place)
 
     if size is not None:  # what does not fit is refused at once
@@ -128,8 +129,8 @@ def _sizes_of_parts(whole: int, many: int | None, asked: object, axis: int) -> l
 
 
 def _split_parts(
-    function: Callable[..., Any], given: Any, how: Any, shapes: Sequence[Any], name: str
-) -> list[Any]:
+    function: Callable[..., Any], given: Tensor, how: Any, shapes: Sequence[Any], name: str
+) -> list[Tensor]:
     """`function(given, how)`; in a graph an operation with an output of each of these shapes."""
     symbols = [x for x in leaves_of((given, how)) if isinstance(x, graph.SymbolicTensor)]
     if not symbols:

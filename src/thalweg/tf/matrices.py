@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg.tf.convert import call, pair, tensor
 
@@ -24,8 +25,8 @@ __all__ = [
 ]
 
 
-def _of_one(function: Callable[[Any], object], title: str, what: str) -> Callable[..., Any]:
-    def apply(input: object, name: str | None = None) -> Any:
+def _of_one(function: Callable[[Tensor], Tensor], title: str, what: str) -> Callable[..., Tensor]:
+    def apply(input: object, name: str | None = None) -> Tensor:
         return call(function, tensor(input), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
@@ -41,7 +42,7 @@ matrix_transpose = _of_one(lambda x: x.mT, "matrix_transpose", "The matrix with 
 trace = _of_one(lambda x: x.diagonal(0, -2, -1).sum(-1), "trace", "The sum of the diagonal")
 
 
-def eigh(tensor: object, name: str | None = None) -> tuple[Any, Any]:
+def eigh(tensor: object, name: str | None = None) -> tuple[Tensor, Tensor]:
     """The eigenvalues, in ascending order, and eigenvectors of a symmetric matrix."""
     found = call(lambda x: tuple(torch.linalg.eigh(x)), as_tensor(tensor), name=name or "eigh")
     return found[0], found[1]
@@ -57,35 +58,35 @@ def svd(
     if not compute_uv:
         return call(torch.linalg.svdvals, given, name=title)
 
-    def decompose(x: object) -> tuple[Any, Any, Any]:
+    def decompose(x: object) -> tuple[Tensor, Tensor, Tensor]:
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return s, u, vh.mH
 
     return tuple(call(decompose, given, name=title))
 
 
-def inv(input: object, adjoint: bool = False, name: str | None = None) -> Any:
+def inv(input: object, adjoint: bool = False, name: str | None = None) -> Tensor:
     """The inverse of a matrix, or of its adjoint."""
 
-    def invert(x: Any) -> Any:
+    def invert(x: Tensor) -> Tensor:
         return torch.linalg.inv(x.mH if adjoint else x)
 
     return call(invert, tensor(input), name=name or "inv")
 
 
-def solve(matrix: object, rhs: object, adjoint: bool = False, name: str | None = None) -> Any:
+def solve(matrix: object, rhs: object, adjoint: bool = False, name: str | None = None) -> Tensor:
     """The solutions of linear equations, one in each column."""
 
-    def find(a: Any, b: Any) -> Any:
+    def find(a: Tensor, b: Tensor) -> Tensor:
         return torch.linalg.solve(a.mH if adjoint else a, b)
 
     return call(find, *pair(matrix, rhs), name=name or "solve")
 
 
-def band_part(input: object, num_lower: int, num_upper: int, name: str | None = None) -> Any:
+def band_part(input: object, num_lower: int, num_upper: int, name: str | None = None) -> Tensor:
     """A matrix with zeros but for so many diagonals below and above the middle one; -1 for all."""
 
-    def keep(x: Any) -> Any:
+    def keep(x: Tensor) -> Tensor:
         x = torch.triu(x, -int(num_lower)) if num_lower >= 0 else x
         return torch.tril(x, int(num_upper)) if num_upper >= 0 else x
 

@@ -89,7 +89,7 @@ def _structure_error(nest1: object, nest2: object) -> ValueError:
     return ValueError(f"These do not have the same nested structure: {nest1} and {nest2}.")
 
 
-def _kind_of(nest: object) -> Any:
+def _kind_of(nest: object) -> object:
     for kind in (list, Mapping):
         if isinstance(nest, kind):
             return kind
@@ -97,11 +97,11 @@ def _kind_of(nest: object) -> Any:
     return type(nest) if fields is None else (type(nest).__name__, fields)
 
 
-def _items_of(nest: Any) -> Iterator[Any]:
+def _items_of(nest: Any) -> Iterator[object]:
     return (nest[key] for key in sorted(nest)) if isinstance(nest, Mapping) else iter(nest)
 
 
-def _pack_leaves(nest: Any, leaves: Iterator[Any]) -> Any:
+def _pack_leaves(nest: Any, leaves: Iterator[object]) -> object:
     if not is_nested(nest):
         return next(leaves)
     items = [_pack_leaves(item, leaves) for item in _items_of(nest)]

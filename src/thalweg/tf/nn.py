@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from thalweg import graph
@@ -66,21 +67,21 @@ silu = swish = unary(functional.silu, "silu")
 softsign = unary(functional.softsign, "softsign")
 
 
-def leaky_relu(features: object, alpha: float = 0.2, name: str | None = None) -> Any:
+def leaky_relu(features: object, alpha: float = 0.2, name: str | None = None) -> Tensor:
     """The elements that are positive, `alpha` times the others."""
     return call(functional.leaky_relu, tensor(features), alpha, name=name or "LeakyRelu")
 
 
-def crelu(features: object, axis: int = -1, name: str | None = None) -> Any:
+def crelu(features: object, axis: int = -1, name: str | None = None) -> Tensor:
     """The positive part of the elements, and beside it along an axis that of their negatives."""
 
-    def both(given: Any) -> Any:
+    def both(given: Tensor) -> Tensor:
         return torch.cat([torch.relu(given), torch.relu(-given)], axis)
 
     return call(both, tensor(features), name=name or "CRelu")
 
 
-def gelu(features: object, approximate: bool = False, name: str | None = None) -> Any:
+def gelu(features: object, approximate: bool = False, name: str | None = None) -> Tensor:
     """The Gaussian error linear unit, or its approximation by tanh."""
     kind = "tanh" if approximate else "none"
     return call(
@@ -88,19 +89,19 @@ def gelu(features: object, approximate: bool = False, name: str | None = None) -
     )
 
 
-def softmax(logits: object, axis: int = -1, name: str | None = None) -> Any:
+def softmax(logits: object, axis: int = -1, name: str | None = None) -> Tensor:
     """Probabilities along an axis."""
     return call(torch.softmax, tensor(logits), axis, name=name or "Softmax")
 
 
-def log_softmax(logits: object, axis: int = -1, name: str | None = None) -> Any:
+def log_softmax(logits: object, axis: int = -1, name: str | None = None) -> Tensor:
     """The logarithms of `softmax`."""
     return call(torch.log_softmax, tensor(logits), axis, name=name or "LogSoftmax")
 
 
 def softmax_cross_entropy_with_logits(
     labels: object, logits: object, axis: int = -1, name: str | None = None
-) -> Any:
+) -> Tensor:
     """The cross entropy of probabilities `labels` and `softmax(logits)`, for each row.
 
     Raises:
@@ -123,13 +124,13 @@ def cross_entropy(
     axis: int | None = -1,
     name: str | None = None,
     dim: int | None = None,
-) -> Any:
+) -> Tensor:
     """That of TensorFlow 2, whose gradient flows into the labels, too; `dim` is an older name of
     `axis`.
     """
     along = dim if dim is not None else -1 if axis is None else axis
 
-    def entropy(given: Any, wanted: Any) -> Any:
+    def entropy(given: Tensor, wanted: Tensor) -> Tensor:
         return -(wanted * torch.log_softmax(given, along)).sum(along)
 
     return call(entropy, *pair(logits, labels), name=name or "softmax_cross_entropy_with_logits")
@@ -153,7 +154,7 @@ def _is_trained(target: graph.SymbolicTensor) -> bool:
 
 def sparse_softmax_cross_entropy_with_logits(
     labels: object, logits: object, name: str | None = None
-) -> Any:
+) -> Tensor:
     """The cross entropy of class numbers `labels` and `softmax(logits)`, for each row.
 
     Args:
@@ -166,7 +167,7 @@ def sparse_softmax_cross_entropy_with_logits(
         InvalidArgumentError: Their shape is wrong, or, on the CPU, one is not a class number.
     """
 
-    def entropy(given: Any, wanted: Any) -> Any:
+    def entropy(given: Tensor, wanted: Tensor) -> Tensor:
         _check_labels(wanted, given.shape)
         chosen = torch.log_softmax(given, -1).gather(-1, wanted.long().unsqueeze(-1))
         return -chosen.squeeze(-1)
@@ -195,28 +196,28 @@ def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
 
 def sigmoid_cross_entropy_with_logits(
     labels: object, logits: object, name: str | None = None
-) -> Any:
+) -> Tensor:
     """The cross entropy of probabilities `labels` and `sigmoid(logits)`, for each element."""
 
-    def entropy(given: Any, wanted: Any) -> Any:
+    def entropy(given: Tensor, wanted: Tensor) -> Tensor:
         loss = torch.nn.functional.binary_cross_entropy_with_logits
         return loss(given, wanted, reduction="none")
 
     return call(entropy, *pair(logits, labels), name=name or "logistic_loss")
 
 
-def l2_loss(t: object, name: str | None = None) -> Any:
+def l2_loss(t: object, name: str | None = None) -> Tensor:
     """Half the sum of the squares."""
     return call(lambda given: (given * given).sum() / 2, tensor(t), name=name or "L2Loss")
 
 
 def l2_normalize(
-    x: object, axis: Any = None, epsilon: float = 1e-12, name: str | None = None
-) -> Any:
+    x: object, axis: object = None, epsilon: float = 1e-12, name: str | None = None
+) -> Tensor:
     """The tensor divided by its Euclidean norm, along axes or of all elements."""
     axes = None if axis is None else sizes(axis)
 
-    def scale(given: Any) -> Any:
+    def scale(given: Tensor) -> Tensor:
         squares = (given * given).sum(axes, keepdim=True)
         return given * torch.rsqrt(squares.clamp(min=epsilon))
 
@@ -224,8 +225,8 @@ def l2_normalize(
 
 
 def bias_add(
-    value: object, bias: Any, data_format: str | None = None, name: str | None = None
-) -> Any:
+    value: object, bias: object, data_format: str | None = None, name: str | None = None
+) -> Tensor:
     """A bias added along the last dimension, or with "NC..." along the second.
 
     Raises:
@@ -233,7 +234,7 @@ def bias_add(
     """
     first = data_format is not None and data_format.startswith("NC")
 
-    def add(given: Any, one: Any) -> Any:
+    def add(given: Tensor, one: Tensor) -> Tensor:
         if given.dim() < 2 or one.shape != given.shape[1 if first else -1 :][:1]:
             raise InvalidArgumentError(
                 f"A bias of shape {tuple(one.shape)} does not fit the channels of a tensor of shape"
@@ -246,25 +247,25 @@ def bias_add(
     return call(add, *pair(value, bias), name=name or "BiasAdd")
 
 
-def xw_plus_b(x: object, weights: object, biases: object, name: str | None = None) -> Any:
+def xw_plus_b(x: object, weights: object, biases: object, name: str | None = None) -> Tensor:
     """The product of two matrices, plus a bias."""
     x, weights = pair(x, weights)
     parts = (x, weights, pair(x, biases)[1])
     return call(lambda given, by, shift: given @ by + shift, *parts, name=name or "xw_plus_b")
 
 
-def zero_fraction(value: object, name: str | None = None) -> Any:
+def zero_fraction(value: object, name: str | None = None) -> Tensor:
     """The share of the elements that are 0, as float32."""
     return call(lambda given: (given == 0).float().mean(), tensor(value), name=name or "fraction")
 
 
 def weighted_cross_entropy_with_logits(
-    labels: Any, logits: Any, pos_weight: Any, name: str | None = None
-) -> Any:
+    labels: object, logits: object, pos_weight: object, name: str | None = None
+) -> Tensor:
     """`sigmoid_cross_entropy_with_logits` in which positive labels weigh `pos_weight`."""
     logits, labels = pair(logits, labels)
 
-    def entropy(given: Any, wanted: Any, weight: Any) -> Any:
+    def entropy(given: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
         share = 1 + (weight - 1) * wanted
         return (1 - wanted) * given + share * softplus(-given)
 
@@ -279,7 +280,7 @@ def dropout(
     noise_shape: object = None,
     seed: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """Elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
 
     Args:
@@ -299,7 +300,7 @@ def dropout(
 
 def dropped(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
-) -> Any:
+) -> Tensor:
     """`dropout`, if `training`, True or a tensor, is true."""
     if isinstance(rate, int | float) and not 0 <= rate < 1:
         raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
@@ -308,7 +309,7 @@ def dropped(
         raise InvalidTypeError(f"x must be of a floating-point type to be scaled, not {kind}.")
     generator = graph.numbers_of(seed)
 
-    def drop(given: Any, share: Any, active: Any, asked: Any) -> Any:
+    def drop(given: Tensor, share: Any, active: Any, asked: Any) -> Tensor:
         shape = given.shape
         if asked is not None:
             pairs = zip(asked, shape, strict=True)
@@ -331,7 +332,7 @@ def dropped(
 @named_in_graphs(2, "partition_strategy")
 def embedding_lookup(
     params: object, ids: object, max_norm: object = None, name: str | None = None
-) -> Any:
+) -> Tensor:
     """The rows that `ids` names; the gradient of a variable is slices.
 
     Raises:

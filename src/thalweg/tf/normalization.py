@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg.tf.convert import call, named_in_graphs, pair, sizes, tensor
 
@@ -20,20 +21,20 @@ __all__ = [
 @named_in_graphs(3, "name")
 def moments(
     x: object,
-    axes: Any,
+    axes: object,
     shift: object = None,
     keepdims: bool = False,
     name: str | None = None,
     *,
     keep_dims: bool | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """The mean and the variance, the mean square of what is left, along axes.
 
     `shift` is ignored, as in TensorFlow; `keep_dims` is an older name of `keepdims`.
     """
     over, keep = sizes(axes), bool(keepdims or keep_dims)
 
-    def measure(given: Any) -> tuple[Any, Any]:
+    def measure(given: Tensor) -> tuple[Tensor, Tensor]:
         variance, mean = torch.var_mean(given, over, correction=0, keepdim=keep)
         return mean, variance
 
@@ -41,21 +42,23 @@ def moments(
 
 
 def batch_normalization(
-    x: Any,
-    mean: Any,
-    variance: Any,
-    offset: Any,
-    scale: Any,
-    variance_epsilon: Any,
+    x: object,
+    mean: object,
+    variance: object,
+    offset: object,
+    scale: object,
+    variance_epsilon: float,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """(x - mean) / sqrt(variance + variance_epsilon), times `scale`, plus `offset`; these two may
     be None. All broadcast.
     """
     parts = [tensor(x), *(None if y is None else pair(x, y)[1] for y in (mean, variance))]
     parts += [None if y is None else pair(x, y)[1] for y in (offset, scale)]
 
-    def normalize(x: Any, mean: Any, variance: Any, offset: Any, scale: Any) -> Any:
+    def normalize(
+        x: Tensor, mean: Tensor, variance: Tensor, offset: Tensor | None, scale: Tensor | None
+    ) -> Tensor:
         factor = torch.rsqrt(variance + variance_epsilon)
         factor = factor if scale is None else factor * scale
         shift = -mean * factor if offset is None else offset - mean * factor
@@ -73,7 +76,7 @@ def batch_norm_with_global_normalization(
     variance_epsilon: float,
     scale_after_normalization: bool,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """`batch_normalization`, with `gamma` if `scale_after_normalization`."""
     scale = gamma if scale_after_normalization else None
     return batch_normalization(input, mean, variance, beta, scale, variance_epsilon, name)
@@ -86,13 +89,13 @@ def local_response_normalization(
     alpha: float = 1.0,
     beta: float = 0.5,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """Images divided by (bias + alpha s)^beta, where s is the sum of the squares of the channels
     that are at most `depth_radius` away.
     """
     width = 2 * depth_radius + 1
 
-    def normalize(given: Any) -> Any:
+    def normalize(given: Tensor) -> Tensor:
         # torch takes the mean of the squares, and channels first.
         found = torch.nn.functional.local_response_norm(
             given.movedim(-1, 1), width, alpha * width, beta, bias
@@ -106,8 +109,8 @@ lrn = local_response_normalization
 
 
 def normalized(
-    data: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float, axis: int
-) -> Any:
+    data: Tensor, scale: Tensor, offset: Tensor, mean: Any, variance: Any, epsilon: float, axis: int
+) -> Tensor:
     """Data normalized along all axes but one, by the given moments, or, if they are None, by those
     of the batch; `scale` and `offset` may be None, too.
     """
@@ -124,7 +127,7 @@ def normalized(
     return (data * factor.reshape(shape) + shift.reshape(shape)).to(data.dtype)
 
 
-def batch_moments(data: Any, axis: int, unbiased: bool) -> tuple[Any, Any]:
+def batch_moments(data: Tensor, axis: int, unbiased: bool) -> tuple[Tensor, Tensor]:
     """The mean and the variance along all axes but one, outside of gradients."""
     data = data.detach()
     over = [each for each in range(data.dim()) if each != axis % data.dim()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.tf import convolution
 from thalweg.tf import nn as newer
 from thalweg.tf.convert import call, tensor
@@ -32,14 +34,14 @@ __all__ = [
 
 def softmax(
     logits: object, axis: int | None = None, name: str | None = None, dim: int | None = None
-) -> Any:
+) -> Tensor:
     """As `tf.nn.softmax`; `dim` is an older name of `axis`."""
     return newer.softmax(logits, _axis_given(axis, dim, -1), name)
 
 
 def log_softmax(
     logits: object, axis: int | None = None, name: str | None = None, dim: int | None = None
-) -> Any:
+) -> Tensor:
     """As `tf.nn.log_softmax`; `dim` is an older name of `axis`."""
     return newer.log_softmax(logits, _axis_given(axis, dim, -1), name)
 
@@ -50,7 +52,7 @@ def l2_normalize(
     epsilon: float = 1e-12,
     name: str | None = None,
     dim: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.l2_normalize`; `dim` is an older name of `axis`."""
     return newer.l2_normalize(x, _axis_given(axis, dim, None), epsilon, name)
 
@@ -59,7 +61,7 @@ def _axis_given(axis: object, dim: object, otherwise: object) -> Any:
     return next((given for given in (axis, dim) if given is not None), otherwise)
 
 
-def crelu(features: object, name: str | None = None, axis: int = -1) -> Any:
+def crelu(features: object, name: str | None = None, axis: int = -1) -> Tensor:
     """As `tf.nn.crelu`."""
     return newer.crelu(features, axis, name)
 
@@ -74,7 +76,7 @@ def conv2d(
     dilations: object = None,
     name: str | None = None,
     filters: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.conv2d`; `use_cudnn_on_gpu` is ignored."""
     by = filter if filters is None else filters
     return newer.conv2d(
@@ -92,7 +94,7 @@ def conv1d(
     name: str | None = None,
     input: object = None,
     dilations: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.conv1d`; `use_cudnn_on_gpu` is ignored."""
     given = value if input is None else input
     title = name or "conv1d"
@@ -109,7 +111,7 @@ def conv2d_transpose(
     name: str | None = None,
     input: object = None,
     filters: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.conv2d_transpose`."""
     given, by = (value if input is None else input), (filter if filters is None else filters)
     return newer.conv2d_transpose(given, by, output_shape, strides, padding, data_format, name)
@@ -124,7 +126,7 @@ def depthwise_conv2d(
     name: str | None = None,
     data_format: str | None = None,
     dilations: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.depthwise_conv2d`; `rate` is an older name of `dilations`."""
     apart = rate if dilations is None else dilations
     return newer.depthwise_conv2d(input, filter, strides, padding, data_format, apart, name)
@@ -143,7 +145,7 @@ def separable_conv2d(
     name: str | None = None,
     data_format: str | None = None,
     dilations: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.separable_conv2d`; `rate` is an older name of `dilations`."""
     by, apart = (depthwise_filter, pointwise_filter), rate if dilations is None else dilations
     return newer.separable_conv2d(input, *by, strides, padding, data_format, apart, name)
@@ -156,23 +158,23 @@ def moments(
     name: str | None = None,
     keep_dims: bool | None = None,
     keepdims: bool | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """As `tf.nn.moments`."""
     return newer.moments(x, axes, keepdims=bool(keepdims or keep_dims), name=name)
 
 
 def fused_batch_norm(
-    x: Any,
-    scale: Any,
-    offset: Any,
-    mean: Any = None,
-    variance: Any = None,
+    x: object,
+    scale: object,
+    offset: object,
+    mean: object = None,
+    variance: object = None,
     epsilon: float = 0.001,
     data_format: str = "NHWC",
     is_training: bool = True,
     name: str | None = None,
     exponential_avg_factor: float = 1.0,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Images normalized by their own moments, or, if not `is_training`, by those that are given.
 
     Returns:
@@ -184,7 +186,7 @@ def fused_batch_norm(
     parts = [tensor(x), tensor(scale), tensor(offset)]
     parts += [None if each is None else tensor(each) for each in (mean, variance)]
 
-    def normalize(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> tuple[Any, ...]:
+    def normalize(x: Tensor, scale: Any, offset: Any, mean: Any, variance: Any) -> tuple[Any, ...]:
         if not is_training:
             found = normalized(x, scale, offset, mean, variance, epsilon, axis)
             return found, mean.clone(), variance.clone()
@@ -196,7 +198,7 @@ def fused_batch_norm(
     return call(normalize, *parts, name=name or "FusedBatchNorm")
 
 
-def in_top_k(predictions: object, targets: object, k: int, name: str | None = None) -> Any:
+def in_top_k(predictions: object, targets: object, k: int, name: str | None = None) -> Tensor:
     """As `tf.nn.in_top_k`, with the predictions first."""
     return newer.in_top_k(targets, predictions, k, name)
 
@@ -207,7 +209,7 @@ def weighted_cross_entropy_with_logits(
     pos_weight: object = None,
     name: str | None = None,
     targets: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.weighted_cross_entropy_with_logits`; `targets` is an older name of `labels`."""
     labels = targets if labels is None else labels
     return newer.weighted_cross_entropy_with_logits(labels, logits, pos_weight, name)
@@ -225,7 +227,7 @@ def nce_loss(
     remove_accidental_hits: bool = False,
     partition_strategy: str = "mod",
     name: str = "nce_loss",
-) -> Any:
+) -> Tensor:
     """As `tf.nn.nce_loss`; `partition_strategy` is ignored: there is one table."""
     own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
     return newer.nce_loss(*own, remove_accidental_hits, name=name)
@@ -244,12 +246,12 @@ def sampled_softmax_loss(
     partition_strategy: str = "mod",
     name: str = "sampled_softmax_loss",
     seed: int | None = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.sampled_softmax_loss`; `partition_strategy` is ignored: there is one table."""
     own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
     return newer.sampled_softmax_loss(*own, remove_accidental_hits, seed=seed, name=name)
 
 
-def relu_layer(x: object, weights: object, biases: object, name: str | None = None) -> Any:
+def relu_layer(x: object, weights: object, biases: object, name: str | None = None) -> Tensor:
     """`relu` of `xw_plus_b`."""
     return newer.relu(newer.xw_plus_b(x, weights, biases), name=name or "relu_layer")

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.tf.convert import call, pair, tensor
 
 
-def unary(function: Callable[[Any], object], title: str) -> Callable[..., Any]:
+def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Tensor]:
     """A function `(x, name=None)`, element by element."""
 
-    def apply(x: object, name: str | None = None) -> Any:
+    def apply(x: object, name: str | None = None) -> Tensor:
         return call(function, tensor(x), name=name or title)
 
     return _with_name(apply, title, "of each element of `x`")
 
 
-def binary(function: Callable[[Any, Any], object], title: str) -> Callable[..., Any]:
+def binary(function: Callable[[Tensor, Tensor], Tensor], title: str) -> Callable[..., Tensor]:
     """A function `(x, y, name=None)`, element by element, with broadcasting."""
 
-    def apply(x: object, y: object, name: str | None = None) -> Any:
+    def apply(x: object, y: object, name: str | None = None) -> Tensor:
         return call(function, *pair(x, y), name=name or title)
 
     return _with_name(apply, title, "of the elements of `x` and `y`, which broadcast")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
+def slice(input_: object, begin: object, size: object, name: str | None = None) -> Tensor:
     """The part of the given size that begins at a place; a size of -1 reaches to the end.
 
     Raises:
@@ -45,7 +46,7 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
     """
     given, first, wanted = tensor(input_), sizes_of(begin), sizes_of(size)
 
-    def cut(x: Any, begin: Any, size: Any) -> Any:
+    def cut(x: Tensor, begin: Tensor, size: Tensor) -> Tensor:
         places = zip(sizes(begin), sizes(size), x.shape, strict=True)
         ends = [(a, whole if many == -1 else a + many, whole) for a, many, whole in places]
         if any(not 0 <= start <= end <= whole for start, end, whole in ends):
@@ -55,11 +56,12 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
             )
         return x[tuple(builtins.slice(start, end) for start, end, _ in ends)]
 
-    def static_shape() -> Any:
+    def static_shape() -> list[int | None] | None:
         found, starts = known_sizes(wanted), known_sizes(first)
         if found is None or starts is None or given.shape is None:
             return found and [None if many == -1 else many for many in found]
-        rest = [None if None in (a, b) else b - a for a, b in zip(starts, given.shape, strict=True)]
+        pairs = zip(starts, given.shape, strict=True)
+        rest = [None if a is None or b is None else b - a for a, b in pairs]
         return [left if many == -1 else many for left, many in zip(rest, found, strict=True)]
 
     return told(call(cut, given, first, wanted, name=name or "Slice"), given.dtype, static_shape)
@@ -67,9 +69,9 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
 
 def strided_slice(
     input_: object,
-    begin: Any,
-    end: Any,
-    strides: Any = None,
+    begin: object,
+    end: object,
+    strides: object = None,
     begin_mask: int = 0,
     end_mask: int = 0,
     ellipsis_mask: int = 0,
@@ -77,7 +79,7 @@ def strided_slice(
     shrink_axis_mask: int = 0,
     var: object = None,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """`input_[begin:end:strides]` in each dimension that is named.
 
     Args:
@@ -94,7 +96,7 @@ def strided_slice(
         raise InvalidArgumentError("Index the tensor, x[..., None]; assign to a variable.")
     given = tensor(input_)
 
-    def cut(x: Any, begin: Any, end: Any, strides: Any) -> Any:
+    def cut(x: Tensor, begin: Tensor, end: Tensor, strides: Tensor) -> Tensor:
         starts, ends = sizes(begin), sizes(end)
         steps = (1,) * len(starts) if strides is None else sizes(strides)
         for place in reversed(range(len(starts))):
@@ -113,11 +115,11 @@ def strided_slice(
 
 def pad(
     tensor: object,
-    paddings: Any,
+    paddings: object,
     mode: str = "CONSTANT",
     constant_values: Any = 0,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """The tensor with elements added before and after each dimension.
 
     Args:
@@ -132,7 +134,7 @@ def pad(
     if kind not in ("constant", "reflect", "symmetric"):
         raise InvalidArgumentError(f"mode must be CONSTANT, REFLECT or SYMMETRIC, not {mode!r}.")
 
-    def widen(x: Any, paddings: Any) -> Any:
+    def widen(x: Any, paddings: Tensor) -> Tensor:
         flat = sizes(paddings)
         if len(flat) != 2 * x.dim():
             raise InvalidArgumentError(
@@ -152,12 +154,14 @@ def pad(
     return told(call(widen, given, wanted, name=name or "Pad"), given.dtype)
 
 
-def reverse(tensor: object, axis: object, name: str | None = None) -> Any:
+def reverse(tensor: object, axis: object, name: str | None = None) -> Tensor:
     """The elements in reverse order along axes."""
     return call(lambda x: x.flip(sizes(axis)), as_tensor(tensor), name=name or "ReverseV2")
 
 
-def repeat(input: object, repeats: object, axis: int | None = None, name: str | None = None) -> Any:
+def repeat(
+    input: object, repeats: object, axis: int | None = None, name: str | None = None
+) -> Tensor:
     """Each element, or each part along an axis, repeated a number of times."""
     times = tensor(repeats)
     return call(
@@ -166,21 +170,21 @@ def repeat(input: object, repeats: object, axis: int | None = None, name: str | 
     )  # fmt: skip
 
 
-def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> list[Any]:
+def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> list[Tensor]:
     """Vectors as coordinates of a grid; "xy" has the first vary along the second dimension."""
 
-    def cross(*given: Any) -> Any:
+    def cross(*given: Tensor) -> tuple[Tensor, ...]:
         return torch.meshgrid(*given, indexing=indexing)
 
     return [*call(cross, *(tensor(each) for each in args), name=name or "meshgrid")]
 
 
 def boolean_mask(
-    tensor: Any, mask: Any, name: str = "boolean_mask", axis: int | None = None
-) -> Any:
+    tensor: object, mask: object, name: str = "boolean_mask", axis: int | None = None
+) -> Tensor:
     """The parts of a tensor where a mask holds, in one dimension in place of those of the mask."""
 
-    def choose(x: Any, chosen: Any) -> Any:
+    def choose(x: Tensor, chosen: Tensor) -> Tensor:
         first = (axis or 0) % max(x.dim(), 1)
         sizes = tuple(x.shape[first : first + chosen.dim()])
         if not chosen.dim() or tuple(chosen.shape) != sizes:
@@ -192,7 +196,7 @@ def boolean_mask(
 
     given, chosen = as_tensor(tensor), as_tensor(mask)
 
-    def static_shape() -> Any:
+    def static_shape() -> list[int | None] | None:
         if given.shape is None or chosen.shape is None:
             return None
         first = (axis or 0) % max(len(given.shape), 1)
@@ -201,10 +205,12 @@ def boolean_mask(
     return told(call(choose, given, chosen, name=name), given.dtype, static_shape)
 
 
-def gather_nd(params: object, indices: object, name: str | None = None, batch_dims: int = 0) -> Any:
+def gather_nd(
+    params: object, indices: object, name: str | None = None, batch_dims: int = 0
+) -> Tensor:
     """The elements or parts of `params` whose places are the last dimension of `indices`."""
 
-    def pick(x: Any, places: Any) -> Any:
+    def pick(x: Tensor, places: Tensor) -> Tensor:
         if batch_dims:
             return torch.stack([_pick_elements(*one) for one in zip(x, places, strict=True)])
         return _pick_elements(x, places)
@@ -214,11 +220,11 @@ def gather_nd(params: object, indices: object, name: str | None = None, batch_di
     return call(pick, tensor(params), tensor(indices), name=name or "GatherNd")
 
 
-def _pick_elements(x: Any, places: Any) -> Any:
+def _pick_elements(x: Tensor, places: Tensor) -> Tensor:
     return x[indices_of(places, x.shape)]
 
 
-def indices_of(places: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+def indices_of(places: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """The last dimension of `places` as indices of a tensor of this shape.
 
     Raises:
@@ -236,13 +242,13 @@ def indices_of(places: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     return tuple(places.long().unbind(-1))
 
 
-def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
+def scatter_nd(indices: object, updates: object, shape: object, name: str | None = None) -> Tensor:
     """Zeros of a shape, to which updates are added at the places in the last dimension of
     `indices`.
     """
     places, values, wanted = tensor(indices), tensor(updates), sizes_of(shape)
 
-    def put(places: object, values: Any, shape: Any) -> Any:
+    def put(places: object, values: Tensor, shape: Tensor) -> Tensor:
         zeros = values.new_zeros(sizes(shape))
         return zeros.index_put(indices_of(places, zeros.shape), values, accumulate=True)
 
@@ -251,11 +257,11 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) 
 
 
 def sequence_mask(
-    lengths: Any, maxlen: Any = None, dtype: Any = torch.bool, name: str | None = None
-) -> Any:
+    lengths: object, maxlen: object = None, dtype: object = torch.bool, name: str | None = None
+) -> Tensor:
     """For each length so many ones and then zeros; `maxlen` of them, by default the largest."""
 
-    def mark(given: Any, most: Any) -> Any:
+    def mark(given: Tensor, most: Tensor) -> Tensor:
         largest = int(given.max()) if most is None and given.numel() else 0
         count = max(largest, 0) if most is None else int(most)
         return (torch.arange(count, device=given.device) < given.unsqueeze(-1)).to(kind)
@@ -269,16 +275,16 @@ def sequence_mask(
 class Unique(NamedTuple):
     """The elements of a vector, each once in the order of its first place."""
 
-    y: Any
-    idx: Any
+    y: Tensor
+    idx: Tensor
 
 
 class UniqueWithCounts(NamedTuple):
     """`Unique`, and how often each element occurs."""
 
-    y: Any
-    idx: Any
-    count: Any
+    y: Tensor
+    idx: Tensor
+    count: Tensor
 
 
 def unique(x: object, out_idx: object = torch.int32, name: str | None = None) -> Unique:
@@ -289,12 +295,12 @@ def unique(x: object, out_idx: object = torch.int32, name: str | None = None) ->
 
 
 def unique_with_counts(
-    x: Any, out_idx: Any = torch.int32, name: str | None = None
+    x: object, out_idx: object = torch.int32, name: str | None = None
 ) -> UniqueWithCounts:
     """What `unique` gives, and how often each element occurs."""
     kind, given = as_dtype(out_idx), tensor(x)
 
-    def find(given: Any) -> tuple[Any, Any, Any]:
+    def find(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values, places, counts = given.unique(return_inverse=True, return_counts=True)
         firsts = torch.full_like(values, len(given), dtype=torch.int64)
         firsts.scatter_reduce_(0, places, torch.arange(len(given), device=given.device), "amin")
@@ -316,14 +322,14 @@ def unique_with_counts(
 
 def dynamic_partition(
     data: object, partitions: object, num_partitions: int, name: str | None = None
-) -> list[Any]:
+) -> list[Tensor]:
     """For each number of a partition the parts of `data` that are in it."""
     given, places, title = tensor(data), tensor(partitions), name or "DynamicPartition"
     chosen = (call(torch.eq, places, i) for i in range(num_partitions))
     return [boolean_mask(given, mask, title) for mask in chosen]
 
 
-def invert_permutation(x: object, name: str | None = None) -> Any:
+def invert_permutation(x: object, name: str | None = None) -> Tensor:
     """For each number from 0 its place in `x`."""
     return call(lambda order: order.argsort().to(order.dtype), tensor(x),
                 name=name or "InvertPermutation")  # fmt: skip
@@ -331,7 +337,7 @@ def invert_permutation(x: object, name: str | None = None) -> Any:
 
 def random_crop(
     value: object, size: object, seed: int | None = None, name: str | None = None
-) -> Any:
+) -> Tensor:
     """A part of the given size from a random place."""
     whole, wanted = shape_of(tensor(value)), tensor(size)
     share = uniform(shape_of(wanted), dtype=torch.float64, seed=seed)

@@ -128,11 +128,11 @@ def _graph_mode() -> Iterator[None]:
         yield
 
 
-def _ignore_export(*names: str, **options: object) -> Callable[[Any], Any]:
+def _ignore_export(*names: str, **options: object) -> Callable[[Any], object]:
     return lambda symbol: symbol
 
 
-def _ignore_deprecation(*arguments: object, **options: object) -> Callable[[Any], Any]:
+def _ignore_deprecation(*arguments: object, **options: object) -> Callable[[Any], object]:
     return lambda symbol: symbol
 
 
@@ -142,16 +142,16 @@ def _ignore_device(
     return contextlib.nullcontext()  # where a node runs is a matter of its tensors
 
 
-def _graph_of(op_input_list: Iterable[object], graph: object = None) -> Any:
+def _graph_of(op_input_list: Iterable[object], graph: object = None) -> object:
     return graph or first_graph(op_input_list)
 
 
-def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> Any:
+def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> object:
     """An operation that initializes resources, such as variables."""
     return graphs.group(*(each.create for each in resource_list), name=name)
 
 
-_OWN: dict[str, dict[str, Any]] = {
+_OWN: dict[str, dict[str, object]] = {
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
         "device_policy": _ignore_device,
@@ -229,7 +229,7 @@ def _of_resources() -> dict[str, Any]:
     }
 
 
-def _candidates_for(name: str) -> Iterator[Any]:
+def _candidates_for(name: str) -> Iterator[object]:
     if name in _ELSEWHERE:
         yield importlib.import_module(_ELSEWHERE[name])
     for path in _PLACES.get(name, ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import call, pair, tensor
@@ -22,7 +23,7 @@ def matmul(
     a_is_sparse: bool = False,
     b_is_sparse: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """The matrix product, in batches if there are more dimensions; an adjoint is the conjugate of
     the transposed matrix. `a_is_sparse` and `b_is_sparse` are ignored.
 
@@ -32,7 +33,7 @@ def matmul(
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise InvalidArgumentError("Give one of transpose and adjoint for a matrix.")
 
-    def product(left: Any, right: Any) -> Any:
+    def product(left: Tensor, right: Tensor) -> Tensor:
         if min(left.dim(), right.dim()) < 2:
             shapes = f"{tuple(left.shape)} and {tuple(right.shape)}"
             raise InvalidArgumentError(f"matmul takes matrices, not tensors of shapes {shapes}.")
@@ -42,7 +43,7 @@ def matmul(
     return call(product, *pair(a, b), name=name or "MatMul")
 
 
-def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
+def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
     """The sum of products over pairs of axes: a number of last and first ones, or two lists, or one
     of each.
     """
@@ -51,7 +52,7 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
     return call(lambda x, y: torch.tensordot(x, y, axes), *pair(a, b), name=name or "Tensordot")
 
 
-def einsum(equation: str, *inputs: object, name: str | None = None) -> Any:
+def einsum(equation: str, *inputs: object, name: str | None = None) -> Tensor:
     """Einstein's summation convention."""
     parts = [tensor(item) for item in inputs]
     return call(lambda *given: torch.einsum(equation, *given), *parts, name=name or "einsum")

@@ -58,11 +58,11 @@ def py_function(func: Callable[..., Any], inp: Sequence[Any], Tout: Any, name: A
 
 def _call_python(
     func: Callable[..., object], inp: Any, Tout: object, flows: bool, name: str
-) -> Any:
+) -> object:
     several = isinstance(Tout, list | tuple)
     kinds = [as_dtype(kind) for kind in (Tout if several else [Tout])]
 
-    def run(given: Sequence[object]) -> Any:
+    def run(given: Sequence[object]) -> object:
         found = func(*given)
         values = list(found) if several and isinstance(found, list | tuple) else [found]
         if several and not kinds:
@@ -72,11 +72,11 @@ def _call_python(
         made = [_convert_result(value, kind) for value, kind in zip(values, kinds, strict=True)]
         return made if several else made[0]
 
-    inputs = [tensor(each) for each in inp]
+    inputs: list[Any] = [tensor(each) for each in inp]
     if graph.executing_eagerly():
         return run(inputs)
     reached = tuple(x for x in inputs if x.is_differentiable()) if flows else ()
-    outputs: Any = [graph.Output(kind, None, reached) for kind in kinds]
+    outputs: object = [graph.Output(kind, None, reached) for kind in kinds]
     outputs = (outputs or None) if several else outputs[0]
     made = graph.operation(run, [inputs], name, kind="pure", outputs=outputs)
     op = made if isinstance(made, graph.Operation) else next(leaves_of(made)).op
@@ -129,14 +129,14 @@ def print(
     return graph.operation(show, [given], name or "PrintV2", kind="pure")
 
 
-def _as_symbol(leaf: object) -> Any:
+def _as_symbol(leaf: object) -> object:
     return tensor(leaf) if isinstance(leaf, torch.nn.Parameter) else leaf
 
 
 class _Shown:
     """A value as it is printed, in a nest or alone."""
 
-    def __init__(self, value: Any, summarize: int | None) -> None:
+    def __init__(self, value: object, summarize: int | None) -> None:
         self.value, self.summarize = value, summarize
 
     def __repr__(self) -> str:
@@ -170,9 +170,10 @@ def print_identity(
         summarize: How many elements of each are printed; 3 by default, all if negative.
         name: Optional.
     """
-    given, times = tensor(input_), 0
+    given: Any = tensor(input_)
+    times = 0
 
-    def show(value: Any, seen: Sequence[object]) -> Any:
+    def show(value: Any, seen: Sequence[object]) -> object:
         nonlocal times
         times += 1
         if first_n is None or first_n < 0 or times <= first_n:

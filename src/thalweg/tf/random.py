@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -36,7 +37,7 @@ def normal(
     dtype: Any = torch.float32,
     seed: int | None = None,
     name: str | None = "random_normal",
-) -> Any:
+) -> Tensor:
     """Numbers from a normal distribution.
 
     `mean` and `stddev` may be tensors, through which gradients flow.
@@ -54,7 +55,7 @@ def truncated_normal(
     dtype: Any = torch.float32,
     seed: int | None = None,
     name: str | None = "truncated_normal",
-) -> Any:
+) -> Tensor:
     """Numbers from a normal distribution, none further than two `stddev` from `mean`.
 
     These may be tensors, through which gradients flow.
@@ -72,7 +73,7 @@ def uniform(
     dtype: Any = torch.float32,
     seed: int | None = None,
     name: str | None = "random_uniform",
-) -> Any:
+) -> Tensor:
     """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
 
     Both may be tensors, through which gradients flow.
@@ -89,12 +90,12 @@ def uniform(
 
 
 def categorical(
-    logits: Any,
+    logits: object,
     num_samples: object,
-    dtype: Any = torch.int64,
+    dtype: object = torch.int64,
     seed: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """Classes, `num_samples` for each row of logits, of shape (batch, num_samples).
 
     Args:
@@ -109,7 +110,7 @@ def categorical(
     """
     generator, given, kind = graph.numbers_of(seed), tensor(logits), as_dtype(dtype)
 
-    def draw(given: Any, many: Any) -> Any:
+    def draw(given: Tensor, many: Any) -> Tensor:
         if given.dim() != 2 or not given.shape[1]:
             raise InvalidArgumentError(
                 f"logits must have the shape (batch, classes), not {tuple(given.shape)}."
@@ -127,11 +128,11 @@ def categorical(
     return graph.operation(draw, *arguments, kind="pure", outputs=known)
 
 
-def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Any:
+def shuffle(value: object, seed: int | None = None, name: str | None = None) -> Tensor:
     """The rows in random order, another one in each run."""
     generator = graph.numbers_of(seed)
 
-    def mix(given: Any) -> Any:
+    def mix(given: Tensor) -> Tensor:
         order = torch.randperm(given.shape[0], generator=generator())
         return given[order.to(given.device)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -30,7 +31,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
         InvalidArgumentError: There are fewer.
     """
 
-    def find(given: Any, k: Any) -> list[Any]:
+    def find(given: Tensor, k: Tensor | int) -> list[Tensor]:
         count = int(k)
         _check_k(count, given.shape)
         values, places = torch.sort(given, stable=True, dim=-1, descending=True)
@@ -56,14 +57,14 @@ def _check_k(k: int, shape: Any) -> None:
         raise InvalidArgumentError(f"k is {k}, and there are no {k} largest of {most} elements.")
 
 
-def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Any:
+def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
     """Whether the prediction of each target is among the `k` largest of its row, as bools.
 
     Predictions that are equal to the k-th are among them. The two tensors may change places, as
     TensorFlow 1 and 2 have them.
     """
 
-    def find(classes: Any, given: Any) -> Any:
+    def find(classes: Tensor, given: Tensor) -> Tensor:
         classes, given = (given, classes) if classes.dim() == 2 else (classes, given)
         classes = classes.long()
         known = (classes >= 0) & (classes < given.shape[-1])

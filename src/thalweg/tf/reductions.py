@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.convert import call, named_in_graphs, tensor
@@ -33,7 +34,7 @@ __all__ = [
 Axis = int | list[int] | tuple[int, ...] | None
 
 
-def _axes_of(given: Any, axis: Any) -> tuple[int, ...]:
+def _axes_of(given: Tensor, axis: Any) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(given.dim()))
     axis = axis.tolist() if isinstance(axis, torch.Tensor | np.ndarray) else axis
@@ -48,10 +49,10 @@ def _axes_of(given: Any, axis: Any) -> tuple[int, ...]:
 
 
 def _reduction_function(
-    function: Callable[[Any, tuple[int, ...], bool], Any],
+    function: Callable[[Tensor, tuple[int, ...], bool], Tensor],
     title: str,
-    alone: Callable[[Any], object] = torch.clone,
-) -> Any:
+    alone: Callable[[Tensor], Tensor] = torch.clone,
+) -> Callable[..., Tensor]:
     """A function `(input_tensor, axis=None, keepdims=False, name=None)`.
 
     Args:
@@ -60,13 +61,13 @@ def _reduction_function(
         alone: What becomes of elements that are reduced along no axis.
     """
 
-    def reduce(given: object, axis: object, keepdims: bool) -> Any:
+    def reduce(given: Tensor, axis: object, keepdims: bool) -> Tensor:
         axes = _axes_of(given, axis)
         return function(given, axes, keepdims) if axes else alone(given)
 
     def apply(
         input_tensor: object, axis: Axis = None, keepdims: bool = False, name: str | None = None
-    ) -> Any:
+    ) -> Tensor:
         return call(reduce, tensor(input_tensor), axis, bool(keepdims), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
@@ -75,10 +76,10 @@ def _reduction_function(
     return apply
 
 
-def _one_by_one(function: Callable[[Any, int, bool], Any]) -> Any:
+def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
     """A reduction over several axes of a function that takes one."""
 
-    def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    def reduce(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         places = sorted(axis % given.dim() for axis in axes)
         for place in reversed(places):
             given = function(given, place, keepdims)
@@ -87,18 +88,18 @@ def _one_by_one(function: Callable[[Any, int, bool], Any]) -> Any:
     return reduce
 
 
-def _is_exact(given: Any) -> bool:
+def _is_exact(given: Tensor) -> bool:
     return not (given.is_floating_point() or given.is_complex())
 
 
-def _zero_or_nan(given: Any) -> Any:
+def _zero_or_nan(given: Tensor) -> Tensor:
     return given - given  # NaN stays
 
 
-def _numeric_reduction(function: Any, title: str) -> Any:
+def _numeric_reduction(function: Callable[..., Tensor], title: str) -> Callable[..., Tensor]:
     """A reduction of numbers, which bools are not."""
 
-    def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    def reduce(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         if given.dtype == torch.bool:
             raise InvalidTypeError(f"{title} takes numbers, not bool. Cast the tensor.")
         return function(given, axes, keepdims)
@@ -106,10 +107,12 @@ def _numeric_reduction(function: Any, title: str) -> Any:
     return _reduction_function(reduce, title)
 
 
-def _extreme_reduction(function: Any, title: str, largest: bool) -> Any:
+def _extreme_reduction(
+    function: Callable[..., Tensor], title: str, largest: bool
+) -> Callable[..., Tensor]:
     """The largest or smallest element; of none the number that is beyond all."""
 
-    def reduce(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    def reduce(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         if all(given.shape[axis] for axis in axes):
             return function(given, axes, keepdims)
         if given.is_floating_point():
@@ -121,7 +124,7 @@ def _extreme_reduction(function: Any, title: str, largest: bool) -> Any:
     return _numeric_reduction(reduce, title)
 
 
-def _mean_over(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _mean_over(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     """Integers have a mean of their own dtype, rounded toward 0: TensorFlow's Mean kernel."""
     if not _is_exact(given):
         return given.mean(axes, keepdims)
@@ -135,13 +138,13 @@ def _mean_over(given: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 def _of_fractions(
-    function: Callable[[Any, tuple[int, ...], bool], Any],
+    function: Callable[[Tensor, tuple[int, ...], bool], Tensor],
     title: str,
-    alone: Callable[[Any], object] = torch.clone,
-) -> Any:
+    alone: Callable[[Tensor], Tensor] = torch.clone,
+) -> Callable[..., Tensor]:
     """A reduction that TensorFlow refuses for integers."""
 
-    def check_inexact(given: Any) -> Any:
+    def check_inexact(given: Tensor) -> Tensor:
         if _is_exact(given):
             raise InvalidTypeError(
                 f"{title} takes real or complex numbers, not {dtype_name(given.dtype)}."
@@ -179,7 +182,7 @@ reduce_all = _reduction_function(_one_by_one(lambda x, axis, keep: x.all(axis, k
 @named_in_graphs(2, "name")
 def argmax(
     input: object, axis: int = 0, output_type: object = torch.int64, name: str | None = None
-) -> Any:
+) -> Tensor:
     """The index of the largest element along an axis."""
     return _find_index(torch.argmax, input, axis, output_type, name or "ArgMax")
 
@@ -187,13 +190,15 @@ def argmax(
 @named_in_graphs(2, "name")
 def argmin(
     input: object, axis: int = 0, output_type: object = torch.int64, name: str | None = None
-) -> Any:
+) -> Tensor:
     """The index of the smallest element along an axis."""
     return _find_index(torch.argmin, input, axis, output_type, name or "ArgMin")
 
 
-def _find_index(function: Any, input: object, axis: int | None, output_type: Any, name: str) -> Any:
-    def find(given: Any) -> Any:
+def _find_index(
+    function: Any, input: object, axis: int | None, output_type: Any, name: str
+) -> Tensor:
+    def find(given: object) -> Tensor:
         return function(given, 0 if axis is None else axis).to(as_dtype(output_type))
 
     return call(find, tensor(input), name=name)
@@ -203,12 +208,12 @@ def count_nonzero(
     input: object,
     axis: Axis = None,
     keepdims: bool = False,
-    dtype: Any = torch.int64,
+    dtype: object = torch.int64,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """How many elements are not 0, along an axis, several, or all."""
 
-    def count(given: Any) -> Any:
+    def count(given: Tensor) -> Tensor:
         return reduce_sum((given != 0).to(as_dtype(dtype)), axis, keepdims)
 
     return call(count, as_tensor(input), name=name or "count_nonzero")
@@ -220,7 +225,7 @@ def norm(
     axis: Axis = None,
     keepdims: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """The norm of vectors along an axis, or of all elements, or, along two axes, of matrices.
 
     Args:
@@ -241,7 +246,7 @@ def norm(
         kinds = "'euclidean', 'fro', 1, 2 or inf" if of_matrices else "'euclidean' or a number > 0"
         raise InvalidArgumentError(f"ord must be {kinds}, not {ord!r}.")
 
-    def measure(given: object) -> Any:
+    def measure(given: Tensor) -> Tensor:
         axes = _axes_of(given, axis)
         if of_matrices and not is_euclidean:
             return torch.linalg.matrix_norm(given, ord, axes, keepdims)

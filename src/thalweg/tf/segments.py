@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size
@@ -27,7 +28,7 @@ __all__ = [
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod": "prod"}
 
 
-def _reduce_segments(kind: str, rows: Any, ids: Any, count: int, empty: object) -> Any:
+def _reduce_segments(kind: str, rows: Tensor, ids: Tensor, count: int, empty: float) -> Tensor:
     flat = rows.reshape(ids.numel(), *rows.shape[ids.dim() :])
     known = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
     flat, places = flat[known], ids.reshape(-1)[known].long()
@@ -40,29 +41,31 @@ def _reduce_segments(kind: str, rows: Any, ids: Any, count: int, empty: object) 
     return start.scatter_reduce(0, index, flat, _REDUCTIONS[kind], include_self=False)
 
 
-def _extreme_value(dtype: torch.dtype, largest: bool) -> Any:
+def _extreme_value(dtype: torch.dtype, largest: bool) -> float:
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return limits.max if largest else limits.min
 
 
-def _empty_value(kind: str, dtype: torch.dtype) -> Any:
+def _empty_value(kind: str, dtype: torch.dtype) -> float:
     """What a segment without rows has."""
     if kind in ("max", "min"):
         return _extreme_value(dtype, kind == "min")
     return int(kind == "prod")
 
 
-def _unsorted_reduction(kind: str) -> Callable[..., Any]:
+def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:
     title = f"unsorted_segment_{kind}"
 
-    def apply(data: Any, segment_ids: Any, num_segments: object, name: str | None = None) -> Any:
-        def reduce(rows: Any, ids: Any, count: Any) -> Any:
+    def apply(
+        data: object, segment_ids: Any, num_segments: object, name: str | None = None
+    ) -> Tensor:
+        def reduce(rows: Tensor, ids: Tensor, count: Tensor) -> Tensor:
             return _reduce_segments(kind, rows, ids, int(count), _empty_value(kind, rows.dtype))
 
         rows, ids = tensor(data), tensor(segment_ids)
         made = call(reduce, rows, ids, num_segments, name=name or title)
 
-        def static_shape() -> Any:
+        def static_shape() -> list[int | None] | None:
             if rows.shape is None or ids.shape is None:
                 return None
             return [known_size(num_segments), *rows.shape[len(ids.shape) :]]
@@ -74,11 +77,11 @@ def _unsorted_reduction(kind: str) -> Callable[..., Any]:
     return apply
 
 
-def _sorted_reduction(kind: str) -> Callable[..., Any]:
+def _sorted_reduction(kind: str) -> Callable[..., Tensor]:
     title = f"segment_{kind}"
 
-    def apply(data: object, segment_ids: object, name: str | None = None) -> Any:
-        def reduce(rows: object, ids: Any) -> Any:
+    def apply(data: object, segment_ids: object, name: str | None = None) -> Tensor:
+        def reduce(rows: Tensor, ids: Tensor) -> Tensor:
             if ids.device.type == "cpu" and bool((ids.diff() < 0).any() or (ids < 0).any()):
                 raise InvalidArgumentError(
                     f"segment_ids of {title} must begin at 0 or above and not decrease; otherwise"

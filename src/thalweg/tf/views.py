@@ -36,7 +36,7 @@ class Gathered:
         own: Names that none of them has.
     """
 
-    def __init__(self, title: str, places: list[Any], own: dict[str, object]) -> None:
+    def __init__(self, title: str, places: list[object], own: dict[str, object]) -> None:
         self.__dict__.update(own)
         self._title, self._places = title, places
 

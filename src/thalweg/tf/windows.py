@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from thalweg.errors import InvalidArgumentError
@@ -122,7 +123,7 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
     )
 
 
-def convolve(data: Any, filters: Any, windows: Windows, groups: int | None = None) -> Any:
+def convolve(data: Tensor, filters: Tensor, windows: Windows, groups: int | None = None) -> Tensor:
     """The convolution of data by filters; by default in as many groups as filters leave."""
     data = data if windows.channels_first else data.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
@@ -135,7 +136,7 @@ def convolve(data: Any, filters: Any, windows: Windows, groups: int | None = Non
     return found if windows.channels_first else found.movedim(1, -1)
 
 
-def _group_count(data: Any, filters: Any) -> int:
+def _group_count(data: Tensor, filters: Tensor) -> int:
     channels, wanted = data.shape[1], filters.shape[-2]
     if channels % wanted:
         raise InvalidArgumentError(
@@ -145,13 +146,13 @@ def _group_count(data: Any, filters: Any) -> int:
     return channels // wanted
 
 
-def depthwise(data: Any, filters: Any, windows: Windows) -> Any:
+def depthwise(data: Tensor, filters: Tensor, windows: Windows) -> Tensor:
     """The convolution of each channel by filters of its own, of shape (*sizes, inputs, each)."""
     *kernel, inputs, each = filters.shape
     return convolve(data, filters.reshape(*kernel, 1, inputs * each), windows, groups=inputs)
 
 
-def spread(data: Any, filters: Any, sizes: Sequence[int] | None, windows: Windows) -> Any:
+def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows) -> Tensor:
     """What `convolve`, given data of `sizes`, has as gradient; filters are (*sizes, outputs,
     inputs).
 
@@ -190,20 +191,20 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
     )
 
 
-def largest(data: object, kernel: tuple[int, ...], windows: Windows) -> Any:
+def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """The largest element in each window."""
 
-    def pool(given: Any, margins: list[tuple[int, int]]) -> Any:
+    def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         given, _ = _pad_windows(given, margins, -torch.inf, symmetric=False)
         return _LARGEST[len(kernel) - 1](given, kernel, windows.stride)
 
     return _pool_windows(pool, data, kernel, windows)
 
 
-def mean(data: object, kernel: tuple[int, ...], windows: Windows) -> Any:
+def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """The mean of the elements in each window; what was padded does not count."""
 
-    def pool(given: Any, margins: list[tuple[int, int]]) -> Any:
+    def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(
             _MEAN[len(kernel) - 1], kernel_size=kernel, stride=windows.stride
         )
@@ -217,21 +218,21 @@ def mean(data: object, kernel: tuple[int, ...], windows: Windows) -> Any:
 
 
 def _pool_windows(
-    pool: Callable[..., Any], data: Any, kernel: tuple[int, ...], windows: Windows
-) -> Any:
+    pool: Callable[..., Tensor], data: Tensor, kernel: tuple[int, ...], windows: Windows
+) -> Tensor:
     data = data if windows.channels_first else data.movedim(-1, 1)
     found = pool(data, windows.margins(data.shape[2:], kernel))
     return found if windows.channels_first else found.movedim(1, -1)
 
 
-def _outputs_first(filters: Any) -> Any:
+def _outputs_first(filters: Tensor) -> Tensor:
     count = filters.dim() - 2
     return filters.permute(count + 1, count, *range(count))
 
 
 def _pad_windows(
-    data: Any, margins: list[tuple[int, int]], value: float, symmetric: bool = True
-) -> tuple[Any, tuple[int, ...]]:
+    data: Tensor, margins: list[tuple[int, int]], value: float, symmetric: bool = True
+) -> tuple[Tensor, tuple[int, ...]]:
     """Padded data, and what is left for torch to pad, which knows the same on both sides only."""
     if symmetric and all(before == after for before, after in margins):
         return data, tuple(before for before, _ in margins)

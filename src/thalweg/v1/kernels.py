@@ -81,7 +81,7 @@ class Kernel:
         return [*names[:place], "indices", *names[place:]]
 
 
-def _kernel_function(kernel: Kernel, name: str) -> Callable[..., Any]:
+def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
     sparse, resource = "sparse" in name, name.startswith("resource_")
     needed = kernel.names(sparse)
     optional = {"use_locking": False, **kernel.options, "name": None}
@@ -139,7 +139,7 @@ def _add_operation(
     written: Sequence[str],
     sparse: bool,
     resource: bool,
-) -> Any:
+) -> object:
     """The kernel as an operation of a graph."""
     variables = {each: graph_variable_of(arguments[each]) for each in written}
     for each, variable in variables.items():
@@ -149,7 +149,7 @@ def _add_operation(
             )
     inputs = {**arguments, **{each: by_reference(var) for each, var in variables.items()}}
 
-    def run_kernel(values: Arguments) -> Any:
+    def run_kernel(values: Arguments) -> object:
         with _LOCK if values["use_locking"] else contextlib.nullcontext():
             _apply_kernel(kernel, name, values, sparse)
         return None if resource else values["var"].detach()
@@ -178,7 +178,7 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool)
     raise_first(take(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)]).errors)
 
 
-def _check_tensors(name: str, var: Any, slots: Sequence[Any]) -> None:
+def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
     for tensor in (var, *slots):
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name}() updates tensors in place, not {tensor!r}.")

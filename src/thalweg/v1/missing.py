@@ -137,7 +137,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
         module: The name of the module below `thalweg.v1`, "" for that itself.
     """
 
-    def missing(name: str) -> Any:
+    def missing(name: str) -> object:
         path = f"{module}.{name}" if module else name
         full = f"thalweg.v1.{module}" if module else "thalweg.v1"
         there = vars(sys.modules[full]).items()

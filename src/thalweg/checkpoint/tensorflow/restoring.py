@@ -61,13 +61,13 @@ from thalweg.v1.train.experimental.loss_scale_optimizer import MixedPrecisionLos
 
 def restore(
     checkpoint: Any,
-    variables: Any,
+    variables: object,
     rules: object = None,
-    optimizer: Any = None,
+    optimizer: object = None,
     *,
     which: int | None = None,
     global_step: object = None,
-    **hyperparameters: Any,
+    **hyperparameters: object,
 ) -> Any:
     """Set variables to those of a file of TensorFlow, and go on with its optimizer.
 
@@ -199,7 +199,7 @@ def _find_optimizer(
     return found[0] if found else None
 
 
-def _prepare_loss_scale(found: FoundOptimizer | None, given: dict[str, Any]) -> state.Loading:
+def _prepare_loss_scale(found: FoundOptimizer | None, given: dict[str, object]) -> state.Loading:
     """What sets the loss scale that was given, which `given` has no longer."""
     if not isinstance(given.get("loss_scale"), LossScale):
         return state.Loading()
@@ -247,7 +247,7 @@ def _make_optimizer(
     optimizer: object,
     global_step: object,
     given: Mapping[str, object],
-) -> Any:
+) -> object:
     """The optimizer that goes on."""
     if optimizer is False or (optimizer is None and found is None):
         if given:
@@ -292,7 +292,7 @@ def _refuse_none(file: TensorFlowCheckpoint) -> None:
 
 
 def _prepare_optimizer(
-    opt: Any, placed: Placed, found: FoundOptimizer | None, is_new: bool
+    opt: object, placed: Placed, found: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
     """What sets the optimizer."""
     slots = placed.slots(found)

@@ -204,7 +204,7 @@ def _export_group(
     return group
 
 
-def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, Any]:
+def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, object]:
     """What a constructor of this version of torch takes, and its defaults."""
     known = inspect.signature(cls.__init__).parameters.items()
     return {name: each.default for name, each in known if name not in ("self", "params")}

@@ -188,7 +188,7 @@ def _momentum_products(kept: Matched, keys: Mapping[int, str], title: str) -> li
     return list(found.values())
 
 
-def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, Any]:
+def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, object]:
     """What the slots of a variable are set to."""
     found: dict[str, Any] = {}
     rate = number_option(parameter.group, "lr") or 0.0
@@ -202,7 +202,7 @@ def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) ->
     return found
 
 
-def _scale_slot(value: Any, factor: float) -> Any:
+def _scale_slot(value: Any, factor: float) -> object:
     """A slot times a factor; what cannot be read is refused later."""
     try:
         if state.flaw(value) is not None:

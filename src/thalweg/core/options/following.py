@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, Rule, Slot, Then
@@ -44,33 +43,33 @@ def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
     )
 
 
-def _untouched_0(var: object) -> Any:
+def _untouched_0(var: object) -> object:
     return (var,)
 
 
-def _untouched_1(var: object, a: object) -> Any:
+def _untouched_1(var: object, a: object) -> object:
     return var, a
 
 
-def _untouched_2(var: object, a: object, b: object) -> Any:
+def _untouched_2(var: object, a: object, b: object) -> object:
     return var, a, b
 
 
-def _untouched_3(var: object, a: object, b: object, c: object) -> Any:
+def _untouched_3(var: object, a: object, b: object, c: object) -> object:
     return var, a, b, c
 
 
-def _untouched_4(var: object, a: object, b: object, c: object, d: object) -> Any:
+def _untouched_4(var: object, a: object, b: object, c: object, d: object) -> object:
     return var, a, b, c, d
 
 
-def _untouched_5(var: object, a: object, b: object, c: object, d: object, e: object) -> Any:
+def _untouched_5(var: object, a: object, b: object, c: object, d: object, e: object) -> object:
     return var, a, b, c, d, e
 
 
 def _untouched_6(
     var: object, a: object, b: object, c: object, d: object, e: object, f: object
-) -> Any:
+) -> object:
     return var, a, b, c, d, e, f
 
 

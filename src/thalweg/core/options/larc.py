@@ -36,7 +36,7 @@ class Larc(NamedTuple):
     epsilon: float
 
     def ratios(
-        self, variable_norms: Any, gradient_norms: Any, rate: Any, zero_by_zero: bool = False
+        self, variable_norms: object, gradient_norms: object, rate: Any, zero_by_zero: bool = False
     ) -> Any:
         """r for each variable, before it is capped at 1; float32 of shape (n,).
 

@@ -59,7 +59,7 @@ def _overflows(has_nan: object, amax: object) -> Any:
     return has_nan | ~vectors.functions_of(amax).isfinite(amax)
 
 
-def _clamp_scale(scale: object, params: Mapping[str, Any]) -> Any:
+def _clamp_scale(scale: object, params: Mapping[str, Tensor]) -> object:
     lowest, highest = (float(np.float32(params[name])) for name in ("scale_min", "scale_max"))
     return vectors.at_least(vectors.at_most(scale, highest), lowest)
 
@@ -99,7 +99,7 @@ def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
     }
 
 
-def log_max(state: State, amax: Any, overflow: Any, *, as_shipped: bool, **params: Any) -> State:
+def log_max(state: State, amax: object, overflow: Any, *, as_shipped: bool, **params: Any) -> State:
     """OpenSeq2Seq's "LogMax": see `LogMaxScaler` there, also for the parameters.
 
     The order of operations is that of a session, whose optimizer of graphs moves constants.

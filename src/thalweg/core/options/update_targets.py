@@ -76,7 +76,7 @@ class StateStorage(NamedTuple):
             return self.state
         return torch.float32 if self.masters and dtype in REDUCED else dtype
 
-    def widen_slots(self, own: dict[str, Any], slots: Sequence[Slot], param: Tensor) -> None:
+    def widen_slots(self, own: dict[str, object], slots: Sequence[Slot], param: Tensor) -> None:
         """Have slots of 16 bits beside a master be what the options say, which they were not once.
 
         Args:
@@ -179,7 +179,7 @@ class UpdateTargets:
                 del self._versions[id(param)]
 
 
-def _place_of(param: Tensor) -> tuple[Any, Any]:
+def _place_of(param: Tensor) -> tuple[object, object]:
     # An address may be another's by now; that of a storage to which somebody refers is not.
     return StorageWeakRef(param.untyped_storage()), _kind_of(param)
 

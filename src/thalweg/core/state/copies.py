@@ -53,7 +53,7 @@ def _published(holder: object, twin: object, done: set[int]) -> list[Call]:
     done.add(id(holder))
     given: dict[str, Any] = {**vars(twin)}
     made: list[Call] = []
-    remembered: dict[str, Any] = holder.__dict__
+    remembered: dict[str, object] = holder.__dict__
     for name, value in remembered.items():
         if isinstance(value, Staged):
             inside = given.pop(name, value)
@@ -95,7 +95,7 @@ class Copied(Staged):
         """Holds steps back."""
         raise NotImplementedError
 
-    def _foreign(self) -> list[Any]:
+    def _foreign(self) -> list[object]:
         """Tensors and callables that were given to it, and are shared with whoever gave them."""
         found: list[Any] = []
         for value in vars(self).values():

@@ -259,7 +259,7 @@ def place_on_mesh(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return found
 
 
-def _as_placed(value: Any, var: Any) -> Any:
+def _as_placed(value: Any, var: Any) -> object:
     """A DTensor cut as another one is."""
     if (value.device_mesh, value.placements) == (var.device_mesh, var.placements):
         return value

@@ -78,11 +78,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, GraphVariable) and value.shape == () and value.dtype in _NUMBERS
 
 
-def _read_numbers(*leaves: Tensor) -> list[Any]:
+def _read_numbers(*leaves: Tensor) -> list[object]:
     return [_NUMBERS[leaf.dtype](leaf.item()) for leaf in leaves]
 
 
-def _parts_of(schedule: LearningRateSchedule) -> Iterator[Any]:
+def _parts_of(schedule: LearningRateSchedule) -> Iterator[object]:
     """What a schedule, and schedules in it, are made of."""
     for part in leaves_of(list(vars(schedule).values())):
         yield from _parts_of(part) if isinstance(part, LearningRateSchedule) else (part,)

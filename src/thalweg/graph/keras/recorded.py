@@ -97,7 +97,7 @@ def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any
 
 def _add_count(
     optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[object]
-) -> Any:
+) -> object:
     """The operation that counts a step after its updates."""
 
     def count_step(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
@@ -128,7 +128,7 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
         wide = torch.float64 if compute_dtype(dtype.to_real()) is np.float64 else torch.float32
         usual = [optimizer._decayed_lr(dtype), optimizer._decayed_lr(wide)]
 
-    def run_rule(grad: Any, leaf: Tensor, rate: Any, usual: Any, *values: Any) -> None:
+    def run_rule(grad: Any, leaf: Tensor, rate: object, usual: object, *values: Any) -> None:
         if grad is None:
             return
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
@@ -166,7 +166,7 @@ def clip(pairs: Sequence[Pair], how: GradientTransforms, flush: bool) -> list[Pa
         return list(pairs)
     variables: list[Any] = [var for _, var in pairs]
 
-    def clip_now(gradients: list[Any], leaves: list[Tensor]) -> list[Any]:
+    def clip_now(gradients: list[Any], leaves: list[Tensor]) -> list[object]:
         own = [(grad, leaf) for grad, leaf in zip(gradients, leaves, strict=True)]
         found, _ = materialised([pair for pair in own if pair[0] is not None], how, flush)
         made = iter([grad for grad, _ in found])

@@ -52,7 +52,7 @@ def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> G
 
 
 def apply_gradients(
-    optimizer: Any, given: Sequence[tuple[object, object]], name: str | None, aggregates: bool
+    optimizer: Optimizer, given: Sequence[tuple[object, object]], name: str | None, aggregates: bool
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """See `GraphMode`."""
     if not given:
@@ -64,7 +64,7 @@ def apply_gradients(
         return add_step(optimizer, pairs, title, aggregates)
     replica = current_replica()
 
-    def apply_own_gradients(grads: list[Any], leaves: list[Tensor]) -> None:
+    def apply_own_gradients(grads: list[object], leaves: list[Tensor]) -> None:
         with enter_replica(replica):
             # Not a subclass's own, which was called when the graph was built.
             own = list(zip(grads, leaves, strict=True))
@@ -73,7 +73,7 @@ def apply_gradients(
     return _add_step(optimizer, apply_own_gradients, pairs, title)
 
 
-def _add_step(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Operation:
+def _add_step(optimizer: Optimizer, step: Step, given: GradsAndVars, name: str) -> Operation:
     """The operation that takes a step.
 
     Args:
@@ -103,7 +103,7 @@ def _add_step(optimizer: Any, step: Step, given: GradsAndVars, name: str) -> Ope
         return op
 
 
-def _add_empty_step(optimizer: Any) -> Operation:
+def _add_empty_step(optimizer: Optimizer) -> Operation:
     """The operation of a step over no variables, which does not count."""
     with get_default_graph().name_scope(optimizer._name):
         _ = optimizer.iterations
@@ -111,7 +111,7 @@ def _add_empty_step(optimizer: Any) -> Operation:
         return no_op()
 
 
-def learning_rate(optimizer: Any, dtype: torch.dtype) -> Any:
+def learning_rate(optimizer: Optimizer, dtype: torch.dtype) -> Any:
     """See `GraphMode`."""
     optimizer._create_hypers()
     step = optimizer.iterations

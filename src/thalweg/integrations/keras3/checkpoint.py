@@ -23,7 +23,7 @@ class StateDict:
     built: bool
     wrapped: Optimizer
     variables: list[Any]
-    _shared: list[tuple[Any, Tensor]]
+    _shared: list[tuple[object, Tensor]]
 
     @untraced
     def state_dict(self) -> dict[str, Any]:

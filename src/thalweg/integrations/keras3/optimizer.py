@@ -80,7 +80,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
         super().__init__(for_keras(rate), name=wrapped._name, **options)
         self.wrapped = wrapped
         self._tensors: list[Tensor] = []  # of the variables it was built with
-        self._shared: list[tuple[Any, Tensor]] = []  # variables of Keras over the wrapped one's
+        self._shared: list[tuple[object, Tensor]] = []  # variables of Keras over the wrapped one's
         self._share(self._iterations, wrapped.iterations)
         if isinstance(rate, int):  # it would become an integer variable, which takes no fraction
             wrapped._set_hyper("learning_rate", float(rate))
@@ -88,7 +88,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
         if rated and isinstance(self._learning_rate, keras.Variable):
             self._share(self._learning_rate, wrapped._hyper.raw("learning_rate"))
 
-    def _share(self, variable: Any, tensor: Any) -> None:
+    def _share(self, variable: Tensor, tensor: Any) -> None:
         share(variable, tensor)
         self._shared.append((variable, tensor))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 
 class ClippingOptions:
@@ -45,5 +44,5 @@ class ClippingOptions:
     def global_clipnorm(self, value: float | None) -> None:
         self._set_option("global_clipnorm", value)
 
-    def _clip_gradients(self, grads: Sequence[object]) -> Sequence[Any]:
+    def _clip_gradients(self, grads: Sequence[object]) -> Sequence[object]:
         return grads

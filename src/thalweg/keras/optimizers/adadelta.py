@@ -47,10 +47,10 @@ class Adadelta(BuiltIn):
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADADELTA
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         return self._with_iterations(weights)
 
-    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         return self._hyper_tensors(dtype, "epsilon", "rho")
 
     def get_config(self) -> dict[str, Any]:

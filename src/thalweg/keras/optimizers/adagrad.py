@@ -57,10 +57,10 @@ class Adagrad(BuiltIn):
     def _slot_initial(self, name: str) -> float:
         return self._initial_accumulator_value
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         return self._with_iterations(weights)
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         zero = torch.zeros((), dtype=torch.int64)
         own = self._hyper_tensors(dtype, "epsilon")
         return {**own, "neg_lr_t": -state["lr_t"], "zero": zero}

@@ -69,7 +69,7 @@ class Adam(BuiltIn):
     def _choose_rule(self) -> Rule:
         return AMSGRAD if self.amsgrad else ADAM
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         # As in Keras, which drops what it takes for amsgrad's: also the one value that 3 n + 1 are
         # of no variables.
         if not self._weights and len(weights) == 1:
@@ -84,7 +84,7 @@ class Adam(BuiltIn):
         surplus = slots > 0 and slots % 2 == 0 and 2 * (len(weights) - 1) == 3 * slots
         return weights[: 1 + slots] if surplus and not self.amsgrad else weights
 
-    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         unbiased = torch.sqrt(1 - own["beta_2_power"]) / (1 - own["beta_1_power"])
         return {**own, "lr": state["lr_t"] * unbiased}

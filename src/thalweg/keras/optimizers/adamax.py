@@ -50,7 +50,7 @@ class Adamax(BuiltIn):
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADAMAX
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         zero = torch.zeros((), dtype=torch.int64)
         own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         rate = -state["lr_t"] / (1 - own["beta_1_power"])

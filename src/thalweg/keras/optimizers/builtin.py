@@ -43,8 +43,8 @@ class BuiltIn(RuleOptimizer):
         given = check_value("learning_rate", learning_rate)  # also where `lr` is what counts
         self._set_hyper("learning_rate", kwargs.get("lr", given))
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
+        values: dict[str, object] = {}
         for hyper in self._choose_rule().hypers:
             name = hyper.name
             if name in self.EXACT:
@@ -69,7 +69,7 @@ class BuiltIn(RuleOptimizer):
     def _beta_tensors(self, dtype: object) -> dict[str, Any]:
         """The betas, and their powers in this step, as 0-d tensors."""
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         for name in ("beta_1", "beta_2"):
             beta = self._get_hyper(name, dtype)
             found[f"{name}_t"] = beta
@@ -86,10 +86,10 @@ class BuiltIn(RuleOptimizer):
     ) -> Self:
         return super(RuleOptimizer, cls).from_config(config, custom_objects)
 
-    def _hyper_config(self, *names: str) -> dict[str, Any]:
+    def _hyper_config(self, *names: str) -> dict[str, object]:
         return {name: self._serialize_hyperparameter(name) for name in names}
 
-    def _with_iterations(self, weights: list[object]) -> list[Any]:
+    def _with_iterations(self, weights: list[object]) -> list[object]:
         """A list of slots alone, as old checkpoints have it, with iterations 0 before it."""
         if len(self._weights) == len(weights) + 1:
             return [np.array(0), *weights]

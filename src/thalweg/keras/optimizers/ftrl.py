@@ -92,7 +92,7 @@ class Ftrl(BuiltIn):
             return FTRL_POWER
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, dtype)
         return {**super()._hyper_scalars(dtype), "l2_shrinkage": shrinkage}
 
@@ -115,7 +115,7 @@ class Ftrl(BuiltIn):
             slot for pair in zip(made[:half], made[half:], strict=True) for slot in pair
         ]
 
-    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
         own = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)

@@ -50,7 +50,7 @@ def _by_name(key: object) -> Any:
     return (str(key[0]), *key[1:]) if isinstance(key, tuple) and key else key
 
 
-def call(hook: Callable[..., Any], args: tuple[Any, ...], apply_state: Any) -> Any:
+def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object) -> Any:
     """Call a hook, with `apply_state` if it takes it: older subclasses' hooks do not."""
     code = getattr(hook, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -165,7 +165,7 @@ class RuleHooks(KerasHooks):
         self.calls = optimizer._hyper.calls or optimizer._is_begun_by_users()
         self.repeats = optimizer._may_repeat()
         self._rates: dict[Dtype, float] = {}
-        self._known: dict[Dtype, dict[str, Any]] = {}  # what users' functions were called for
+        self._known: dict[Dtype, dict[str, object]] = {}  # what users' functions were called for
         self._variables: Sequence[Tensor] = ()  # of the step, once it is prepared
 
     def step_rule(self) -> Rule:

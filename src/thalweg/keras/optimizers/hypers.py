@@ -85,7 +85,7 @@ class Hypers(TrackableSlots):
             return Variable(self._begun(name, initial_value), title, trainable=False)
         return graph_mode().variable(initial_value, name)
 
-    def _serialize_hyperparameter(self, name: str) -> Any:
+    def _serialize_hyperparameter(self, name: str) -> object:
         """What `get_config` writes: a number that JSON knows, or the config of a schedule.
 
         In graph mode the value of a variable is that of the session, or its first if none is known.
@@ -135,7 +135,7 @@ class Hypers(TrackableSlots):
             )
         return self._hyper.scalar(name, dtype, self.iterations)
 
-    def _learning_rate(self, dtype: type[np.floating]) -> Any:
+    def _learning_rate(self, dtype: type[np.floating]) -> object:
         """The learning rate of this step, after schedule and decay."""
         rate = self._scalar("learning_rate", dtype)
         if self._initial_decay > 0:

@@ -85,10 +85,10 @@ class Nadam(BuiltIn):
             )
         super()._set_hyper(name, value)
 
-    def _learning_rate(self, dtype: type[np.floating]) -> Any:
+    def _learning_rate(self, dtype: type[np.floating]) -> object:
         return self._scalar("learning_rate", dtype)  # `decay` is psi, not the learning rate's
 
-    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, Any]:
+    def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
         cache = 1.0 if self._cache is None else resolve(self._cache).item()
         return {**super()._hyper_scalars(dtype), "momentum_cache": dtype(cache)}
 
@@ -111,7 +111,7 @@ class Nadam(BuiltIn):
     def _extra_weights(self) -> dict[str, Tensor]:
         return {} if self._cache is None else {"momentum_cache": self._cache}
 
-    def _own_children(self) -> dict[str, Any]:
+    def _own_children(self) -> dict[str, object]:
         return {**super()._own_children(), **self._extra_weights()}
 
     def _make_extra(self, name: str, dtype: torch.dtype) -> None:
@@ -121,7 +121,7 @@ class Nadam(BuiltIn):
         self._cache = self._make_tracked_variable(torch.ones((), dtype=dtype), "momentum_cache")
         self._weights.append(self._cache)
 
-    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)
@@ -149,7 +149,7 @@ class Nadam(BuiltIn):
             "epsilon": self.epsilon,
         }
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         own = super()._arguments()
         return {"schedule_decay": own.pop("decay"), **own}
 

@@ -69,7 +69,7 @@ def _in_replicas() -> Any:
         return import_module("thalweg.keras.optimizers.replicas")
 
 
-def _quick_step(optimizer: object, kept: PlanCache, given: object) -> Any:
+def _quick_step(optimizer: object, kept: PlanCache, given: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
         from thalweg.keras.optimizers.steady import SteadyKerasApply
@@ -319,7 +319,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             own["lr_t"] = self._decayed_lr(var_dtype)
         own.update(self._step_coefficients(var_dtype, own))
 
-    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         """What a class of the library adds to `state` for its subclasses' hooks, under the names
         that it has in TensorFlow.
         """
@@ -418,7 +418,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         given = {key: value for key, value in self._clipping_options().items() if value is not None}
         return {"name": self._name, **given}
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         """What the constructor was given that numbers depend on, by name."""
         try:
             with self._hyper.uncalled():

@@ -64,7 +64,7 @@ class Options:
         self._clipping = GradientTransforms()
         self._set_clipping(**clipping)
 
-    def _set_clipping(self, **changes: Any) -> None:
+    def _set_clipping(self, **changes: object) -> None:
         given = {key: as_option(key, value) for key, value in changes.items()}
         clipping = GradientTransforms(**{**self._clipping_options(), **given})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:

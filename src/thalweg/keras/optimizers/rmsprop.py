@@ -67,10 +67,10 @@ class RMSprop(BuiltIn):
             return CENTERED_MOMENTUM_RMSPROP if self.centered else MOMENTUM_RMSPROP
         return CENTERED_RMSPROP if self.centered else RMSPROP
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         return self._with_iterations(weights)
 
-    def _step_coefficients(self, dtype: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         own = self._hyper_tensors(dtype, "epsilon", "rho", "momentum")
         return {**own, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - own["rho"]}
 

@@ -90,7 +90,7 @@ class RuleOptimizer(Optimizer):
         """The rule of this step; it may depend on hyperparameters."""
         return self.rule
 
-    def _hyper_scalars(self, dtype: Dtype) -> dict[str, Any]:
+    def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
         """The rule's hyperparameters in this step as scalars of a compute dtype."""
         values = {
             hyper.name: self._scalar(hyper.name, dtype)
@@ -127,7 +127,7 @@ class RuleOptimizer(Optimizer):
         """The attributes that scalars are made of and that are no variables."""
         return ()
 
-    def _rate(self, dtype: Dtype) -> Any:
+    def _rate(self, dtype: Dtype) -> object:
         """The learning rate of this step, as a subclass's `_decayed_lr` would have it."""
         is_own = type(self)._decayed_lr is not Optimizer._decayed_lr
         if is_own and (current_session() is None or not self._is_recorded()):
@@ -210,7 +210,7 @@ class RuleOptimizer(Optimizer):
             hooks, pair = ComplexHooks(self, apply_state, var, rates), real_pair(grad, var)
         raise_within(take(hooks, kept, [pair], is_last=False).errors)
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         own = super()._arguments()
         return {**own, "rule": self.rule} if "rule" in own else own
 

@@ -65,7 +65,7 @@ class SGD(BuiltIn):
             return PLAIN
         return NESTEROV if self.nesterov else MOMENTUM
 
-    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, Any]:
+    def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         return self._hyper_tensors(dtype, "momentum")
 
     def get_config(self) -> dict[str, Any]:

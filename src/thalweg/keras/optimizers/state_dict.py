@@ -45,12 +45,12 @@ class StateDict(TrackableSlots, state.StateDict):
         self._pending: dict[str, dict[str, Tensor]] = {}
         self._awaits = False  # whether no variable has come for what was loaded
 
-    def _foreign(self) -> list[Any]:
+    def _foreign(self) -> list[object]:
         own = {id(weight) for weight in self._weights if weight is not self._counts_for}
         given = [each for each in super()._foreign() if id(each) not in own]
         return given + [self._hyper.raw(name) for name in self._hyper]
 
-    def _own_children(self) -> dict[str, Any]:
+    def _own_children(self) -> dict[str, object]:
         """The variables that are no slots."""
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class StateDict(TrackableSlots, state.StateDict):
         """
         return self._saved(_titles_of)
 
-    def _saved(self, names: Names = state.keys_of) -> dict[str, Any]:
+    def _saved(self, names: Names = state.keys_of) -> dict[str, object]:
         """`state_dict` by other names of variables."""
         self._check_eager()
         with self._lock:
@@ -123,7 +123,7 @@ class StateDict(TrackableSlots, state.StateDict):
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
 
-    def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
+    def _given_state(self, state_dict: object, var_list: object) -> tuple[object, object]:
         var_list = None if var_list is None else flatten(var_list)
         self._check_eager(var_list or ())
         _check_form(state_dict, type(self).__name__)
@@ -291,7 +291,7 @@ def _key_of(title: str) -> str:
 
 def _flatten_slots(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Slots by their full names."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for title, own in slots.items():
         named = {f"{_key_of(title)}/{name}": value for name, value in own.items()}
         found |= named or {_key_of(title): None}

@@ -68,7 +68,7 @@ class Weights(TrackableSlots):
 
     _name: str
     _hyper: Hyperparameters
-    _make_variable: Callable[[str, Any], Any]
+    _make_variable: Callable[[str, object], object]
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
@@ -98,7 +98,7 @@ class Weights(TrackableSlots):
         return made
 
     @iterations.setter
-    def iterations(self, variable: Any) -> None:
+    def iterations(self, variable: Tensor) -> None:
         if self._iterations is not None:
             raise RuntimeError(
                 "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
@@ -174,7 +174,7 @@ class Weights(TrackableSlots):
         super()._take_store(store, taken)
         self._weights = [taken.get(id(weight), weight) for weight in self._weights]
 
-    def _keep_slot(self, slot: Any) -> None:
+    def _keep_slot(self, slot: Tensor) -> None:
         self._weights.append(slot)
 
     def _slot_title(self, var: Any, slot_name: str) -> str:
@@ -343,21 +343,21 @@ class Weights(TrackableSlots):
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """`iter`, the hyperparameters that are variables, and whatever else is tracked."""
         return {**self._own_children(), **super()._trackable_children(save_type, **kwargs)}
 
-    def _lookup_dependency(self, name: str) -> Any:
+    def _lookup_dependency(self, name: str) -> object:
         """The child of this name, or None if there is none (yet)."""
         found = super()._lookup_dependency(name)
         return self._own_children().get(name) if found is None else found
 
-    def _own_children(self) -> dict[str, Any]:
+    def _own_children(self) -> dict[str, object]:
         """The variables that are no slots, by their names in checkpoints."""
         own = {} if self._iterations is None else {"iter": self._iterations}
         return {**own, **self._hyper.variables()}
 
-    def _adapted_weights(self, weights: list[object]) -> list[Any]:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
         """Hook: lists of other lengths that an optimizer also accepts."""
         return weights
 

@@ -25,7 +25,7 @@ class Accumulators(Staged):
 
     def __init__(self) -> None:
         self._slots = SlotStore()
-        self._last: tuple[list[Any], list[Tensor], SlotStore] | None = None
+        self._last: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
         """The sums of a step of eager mode, made if there are none; the same are found at once."""
@@ -45,7 +45,7 @@ class Accumulators(Staged):
         names = [f"{base_name(var)}/{ACCUMULATOR}" for var in missing]
         self._slots.make(missing, ACCUMULATOR, 0.0, names)
 
-    def get(self, target: Any) -> Any:
+    def get(self, target: Tensor) -> Any:
         """The sum of a variable, or None."""
         return self._slots.get(target, ACCUMULATOR)
 

@@ -72,7 +72,7 @@ class AutomaticLossScaler(Argument):
         self.scaler = _SCALERS[name](params, as_shipped)
         self._algorithm = name
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         """What the constructor was given, by name."""
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
 

@@ -56,7 +56,7 @@ def _clip_by_global_norm(
     name: str | None = None,
     *,
     as_shipped: bool = False,
-) -> tuple[list[Any], Any]:
+) -> tuple[list[object], object]:
     """Tensors scaled so that their common norm is `clip_norm` at most.
 
     Args:
@@ -111,7 +111,7 @@ def _clip_by_global_norm(
 
 def _clip_gradients_by_norm(
     grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: object, *, as_shipped: bool = False
-) -> list[tuple[Any, Any]]:
+) -> list[tuple[object, object]]:
     """Gradients scaled so that their common norm is `clip_gradients` at most.
 
     Args:

@@ -61,7 +61,7 @@ class LossScaler:
             for name, value in self._initial().items()
         }
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         return {"params": self._params, "as_shipped": self._as_shipped}
 
     def _initial(self) -> State:

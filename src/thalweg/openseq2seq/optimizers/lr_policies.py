@@ -20,7 +20,7 @@ from torch import Tensor
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.ground.counters import number_of
-from thalweg.ground.scalars import ScalarType, as_scalar, is_floating, scalar_type
+from thalweg.ground.scalars import Scalar, ScalarType, as_scalar, is_floating, scalar_type
 from thalweg.schedules import formulas
 from thalweg.v1 import train
 from thalweg.v1.train.decay import follow_rate
@@ -118,7 +118,7 @@ def exp_decay(
         tensor(0.5000)
     """
 
-    def decay(rate: object, step: object, dtype: ScalarType) -> Any:
+    def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
         own = (dtype(decay_steps), as_scalar(decay_rate, dtype), use_staircase_decay)
         return formulas.exponential(rate, step, *own, folded=True)
 
@@ -164,7 +164,7 @@ def poly_decay(
         (tensor(0.2500), tensor(1.), tensor(0.5000))
     """
 
-    def decay(rate: object, step: object, dtype: ScalarType) -> Any:
+    def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
         own = (dtype(decay_steps), as_scalar(min_lr, dtype), power)
         return formulas.polynomial(rate, step, *own, folded=True)
 
@@ -198,7 +198,7 @@ def cosine_decay(
         TypeError: `learning_rate` is no float.
     """
 
-    def decay(rate: object, step: object, dtype: ScalarType) -> Any:
+    def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
         return formulas.cosine(rate, step, dtype(decay_steps), min_lr, folded=True)
 
     return _decayed("cosine_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
@@ -310,7 +310,7 @@ def _decayed(
     begin_decay_at: int,
     warmup_steps: int = 0,
     lowest: float = -math.inf,
-) -> Any:
+) -> object:
     """A warm-up to `learning_rate`, and `decay` of that from `begin_decay_at` on."""
     dtype = _dtype_of(learning_rate)
 
@@ -328,7 +328,7 @@ def _decayed(
 
 def _followed(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
-) -> Any:
+) -> object:
     def rate(step: object) -> Tensor:
         number = number_of(step) if isinstance(step, Tensor) else step
         with np.errstate(all="ignore"):

@@ -33,7 +33,7 @@ class Masters(Staged):
     def __init__(self, scope: str = "") -> None:
         self._slots = SlotStore()
         self._stale: set[int] = set()  # variables whose masters are to begin anew
-        self._last: tuple[list[Any], list[torch.dtype], list[Any]] = [], [], []
+        self._last: tuple[list[object], list[torch.dtype], list[object]] = [], [], []
         self.scope = scope
 
     def of(self, var: Any) -> Any:
@@ -105,7 +105,7 @@ class Masters(Staged):
         known = {id(master): var for var, master in self.pairs()}
         return [known.get(id(target), target) for target in targets]
 
-    def _made(self, var: Any) -> Any:
+    def _made(self, var: Any) -> object:
         title = f"{_SCOPE}/{base_name(var)}"
         if not is_symbolic(var):
             check_memories([var])

@@ -116,11 +116,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         self._loss_scale = checked_scale(loss_scale, as_shipped)
         self._as_shipped = as_shipped
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         scale = {"loss_scale": self._loss_scale, "as_shipped": self._as_shipped}
         return {"optimizer": self._opt, **scale, "scope": self._masters.scope}
 
-    def _checkpointed(self) -> Any:
+    def _checkpointed(self) -> object:
         raise InvalidTypeError(
             f"{type(self).__name__} keeps slots beside float32 masters, to which no attribute of a"
             " checkpoint leads. Save the training by its state_dict(), or by train.Saver."
@@ -196,7 +196,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         refuse_none([None] * len(missing), missing, "its master needs one")
         with self._opt._locked():
             targets = self._masters.of_all(variables)
-        penalties: list[Any] = [None] * len(targets)
+        penalties: list[object] = [None] * len(targets)
         if may_have_penalties(variables):
             penalties = [
                 None if target is var else penalty_gradient(var, target)
@@ -204,7 +204,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             ]
         return Backward([grad for grad, _ in pairs], variables, targets, penalties, scale)
 
-    def _present_scale(self) -> Any:
+    def _present_scale(self) -> object:
         """A number, or the scaler's scale as it is at this moment of eager mode or of a run."""
         scale = self.loss_scale
         if is_symbolic(scale):
@@ -326,11 +326,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
-    def _update_in_graph(self, own: Backward, global_step: object, name: str | None) -> Any:
+    def _update_in_graph(self, own: Backward, global_step: object, name: str | None) -> object:
         """The update by an optimizer whose hooks are called now."""
         scaler = self.loss_scaler
 
-        def process(gradients: Any, variables: Any, targets: Any) -> list[Any] | None:
+        def process(gradients: Any, variables: Any, targets: Any) -> list[object] | None:
             backward = Backward(concretes(gradients), variables, targets, own.penalties)
             done: list[Any] = []
             with not_taken(done):

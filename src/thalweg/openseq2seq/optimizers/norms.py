@@ -38,7 +38,7 @@ def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
 
 def _global_norm_with_cast(
     grads_and_vars: Sequence[tuple[object, object]], *, as_shipped: bool = False
-) -> Any:
+) -> object:
     """The common norm of gradients.
 
     Args:

@@ -92,7 +92,7 @@ class NovoGrad(RuleOptimizer):
 
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         # 1 - beta, which a Python float leaves in its own precision.
         own = super()._hyper_scalars(values, dtype, group)
         own["fresh"] = as_scalar(1.0 - values["beta2"], dtype)

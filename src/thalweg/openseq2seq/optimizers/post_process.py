@@ -124,7 +124,7 @@ class PostProcessing(NamedTuple):
 
     def _trust(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
-    ) -> Any:
+    ) -> object:
         dtypes = [var.dtype for _, var in pairs]
         return larc.factors(self._ratios(larc, rate, sizes, lengths), dtypes)
 
@@ -181,7 +181,7 @@ class PostProcessing(NamedTuple):
             journal.scalar(f"larc_final_lr/{tag}", now * factor)
 
 
-def _single(norm: Any) -> Any:
+def _single(norm: Any) -> object:
     """As OpenSeq2Seq has it: in float32."""
     with np.errstate(all="ignore"):
         return norm.float() if isinstance(norm, Tensor) else np.float32(norm)
@@ -196,11 +196,11 @@ def _scaled(grad: Any, factors: Sequence[Any]) -> Tensor:
 
 
 def post_process_gradients(
-    grads_and_vars: Sequence[tuple[Any, Any]],
+    grads_and_vars: Sequence[tuple[object, object]],
     summaries: Sequence[str] | None,
     lr: object,
-    clip_gradients: Any,
-    larc_params: Mapping[str, Any] | None,
+    clip_gradients: object,
+    larc_params: Mapping[str, object] | None,
     *,
     as_shipped: bool = False,
     summary_writer: object = None,

@@ -36,11 +36,11 @@ class LiveRate:
         self._step = global_step
         self._seen: Variable | None = None  # the step, where a device counts
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
-        self.source: Any = policy
+        self.source: object = policy
         self._given: Any = None  # what the policy gave last; a number has more digits than `value`
         self.value = self._evaluate_hypers().clone()
         self._due: list[Tensor] = []  # what `set` sets
-        self._set_to: Any = None  # the number, where the policy gave one
+        self._set_to: object = None  # the number, where the policy gave one
 
     def _shown(self) -> Any:
         """The step as the policy sees it: on the host, where its own arithmetic may be."""
@@ -56,7 +56,7 @@ class LiveRate:
     def _evaluate_hypers(self) -> Tensor:
         return _floating(self._asked())
 
-    def _asked(self) -> Any:
+    def _asked(self) -> object:
         """What the policy gives now."""
         found = self._policy(self._shown())
         self.source = found if isinstance(found, Followed) else self._policy

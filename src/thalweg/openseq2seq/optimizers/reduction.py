@@ -25,7 +25,7 @@ def reduced(
     gradients: Sequence[Gradient],
     variables: Sequence[Tensor],
     all_reduce: AllReduce | None,
-    model: Any = None,
+    model: object = None,
     as_shipped: bool = False,
     owner: Any = None,
 ) -> list[Gradient]:
@@ -92,7 +92,7 @@ def waited_for(owner: object, reduces: bool) -> AbstractContextManager[None]:
     return strategy.reducer_of(owner).report_errors()
 
 
-def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = False) -> bool:
+def shares_embedding(model: Any, gradients: Sequence[object], as_shipped: bool = False) -> bool:
     """Whether the model's config says that encoder and decoder share an embedding.
 
     Raises:
@@ -106,9 +106,9 @@ def shares_embedding(model: Any, gradients: Sequence[Any], as_shipped: bool = Fa
 
 
 def reduce_gradients(
-    grads_and_vars: Sequence[tuple[Any, Any]],
+    grads_and_vars: Sequence[tuple[object, object]],
     on_horovod: bool,
-    model: Any = None,
+    model: object = None,
     *,
     all_reduce: AllReduce | None = None,
     as_shipped: bool = False,

@@ -94,7 +94,7 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
     Reference: OpenSeq2Seq, optimizers.mp_wrapper
     """
 
-    def wrapped(weights: Any) -> Any:
+    def wrapped(weights: Any) -> object:
         if not executing_eagerly() and isinstance(weights, torch.nn.Parameter):
             weights = graph_variable_of(weights)
         if weights.dtype not in REDUCED:
@@ -117,7 +117,7 @@ def may_have_penalties(variables: Sequence[object]) -> bool:
     return bool(others) and any(map(is_symbolic, variables))
 
 
-def penalty_gradient(var: Any, master: Any) -> Any:
+def penalty_gradient(var: Any, master: Tensor) -> Any:
     """The gradient of a variable's penalty by its master, symbolic if they are, or None."""
     if not is_symbolic(var):
         regularizer = _eager.get(var)

@@ -42,7 +42,7 @@ def scaled(loss: object, scale: object) -> Any:
     return _product(loss, scale) if is_symbolic(loss) else loss
 
 
-def _product(value: Any, scale: Any) -> Any:
+def _product(value: Any, scale: Any) -> object:
     dtype = getattr(value, "dtype", None)
     if not isinstance(scale, float) and dtype not in (torch.float32, None):
         raise InvalidTypeError(

@@ -36,7 +36,7 @@ class Master(Entry):
             return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"
         return super().difference(given)
 
-    def _set(self, value: Tensor) -> list[Any]:
+    def _set(self, value: Tensor) -> list[object]:
         return [*super()._set(value), *following([self.var], [value])]
 
 
@@ -86,17 +86,17 @@ class Training(StateDict):
     def _owners(self) -> list[Any]:
         return [*self.variables]
 
-    def _chosen_for_state(self, var_list: object) -> list[Any]:
+    def _chosen_for_state(self, var_list: object) -> list[object]:
         return self._owners()
 
-    def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
+    def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
         """Make what is missing of masters, slots and sums, and all that a state has names of."""
         targets = [self.masters.of(var) for var in variables]
         self.optimizer._create_for_state(targets, names)
         if self.sums is not None:
             self.sums.make(targets)
 
-    def _slot_entries(self, var: Any, key: str) -> list[Entry]:
+    def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
         """The master of a variable, its slots, and its sum of gradients."""
         master = self.masters.get(var)
         target = var if master is None else master
@@ -107,7 +107,7 @@ class Training(StateDict):
         total = None if self.sums is None else self.sums.get(target)
         return found if total is None else [*found, Entry(f"{key}/{ACCUMULATOR}", total)]
 
-    def _entries(self, variables: Sequence[Any], keys: Sequence[str]) -> list[Entry]:
+    def _entries(self, variables: Sequence[Tensor], keys: Sequence[str]) -> list[Entry]:
         found = super()._entries(variables, keys)
         return found + self.optimizer._own_entries() if found else []
 

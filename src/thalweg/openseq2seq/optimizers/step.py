@@ -57,7 +57,7 @@ class TrainingStep(Described):
         self,
         loss: Callable[[], object],
         optimizer: Optimizer,
-        var_list: Any,
+        var_list: object,
         rate: LiveRate,
         global_step: Any,
         scaler: AutomaticLossScaler | None,
@@ -177,7 +177,7 @@ class TrainingStep(Described):
         scale = self._mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _taken(self, differentiate: Callable[[], tuple[Any, Backward]]) -> Any:
+    def _taken(self, differentiate: Callable[[], tuple[object, Backward]]) -> Any:
         """Take a step; returns the first of what `differentiate` gives."""
         if not executing_eagerly():
             raise FailedPreconditionError(
@@ -198,8 +198,8 @@ class TrainingStep(Described):
         return value
 
     def _run(
-        self, differentiate: Callable[[], tuple[Any, Backward]], done: Done
-    ) -> tuple[Any, Outcome]:
+        self, differentiate: Callable[[], tuple[object, Backward]], done: Done
+    ) -> tuple[object, Outcome]:
         rate, mixed = self._rate, self._mixed
         # The host waits for the last step while a GPU computes the loss.
         is_late = not is_host(self.global_step)
@@ -213,8 +213,8 @@ class TrainingStep(Described):
             return self._carry_out(differentiate, done, is_late)
 
     def _carry_out(
-        self, differentiate: Callable[[], tuple[Any, Backward]], done: Done, is_late: bool
-    ) -> tuple[Any, Outcome]:
+        self, differentiate: Callable[[], tuple[object, Backward]], done: Done, is_late: bool
+    ) -> tuple[object, Outcome]:
         how, mixed = self._how, self._mixed
         inner = self.optimizer if mixed is None else mixed.optimizer
         shown = None if how.outbox is None else self.loss_scaler
@@ -340,7 +340,7 @@ class TrainingStep(Described):
         """The variables, once they are known."""
         return self._variables or []
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         """What `optimize_loss` was told; the optimizer's rate is the policy's."""
         moving = {id(tensor) for tensor in self._rate.tensors}
         own = self._inner._arguments().items()

@@ -247,7 +247,7 @@ def _called_now(
     """
     key = object()  # of what one run keeps from the gradients to the summaries
 
-    def process(*values: Any) -> list[Any] | None:
+    def process(*values: Any) -> list[object] | None:
         *parts, scale, step = values
         own, given = begin(*parts)
         done: list[Any] = []

@@ -29,10 +29,10 @@ class Journal:
     def __init__(self, wanted: Sequence[str], scope: str = "") -> None:
         self.wanted = frozenset(wanted)
         self._scope = scope
-        self._scalars: dict[str, tuple[Any, type]] = {}
+        self._scalars: dict[str, tuple[object, type]] = {}
         self._histograms: dict[str, Tensor] = {}
 
-    def scalar(self, tag: str, value: Any, kind: type = float, scoped: bool = True) -> None:
+    def scalar(self, tag: str, value: object, kind: type = float, scoped: bool = True) -> None:
         """Note a number or a tensor of shape ()."""
         self._scalars[self._scope + tag if scoped else tag] = value, kind
 
@@ -119,7 +119,7 @@ def check_writer(writer: object) -> None:
     Raises:
         InvalidTypeError: It lacks a method.
     """
-    methods: Sequence[Callable[..., Any] | None] = [
+    methods: Sequence[Callable[..., object] | None] = [
         getattr(writer, name, None) for name in ("add_scalar", "add_histogram")
     ]
     if writer is not None and not all(map(callable, methods)):

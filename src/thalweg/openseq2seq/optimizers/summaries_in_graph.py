@@ -27,7 +27,7 @@ class Collected:
 
     def __init__(self, but: Sequence[str] = (), writer: Any = None) -> None:
         self._but, self._writer = but, writer
-        self._values: list[Any] = []
+        self._values: list[object] = []
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         if tag not in self._but:
@@ -66,7 +66,7 @@ def collect_scalar(name: str, value: object) -> None:
     summary.scalar(name, called(value))
 
 
-def collect(run: Callable[..., Any], inputs: Sequence[Any]) -> None:
+def collect(run: Callable[..., Any], inputs: Sequence[object]) -> None:
     """Add a summary of several values.
 
     Args:

@@ -35,24 +35,24 @@ from thalweg.variable import Variable
 @untraced
 def optimize_loss(
     loss: Any,
-    optimizer: Any,
-    optimizer_params: Mapping[str, Any] | None,
-    learning_rate_decay_fn: Callable[[Any], Any],
+    optimizer: object,
+    optimizer_params: Mapping[str, object] | None,
+    learning_rate_decay_fn: Callable[[Any], object],
     var_list: Any = None,
     dtype: object = torch.float32,
     clip_gradients: float | None = None,
     summaries: Sequence[str] | None = None,
-    larc_params: Mapping[str, Any] | None = None,
-    loss_scaling: Any = 1.0,
-    loss_scaling_params: Mapping[str, Any] | None = None,
+    larc_params: Mapping[str, object] | None = None,
+    loss_scaling: object = 1.0,
+    loss_scaling_params: Mapping[str, object] | None = None,
     on_horovod: bool = False,
     iter_size: int = 1,
     skip_update_ph: Any = None,
-    model: Any = None,
+    model: object = None,
     *,
-    global_step: Any = None,
+    global_step: object = None,
     all_reduce: AllReduce | None = None,
-    summary_writer: Any = None,
+    summary_writer: object = None,
     as_shipped: bool = False,
 ) -> Any:
     """A step of training, put together as a config says.
@@ -197,7 +197,7 @@ def _arguments(
     rate: object,
     live: LiveRate | None,
     as_shipped: bool,
-) -> Mapping[str, Any]:
+) -> Mapping[str, object]:
     """What the optimizer is made with beside the learning rate."""
     params = {} if params is None else params
     if not isinstance(optimizer, str) or optimizer != "AdamW":
@@ -206,7 +206,7 @@ def _arguments(
     return scaled_decay(params, product, in_place=as_shipped)
 
 
-def _global_step(given: object, in_graph: bool) -> Any:
+def _global_step(given: object, in_graph: bool) -> object:
     if given is not None:
         assert_global_step(given)
         return given

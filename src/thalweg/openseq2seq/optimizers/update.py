@@ -24,7 +24,7 @@ from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
 
 
-def captured_by(optimizer: Optimizer, targets: Sequence[Any]) -> list[Any]:
+def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
     """What an operation that updates variables of a graph captures; makes their slots."""
     optimizer._create_slots(distinct(list(targets)))
     return optimizer._captured_inputs()

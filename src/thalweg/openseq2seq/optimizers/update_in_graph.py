@@ -71,7 +71,7 @@ def processed_now(backward: Backward, how: GradientTransforms) -> list[Any] | No
 def updated(
     optimizer: Optimizer,
     backward: Backward,
-    process: Callable[..., Sequence[Any] | None],
+    process: Callable[..., Sequence[object] | None],
     inputs: Sequence[object],
     global_step: object,
     scaler: AutomaticLossScaler | None = None,
@@ -99,14 +99,14 @@ def updated(
         for grad, penalty in zip(backward.gradients, backward.penalties, strict=True)
     ]
 
-    def run_process(*values: object) -> list[Any]:
+    def run_process(*values: object) -> list[object]:
         with writable():
             found, leaves = process(*values), list(map(resolve, targets))
             if found is None:
                 return [torch.tensor(False), *map(_none, slices, leaves)]
             return [torch.tensor(True), *map(_as_known, found, slices, leaves)]
 
-    def apply() -> Any:
+    def apply() -> object:
         with distribute.enter_single_replica():  # they are means over the replicas
             applied = group(optimizer.apply_gradients(pairs, global_step, **named))
         if all(copy is None for copy in backward.copies):
@@ -133,7 +133,7 @@ def updated(
     return Update(done, taken)
 
 
-def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> Any:
+def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
     """A gradient of the kind that it is known to be; one that a run has not found is of zeros."""
     if grad is None:
         return _none(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
@@ -161,7 +161,7 @@ def written_beside(
     return (*optimizer._kept_in_graph(targets), *_scale_of(scaler))
 
 
-def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[Any, ...]:
+def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[object, ...]:
     return () if scaler is None else tuple(scaler.variables.values())
 
 

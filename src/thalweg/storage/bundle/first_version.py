@@ -198,7 +198,7 @@ def _check_tensor(tensor: _Tensor) -> None:
     slices.check_count([tensor.shape_of(key) for key in tensor.slices], tensor.shape)
 
 
-def _slice_values(value: bytes, tensor: _Tensor, key: bytes) -> Any:
+def _slice_values(value: bytes, tensor: _Tensor, key: bytes) -> object:
     """The bytes of a slice, or its strings."""
     data = Message(Message(value, {2: BYTES}).data(2), {3: BYTES}).data(3)
     count = prod(tensor.shape_of(key))

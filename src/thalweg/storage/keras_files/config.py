@@ -27,7 +27,7 @@ def load_json(title: str, text: bytes) -> dict[str, Any]:
     return as_object(found)
 
 
-def optimizer_of(title: str, described: Any) -> Described:
+def optimizer_of(title: str, described: object) -> Described:
     """The class and the configuration of an optimizer that a file describes.
 
     Args:

@@ -1,7 +1,5 @@
 """`tf.compat`: TensorFlow 1's API as `v1`, `tf` itself as `v2`, and text and bytes."""
 
-from typing import Any
-
 from thalweg.tf.compat.later import find as __getattr__
 
 
@@ -15,7 +13,7 @@ def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
     return bytes_or_text if isinstance(bytes_or_text, bytes) else bytes_or_text.encode(encoding)
 
 
-def as_str_any(value: Any, encoding: str = "utf-8") -> str:
+def as_str_any(value: object, encoding: str = "utf-8") -> str:
     """Text: decoded bytes, or the `str` of anything else."""
     return as_text(value, encoding) if isinstance(value, bytes) else str(value)
 

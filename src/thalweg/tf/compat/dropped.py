@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -69,8 +70,8 @@ __all__ = [
 ]
 
 
-def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Any]:
-    def convert(x: object, name: str | None = None) -> Any:
+def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Tensor]:
+    def convert(x: object, name: str | None = None) -> Tensor:
         return cast(x, dtype, name or title)
 
     convert.__name__ = convert.__qualname__ = title
@@ -78,7 +79,7 @@ def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Any]:
     return convert
 
 
-def clip_by_average_norm(t: Any, clip_norm: Any, name: str | None = None) -> Any:
+def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:
     """A tensor scaled by `clip_norm` times the number of its elements over its norm, at most by 1.
 
         t clip_norm min(n / |t|, 1 / clip_norm)
@@ -93,7 +94,7 @@ def clip_by_average_norm(t: Any, clip_norm: Any, name: str | None = None) -> Any
             " clip_by_norm(t, clip_norm * n) takes any float."
         )
 
-    def clip(given: Any, limit: Any) -> Any:
+    def clip(given: Tensor, limit: Tensor) -> Tensor:
         limit = torch.as_tensor(limit, dtype=given.dtype, device=given.device)
         inverse = (given * given).sum().rsqrt()
         return given * limit * torch.minimum(inverse * given.numel(), 1 / limit)
@@ -109,10 +110,10 @@ to_int64 = _cast_function(torch.int64, "to_int64")
 to_bfloat16 = _cast_function(torch.bfloat16, "to_bfloat16")
 
 
-def div(x: object, y: object, name: str | None = None) -> Any:
+def div(x: object, y: object, name: str | None = None) -> Tensor:
     """The quotient; of integers the whole number below it."""
 
-    def quotient(one: Any, other: Any) -> Any:
+    def quotient(one: Tensor, other: Tensor) -> Tensor:
         kind = torch.promote_types(one.dtype, other.dtype)
         is_exact = kind.is_floating_point or kind.is_complex
         return one / other if is_exact else torch.floor_divide(one, other)
@@ -125,17 +126,21 @@ def accumulate_n(
     shape: object = None,
     tensor_dtype: object = None,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """The sum of tensors of one shape; `shape` and `tensor_dtype` are ignored."""
     return add_n(inputs, name or "AccumulateN")
 
 
-def arg_max(input: Any, dimension: int, output_type: Any = torch.int64, name: Any = None) -> Any:
+def arg_max(
+    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
+) -> Tensor:
     """The index of the largest element along a dimension."""
     return reductions.argmax(input, dimension, output_type=output_type, name=name)
 
 
-def arg_min(input: Any, dimension: int, output_type: Any = torch.int64, name: Any = None) -> Any:
+def arg_min(
+    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
+) -> Tensor:
     """The index of the smallest element along a dimension."""
     return reductions.argmin(input, dimension, output_type=output_type, name=name)
 
@@ -146,29 +151,29 @@ def multinomial(
     seed: int | None = None,
     name: str | None = None,
     output_dtype: object = torch.int64,
-) -> Any:
+) -> Tensor:
     """`tf.random.categorical`."""
     return categorical(logits, num_samples, output_dtype, seed, name)
 
 
-def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Any:
+def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Tensor:
     """`concat`."""
     return arrays.concat(values, axis, name)
 
 
-def diag(diagonal: object, name: str | None = None) -> Any:
+def diag(diagonal: object, name: str | None = None) -> Tensor:
     """Zeros of the shape twice over, with the elements where both places are the same."""
 
-    def spread(x: Any) -> Any:
+    def spread(x: Tensor) -> Tensor:
         return torch.diag(x.reshape(-1)).reshape(*x.shape, *x.shape)
 
     return call(spread, tensor(diagonal), name=name or "Diag")
 
 
-def diag_part(input: object, name: str | None = None) -> Any:
+def diag_part(input: object, name: str | None = None) -> Tensor:
     """The elements whose place in the first half of the dimensions is that in the second half."""
 
-    def pick(x: Any) -> Any:
+    def pick(x: Tensor) -> Tensor:
         half = x.dim() // 2
         if x.dim() % 2 or not half or x.shape[:half] != x.shape[half:]:
             raise InvalidArgumentError(
@@ -181,15 +186,15 @@ def diag_part(input: object, name: str | None = None) -> Any:
 
 
 def count_nonzero(
-    input_tensor: Any = None,
+    input_tensor: object = None,
     axis: Any = None,
     keepdims: bool | None = None,
     dtype: Any = torch.int64,
     name: str | None = None,
-    reduction_indices: Any = None,
+    reduction_indices: object = None,
     keep_dims: bool | None = None,
-    input: Any = None,
-) -> Any:
+    input: object = None,
+) -> Tensor:
     """How many elements are not 0, along axes or of all."""
     given = input if input_tensor is None else input_tensor
     axis = reduction_indices if axis is None else axis
@@ -202,7 +207,7 @@ def pad(
     mode: str = "CONSTANT",
     name: str | None = None,
     constant_values: object = 0,
-) -> Any:
+) -> Tensor:
     """As `tf.pad` of TensorFlow 2, with `name` before `constant_values`."""
     return parts.pad(tensor, paddings, mode, constant_values, name)
 
@@ -210,11 +215,11 @@ def pad(
 def sparse_to_dense(
     sparse_indices: object,
     output_shape: object,
-    sparse_values: Any,
+    sparse_values: object,
     default_value: object = 0,
     validate_indices: bool = True,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """A tensor that has values at some places, and a default elsewhere.
 
     `validate_indices` is ignored: the order of the places does not matter, and a place out of range
@@ -223,7 +228,7 @@ def sparse_to_dense(
     values = tensor(sparse_values)
     start = arrays.fill(output_shape, tensor(default_value, values.dtype))
 
-    def put(whole: Any, places: Any, values: Any) -> Any:
+    def put(whole: Tensor, places: Tensor, values: Tensor) -> Tensor:
         places = places.long()
         rows = places.reshape(-1, 1) if places.dim() < 2 else places
         return whole.index_put(parts.indices_of(rows, whole.shape), values)
@@ -237,7 +242,7 @@ def verify_tensor_all_finite(
     name: str | None = None,
     x: Any = None,
     message: Any = None,
-) -> Any:
+) -> Tensor:
     """`check_numerics`."""
     return check_numerics(t if x is None else x, msg or message or "", name)
 

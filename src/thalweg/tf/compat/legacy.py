@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph, v1
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -83,7 +84,7 @@ def constant(
     shape: object = None,
     name: str | None = "Const",
     verify_shape: bool = False,
-) -> Any:
+) -> Tensor:
     """A new tensor from a number, array or nested lists, optionally laid out in a shape.
 
     In a graph the last of too few values is repeated; `verify_shape` says whether the value must
@@ -93,7 +94,7 @@ def constant(
     return graph.constant(value, dtype, sizes, name, verify_shape)
 
 
-def _with_older_arguments(reduce: Callable[..., object]) -> Callable[..., Any]:
+def _with_older_arguments(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(reduce)
     def apply(
         input_tensor: object,
@@ -102,7 +103,7 @@ def _with_older_arguments(reduce: Callable[..., object]) -> Callable[..., Any]:
         name: str | None = None,
         reduction_indices: object = None,
         keep_dims: bool | None = None,
-    ) -> Any:
+    ) -> Tensor:
         axis = reduction_indices if axis is None else axis
         return reduce(input_tensor, axis, bool(keepdims or keep_dims), name)
 
@@ -125,7 +126,7 @@ def argmax(
     name: str | None = None,
     dimension: int | None = None,
     output_type: object = torch.int64,
-) -> Any:
+) -> Tensor:
     """The index of the largest element along an axis."""
     return reductions.argmax(
         input, _axis_given(axis, dimension), output_type=output_type, name=name
@@ -138,7 +139,7 @@ def argmin(
     name: str | None = None,
     dimension: int | None = None,
     output_type: object = torch.int64,
-) -> Any:
+) -> Tensor:
     """The index of the smallest element along an axis."""
     return reductions.argmin(
         input, _axis_given(axis, dimension), output_type=output_type, name=name
@@ -152,7 +153,7 @@ def norm(
     keepdims: bool | None = None,
     name: str | None = None,
     keep_dims: bool | None = None,
-) -> Any:
+) -> Tensor:
     """As `tf.norm`; `keep_dims` is the old name of `keepdims`."""
     return reductions.norm(tensor, ord, axis, bool(keepdims or keep_dims), name)
 
@@ -168,7 +169,7 @@ def softmax_cross_entropy_with_logits(
     dim: int = -1,
     name: str | None = None,
     axis: int | None = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.softmax_cross_entropy_with_logits`, but no gradient flows into the labels."""
     _refuse_positional(_sentinel, "softmax_cross_entropy_with_logits")
     fixed = tensor(labels, getattr(logits, "dtype", None)).detach()
@@ -177,7 +178,7 @@ def softmax_cross_entropy_with_logits(
 
 def sparse_softmax_cross_entropy_with_logits(
     _sentinel: object = None, labels: object = None, logits: object = None, name: str | None = None
-) -> Any:
+) -> Tensor:
     """As `tf.nn.sparse_softmax_cross_entropy_with_logits`; arguments only by name."""
     _refuse_positional(_sentinel, "sparse_softmax_cross_entropy_with_logits")
     return nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name)
@@ -185,7 +186,7 @@ def sparse_softmax_cross_entropy_with_logits(
 
 def sigmoid_cross_entropy_with_logits(
     _sentinel: object = None, labels: object = None, logits: object = None, name: str | None = None
-) -> Any:
+) -> Tensor:
     """As `tf.nn.sigmoid_cross_entropy_with_logits`; arguments only by name."""
     _refuse_positional(_sentinel, "sigmoid_cross_entropy_with_logits")
     return nn.sigmoid_cross_entropy_with_logits(labels, logits, name)
@@ -203,7 +204,7 @@ def dropout(
     seed: object = None,
     name: str | None = None,
     rate: float | None = None,
-) -> Any:
+) -> Tensor:
     """Random elements set to 0; `keep_prob` is the probability that an element is kept.
 
     Raises:
@@ -225,7 +226,7 @@ def embedding_lookup(
     name: str | None = None,
     validate_indices: bool = True,
     max_norm: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.nn.embedding_lookup`; of one table there is nothing to share out, and indices are
     always validated.
     """
@@ -234,7 +235,7 @@ def embedding_lookup(
 
 def transpose(
     a: object, perm: object = None, name: str = "transpose", conjugate: bool = False
-) -> Any:
+) -> Tensor:
     """As `tf.transpose`."""
     return arrays.transpose(a, perm, conjugate=conjugate, name=name)
 
@@ -246,38 +247,38 @@ def gather(
     name: str | None = None,
     axis: int | None = None,
     batch_dims: int = 0,
-) -> Any:
+) -> Tensor:
     """As `tf.gather`."""
     return arrays.gather(params, indices, axis=axis, batch_dims=batch_dims, name=name)
 
 
 def zeros_like(
     tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
-) -> Any:
+) -> Tensor:
     """As `tf.zeros_like`; `optimize` is ignored."""
     return arrays.zeros_like(tensor, dtype, name)
 
 
 def ones_like(
     tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
-) -> Any:
+) -> Tensor:
     """As `tf.ones_like`; `optimize` is ignored."""
     return arrays.ones_like(tensor, dtype, name)
 
 
-def shape(input: object, name: str | None = None, out_type: object = torch.int32) -> Any:
+def shape(input: object, name: str | None = None, out_type: object = torch.int32) -> Tensor:
     """As `tf.shape`."""
     return arrays.shape(input, out_type=out_type, name=name)
 
 
-def size(input: object, name: str | None = None, out_type: object = torch.int32) -> Any:
+def size(input: object, name: str | None = None, out_type: object = torch.int32) -> Tensor:
     """As `tf.size`."""
     return arrays.size(input, out_type=out_type, name=name)
 
 
 def convert_to_tensor(
     value: object, dtype: object = None, name: str | None = None, preferred_dtype: object = None
-) -> Any:
+) -> Tensor:
     """As `tf.convert_to_tensor`."""
     return arrays.convert_to_tensor(value, dtype, dtype_hint=preferred_dtype, name=name)
 
@@ -297,7 +298,7 @@ def convert_to_tensor_or_indexed_slices(
     return value
 
 
-def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
     """As `tf.where`, but `x` and `y` have one shape, and a vector of conditions chooses rows.
 
     Raises:
@@ -306,7 +307,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
     if x is None or y is None:
         return elementwise.where(condition, name=name)
 
-    def choose(chosen: Any, one: Any, other: Any) -> Any:
+    def choose(chosen: Tensor, one: Tensor, other: Tensor) -> Tensor:
         if one.shape != other.shape:
             raise InvalidArgumentError(
                 f"x and y of where must have one shape, not {tuple(one.shape)} and"

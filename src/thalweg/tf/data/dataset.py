@@ -80,7 +80,7 @@ class Dataset:
         self,
         title: str,
         number: object,
-        step: Callable[[Iterator[Any], int], Iterator[Any]],
+        step: Callable[[Iterator[Any], int], Iterator[object]],
         spec: Any = None,
         counted: Callable[[int], float | None] = int,
     ) -> Dataset:
@@ -96,7 +96,7 @@ class Dataset:
 
     @classmethod
     def _of_elements(
-        cls, tensors: Any, elements: Callable[[Any], Iterator[Any]], spec: Any, counted: Any
+        cls, tensors: object, elements: Callable[[Any], Iterator[object]], spec: Any, counted: Any
     ) -> Dataset:
         tensors = specs.converted(tensors)
         symbols = tuple(leaf for leaf in leaves_of(tensors) if is_symbolic(leaf))
@@ -116,7 +116,7 @@ class Dataset:
             InvalidArgumentError: While it is read, if tensors have different numbers of rows.
         """
 
-        def rows(known: object) -> Iterator[Any]:
+        def rows(known: object) -> Iterator[object]:
             counts = {len(leaf) for leaf in leaves_of(known)}
             if len(counts) != 1:
                 raise InvalidArgumentError(f"All must have as many rows, not {sorted(counts)}.")
@@ -137,7 +137,7 @@ class Dataset:
         generator: Callable[..., Any],
         output_types: object = None,
         output_shapes: object = None,
-        args: tuple[Any, ...] = (),
+        args: tuple[object, ...] = (),
         output_signature: object = None,
         name: str | None = None,
     ) -> Dataset:
@@ -212,7 +212,7 @@ class Dataset:
         def call(element: object) -> Any:
             return specs.converted(_call_with_element(map_func, element))
 
-        def step(elements: Iterator[object]) -> Iterator[Any]:
+        def step(elements: Iterator[object]) -> Iterator[object]:
             return map(call, elements)
 
         def spec() -> Any:
@@ -229,7 +229,7 @@ class Dataset:
                 raise TypeError(f"map_func must return a Dataset, not {type(made).__name__}.")
             return made
 
-        def step(every: Iterator[object]) -> Iterator[Any]:
+        def step(every: Iterator[object]) -> Iterator[object]:
             return (each for element in every for each in inner(element)._begin_iteration())
 
         def spec() -> Any:
@@ -243,7 +243,7 @@ class Dataset:
     def filter(self, predicate: Callable[..., object], name: str | None = None) -> Dataset:
         """The elements of which the function says so."""
 
-        def step(every: Iterator[object]) -> Iterator[Any]:
+        def step(every: Iterator[object]) -> Iterator[object]:
             return (x for x in every if bool(_call_with_element(predicate, x)))
 
         return self._add_step(step, counted=lambda _: None)
@@ -289,7 +289,7 @@ class Dataset:
         `batch_size` may be a symbolic tensor, whose value is that of the run that initializes.
         """
 
-        def step(every: Iterator[object], size: int) -> Iterator[Any]:
+        def step(every: Iterator[object], size: int) -> Iterator[object]:
             return batches(every, size, drop_remainder)
 
         def spec(size: int | None) -> Any:
@@ -301,7 +301,7 @@ class Dataset:
         self,
         batch_size: object,
         drop_remainder: bool,
-        step: Callable[[Iterator[Any], int], Iterator[Any]],
+        step: Callable[[Iterator[Any], int], Iterator[object]],
         spec: Callable[[int | None], object],
     ) -> Dataset:
         """Add a step that makes batches; `spec` is given their size, if all of them have one."""
@@ -340,7 +340,7 @@ class Dataset:
         def sizes() -> list[Any]:
             return specs.shapes_for(self.element_spec, padded_shapes)
 
-        def step(every: Iterator[object], size: int) -> Iterator[Any]:
+        def step(every: Iterator[object], size: int) -> Iterator[object]:
             values = specs.values_for(self.element_spec, padding_values)
             return batches(every, size, drop_remainder, padded(sizes(), values))
 
@@ -380,7 +380,7 @@ class Dataset:
         """
         generators: list[torch.Generator] = []
 
-        def step(every: Iterator[object], size: int) -> Iterator[Any]:
+        def step(every: Iterator[object], size: int) -> Iterator[object]:
             if not generators:
                 begin = int(torch.randint(2**31, ())) if seed is None else int(seed)
                 generators.append(torch.Generator().manual_seed(begin))
@@ -471,5 +471,5 @@ class Dataset:
         )
 
 
-def _call_with_element(function: Callable[..., object], element: object) -> Any:
+def _call_with_element(function: Callable[..., object], element: object) -> object:
     return function(*element) if isinstance(element, tuple) else function(element)

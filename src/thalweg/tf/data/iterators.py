@@ -31,7 +31,7 @@ class Iterator:
         dataset: That they are of.
     """
 
-    def __init__(self, elements: Elements[Any], dataset: Any) -> None:
+    def __init__(self, elements: Elements[object], dataset: Any) -> None:
         self._elements, self._dataset = elements, dataset
 
     @property
@@ -70,7 +70,7 @@ class Iterator:
 class InGraph:
     """An iterator in a graph. Each session is at a place of its own."""
 
-    def __init__(self, element_spec: Any, one_shot: Any) -> None:
+    def __init__(self, element_spec: object, one_shot: Any) -> None:
         self.element_spec, self._one_shot = element_spec, one_shot
         self._initializer: Any = None
 
@@ -119,7 +119,7 @@ class InGraph:
     output_shapes = property(lambda self: get_output_shapes(self))
 
 
-def _next_element(elements: Elements[object]) -> Any:
+def _next_element(elements: Elements[object]) -> object:
     try:
         return next(elements)
     except StopIteration:

@@ -26,7 +26,7 @@ class TensorSpec:
         name: Ignored.
     """
 
-    def __init__(self, shape: Any, dtype: Any = torch.float32, name: str | None = None) -> None:
+    def __init__(self, shape: object, dtype: Any = torch.float32, name: str | None = None) -> None:
         self.shape = None if shape is None else graph.Shape(shape)
         self.dtype = None if dtype is None else as_dtype(dtype)
 
@@ -94,7 +94,7 @@ def values_for(spec: Any, values: Any) -> list[Any]:
     return [value]
 
 
-def _pairs_of_parts(spec: Any, nest: Any, title: str) -> list[tuple[Any, Any]] | None:
+def _pairs_of_parts(spec: Any, nest: Any, title: str) -> list[tuple[object, object]] | None:
     """The parts of an element, each with its part of a nest; None for a tensor."""
     if isinstance(spec, dict):
         keys = spec if nest is None else nest
@@ -109,7 +109,7 @@ def _pairs_of_parts(spec: Any, nest: Any, title: str) -> list[tuple[Any, Any]] |
     raise InvalidArgumentError(f"{title} is {nest}, and elements are {spec}.")
 
 
-def _number_of(value: Any) -> Any:
+def _number_of(value: Any) -> object:
     if is_symbolic(value):
         if value.op.type != "Const":
             raise InvalidArgumentError(f"padding_values must be constants; '{value.name}' is none.")

@@ -38,7 +38,7 @@ def batches(
             yield packed(chunk[0], stack(columns) if stack else map(_stack_rows, columns))
 
 
-def _stack_rows(rows: Sequence[Any]) -> Any:
+def _stack_rows(rows: Sequence[Any]) -> object:
     shapes = sorted({tuple(row.shape) for row in rows})
     if len(shapes) > 1:
         raise InvalidArgumentError(f"batch takes tensors of one shape, not of shapes {shapes}.")
@@ -54,13 +54,13 @@ def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[objec
         values: For each what it is padded with.
     """
 
-    def stack(columns: Iterator[Sequence[object]]) -> Iterator[Any]:
+    def stack(columns: Iterator[Sequence[object]]) -> Iterator[object]:
         return map(_pad_rows, columns, shapes, values)
 
     return stack
 
 
-def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> Any:
+def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> object:
     ranks = sorted({row.dim() for row in rows})
     wanted = [None] * ranks[0] if shape is None else list(shape)
     if ranks != [len(wanted)]:

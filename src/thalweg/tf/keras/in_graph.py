@@ -113,7 +113,7 @@ def _variable_of(variable: object) -> GraphVariable:
     return track(graph_variable_of(parameter))
 
 
-def _catching_call(original: Callable[..., object]) -> Callable[..., Any]:
+def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def call(layer: object, *args: object, **kwargs: object) -> Any:
         if not executing_eagerly() and _is_recorded(list(leaves_of((args, kwargs)))):
@@ -133,8 +133,8 @@ def _is_recorded(leaves: list[object]) -> bool:
 
 
 def _record_call(
-    original: Callable[..., Any], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+    original: Callable[..., object], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> object:
     """Add an operation that calls `layer`, and return its outputs as the layer does.
 
     The layer is built, if it was not. Variables that are not trained are those of the graph, too,
@@ -153,7 +153,7 @@ def _record_call(
     trained = [each for each in layer.variables if each.trainable]
     others = [each for each in layer.variables if not each.trainable]
 
-    def run(weights: Any, states: Any, args: Any, kwargs: Any) -> list[Any]:
+    def run(weights: Any, states: Any, args: Any, kwargs: Any) -> list[object]:
         values = [*zip(trained, weights, strict=True), *zip(others, states, strict=True)]
         with keras.StatelessScope(values, initialize_variables=False) as scope:
             results = list(leaves_of(original(layer, *args, **kwargs)))
@@ -177,13 +177,13 @@ def _record_call(
     return mapped(lambda _: next(symbols), found)
 
 
-def _in_graph(leaf: object) -> Any:
+def _in_graph(leaf: object) -> object:
     """An array as a constant of the graph; what stands for a symbol as that symbol."""
     is_array = isinstance(leaf, np.ndarray | torch.Tensor)
     return convert_to_tensor(leaf) if is_array else graph_variable_of(leaf)
 
 
-def _describe_leaf(leaf: object) -> Any:
+def _describe_leaf(leaf: object) -> object:
     """A tensor of a graph as Keras knows one that has no value yet."""
     if not isinstance(leaf, SymbolicTensor):
         return leaf
@@ -200,7 +200,7 @@ def _widen_operator(tensor: object, name: str, function: Callable[..., object]) 
     original = getattr(tensor, name)
 
     @functools.wraps(original)
-    def apply(self: object, other: object) -> Any:
+    def apply(self: object, other: object) -> object:
         if is_symbolic(other) and not executing_eagerly():
             return function(graph_variable_of(self), other)
         return original(self, other)

@@ -38,15 +38,15 @@ def as_optimizer(optimizer: object) -> Any:
     return TFOptimizer(optimizer) if isinstance(optimizer, train.Optimizer) else optimizer
 
 
-def _label_columns(labels: object) -> Any:
-    def column(label: object) -> Any:
+def _label_columns(labels: object) -> object:
+    def column(label: object) -> object:
         is_flat = len(getattr(label, "shape", ())) == 1
         return keras.ops.expand_dims(label, -1) if is_flat else label
 
     return keras.tree.map_structure(column, labels)
 
 
-def _for_each(outputs: object, metrics: object) -> Any:
+def _for_each(outputs: object, metrics: object) -> object:
     """Metrics that are told once are those of each output, as in TensorFlow's Keras."""
     if metrics is None or isinstance(metrics, dict):
         return metrics
@@ -57,7 +57,7 @@ def _for_each(outputs: object, metrics: object) -> Any:
     return [[_copy_metric(each) for each in told if each is not None] for _ in outputs]
 
 
-def _copy_metric(metric: object) -> Any:
+def _copy_metric(metric: object) -> object:
     """A metric like this one, which counts for itself.
 
     Raises:
@@ -91,7 +91,7 @@ def _check_distinct(*told: object) -> None:
             seen.add(id(each))
 
 
-def _as_in_keras(name: str) -> Any:
+def _as_in_keras(name: str) -> object:
     """The method of Keras of this name, run eagerly."""
 
     @wraps(getattr(keras.Model, name))
@@ -278,7 +278,7 @@ def _derive_from_functional(own: type[Model]) -> None:
     own.__bases__ = tuple(Functional if base is Model else base for base in own.__bases__)
 
 
-_functional: Any = type(keras.Model(inputs=(_end := keras.Input((1,))), outputs=_end))
+_functional: object = type(keras.Model(inputs=(_end := keras.Input((1,))), outputs=_end))
 
 
 @keras.saving.register_keras_serializable(package="thalweg")

@@ -63,6 +63,6 @@ class TFOptimizer(keras.optimizers.Optimizer):
         )
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+    def from_config(cls, config: dict[str, object], custom_objects: object = None) -> Self:
         """NotImplementedError, as in TensorFlow."""
         raise NotImplementedError("An optimizer of tf.train has no configuration.")

@@ -34,7 +34,7 @@ def temporary_folder() -> str:
 class _Eager:
     """What a test is given for a session in eager mode: what it runs has run."""
 
-    def run(self, fetches: object, feed_dict: object = None) -> Any:
+    def run(self, fetches: object, feed_dict: object = None) -> object:
         """The values of eager tensors; ValueError if something is fed."""
         if feed_dict:
             raise ValueError("Nothing can be fed in eager mode.")

@@ -52,7 +52,7 @@ def image(
     floats, which are scaled; otherwise as `scalar`.
     """
 
-    def describe_images(batch: Any, tag: str) -> Sequence[Any]:
+    def describe_images(batch: Any, tag: str) -> Sequence[object]:
         return values.images(batch, tag, max_outputs)
 
     return _summary_operation(name, tensor, collections, family, describe_images)
@@ -109,9 +109,9 @@ def _summary_operation(
     given: object,
     collections: object,
     family: str | None,
-    describe: Callable[[Any, str], Sequence[Any]],
+    describe: Callable[[Any, str], Sequence[object]],
     kind: type | None = None,
-) -> Any:
+) -> object:
     """An operation that gives what `describe` says of a tensor."""
     _check_mode()
     message("Summary")  # is it installed?
@@ -127,7 +127,7 @@ def _summary_operation(
 
 def _add_to_collections(
     function: Callable[..., bytes], inputs: Sequence[object], name: str, collections: object
-) -> Any:
+) -> object:
     known = graph.Output(None, (), ())
     found = graph.operation(function, inputs, name, kind="pure", outputs=known)
     found.graph.add_to_collections(collections, found)

@@ -71,7 +71,7 @@ def assign_moving_average(
     return operation(assign_average, parts, title, outputs=variable)
 
 
-def _as_value_of(value: Any, variable: Any) -> Any:
+def _as_value_of(value: object, variable: Tensor) -> Any:
     """The value as a tensor of the variable's dtype; refused if it is one of another."""
     if not (isinstance(value, Tensor) or is_symbolic(value)):
         return to_tensor(value, variable.dtype)
@@ -107,7 +107,7 @@ def _unused_name(name: str) -> str:
 def weighted_moving_average(
     value: Any,
     decay: object,
-    weight: Any,
+    weight: Tensor,
     truediv: bool = True,
     collections: Iterable[str] | None = None,
     name: str | None = None,

@@ -230,7 +230,7 @@ def noisy_linear_cosine_decay(
     inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
     keeper = schedules.NoisyLinearCosineDecay(0.0, 0)
 
-    def draw_config(*own: Any) -> Any:
+    def draw_config(*own: Any) -> object:
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
     found = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
@@ -296,14 +296,14 @@ def follow_rate(
 
 def _decayed_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
-) -> Any:
+) -> object:
     dtype = as_dtype(kind_of(arguments[:1]))
     return follow_rate(
         lambda step, *own: schedule(*own)(step), (global_step, *arguments), dtype, name
     )
 
 
-def _natural_exp_decay(rate: Any, steps: Any, decay_rate: Any, staircase: bool) -> Any:
+def _natural_exp_decay(rate: Any, steps: Any, decay_rate: Any, staircase: bool) -> object:
     base = natural_base(as_scalar(decay_rate, scalar_type(decay_rate)))
     return schedules.ExponentialDecay(rate, steps, base, staircase)
 

@@ -53,19 +53,19 @@ class Followed(Argument):
         self._rate = rate
         self.keeps = keeps
         self.__name__ = name
-        self.source: tuple[Callable[..., Any], dict[str, Any]] | None = None
+        self.source: tuple[Callable[..., object], dict[str, object]] | None = None
 
     def __call__(self) -> Any:
         """The learning rate now."""
         return self._rate()
 
-    def _made_by(self) -> tuple[Names, Any] | None:
+    def _made_by(self) -> tuple[Names, object] | None:
         return None if self.source is None else (RATES, self.source[0])
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         return {} if self.source is None else self.source[1]
 
-    def _keeps(self) -> Sequence[Any]:
+    def _keeps(self) -> Sequence[object]:
         return self.keeps
 
     __add__, __radd__ = _binary_operators(operator.add)
@@ -87,7 +87,7 @@ class Followed(Argument):
     ) -> Followed:
         given = kwargs or {}
 
-        def rate() -> Any:
+        def rate() -> object:
             own = {name: _current_value(value) for name, value in given.items()}
             return function(*map(_current_value, args), **own)
 
@@ -111,15 +111,15 @@ class Followed(Argument):
         return f"<learning rate '{self.__name__}', computed when it is called>"
 
 
-_signatures: dict[Callable[..., Any], inspect.Signature] = {}
+_signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
-def remember_source(function: Callable[P, Any]) -> Callable[P, Any]:
+def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
     """A function that returns a learning rate, so that a `Followed` tells where it is from."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def make_rate(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def make_rate(*args: P.args, **kwargs: P.kwargs) -> object:
         rate = function(*args, **kwargs)
         if isinstance(rate, Followed) and rate.source is None:
             rate.source = (make_rate, dict(signature.bind(*args, **kwargs).arguments))
@@ -141,11 +141,11 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
     return known or inspect.signature(function, follow_wrapped=False)
 
 
-def _kept_by(*parts: object) -> list[Any]:
+def _kept_by(*parts: object) -> list[object]:
     """What parts of a learning rate keep, each once."""
     found = [kept for part in parts if isinstance(part, Followed) for kept in part.keeps]
     return list({id(kept): kept for kept in found}.values())
 
 
-def _current_value(value: Any) -> Any:
+def _current_value(value: Any) -> object:
     return value() if is_function(value) else value

@@ -20,7 +20,7 @@ from thalweg.graph import (
 )
 from thalweg.variable import Variable
 
-_eager: list[Any] = []
+_eager: list[object] = []
 
 
 def create_global_step(graph: Any = None) -> Any:
@@ -105,7 +105,7 @@ def global_step(sess: Any, global_step_tensor: Any) -> int:
 _READ = "global_step_read_op_cache"
 
 
-def _get_or_create_global_step_read(graph: Any = None) -> Any:
+def _get_or_create_global_step_read(graph: Any = None) -> object:
     """The global step as it is before `_increment_global_step`; None if there is none."""
     graph = graph or get_default_graph()
     found = graph.get_collection(_READ)
@@ -118,7 +118,7 @@ def _get_or_create_global_step_read(graph: Any = None) -> Any:
     return read
 
 
-def _increment_global_step(increment: int, graph: Any = None) -> Any:
+def _increment_global_step(increment: int, graph: Any = None) -> object:
     """An operation that raises the global step, after it has been read.
 
     Raises:

@@ -49,7 +49,7 @@ class V1Hooks(Hooks):
         self._global_step = global_step
         self._name = name
         self._values = values
-        self._results: list[Any] = []  # what the hooks returned that update variables
+        self._results: list[object] = []  # what the hooks returned that update variables
         self.selection = optimizer._selection()
         self.calls = optimizer._may_call_users()
         self.repeats = _is_global_step(global_step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.seconds import check_seconds, wait_seconds
@@ -32,9 +31,9 @@ class LooperThread(threading.Thread):
         self,
         coord: object,
         timer_interval_secs: float | None,
-        target: Callable[..., Any] | None = None,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        target: Callable[..., object] | None = None,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> None:
         if not isinstance(coord, Coordinator):
             raise InvalidTypeError(f"coord must be a Coordinator, not {coord!r}.")

@@ -129,7 +129,7 @@ class ExponentialMovingAverage(StateDict):
             move(self._plans.now(), averages, variables, share, begun=begun)
         return None
 
-    def _without_average(self, variables: Sequence[Any]) -> list[Tensor]:
+    def _without_average(self, variables: Sequence[Tensor]) -> list[Tensor]:
         """The variables without an average, each once."""
         return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
 
@@ -142,7 +142,7 @@ class ExponentialMovingAverage(StateDict):
                 title = f"{base_name(var)}/{self._name}"
                 self._put_slot(var, _AVERAGE, over(var.detach().clone(), title))
 
-    def _begin_averages(self, variables: Sequence[Any]) -> None:
+    def _begin_averages(self, variables: Sequence[Tensor]) -> None:
         """Set averages to the values of their variables."""
         averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
         pairs = zip(averages, variables, strict=True)
@@ -163,7 +163,7 @@ class ExponentialMovingAverage(StateDict):
                 if self._slots.get(source, _AVERAGE) is None:
                     self._make_in_graph(source)
 
-        def slots_named(name: str) -> list[Any]:
+        def slots_named(name: str) -> list[object]:
             kept: list[Any] = [self._slots.get(source, name) for source in sources]
             return [None if slot is None else by_reference(slot) for slot in kept]
 
@@ -283,6 +283,6 @@ def _check_sources(sources: Sequence[Any]) -> None:
     check_variables([source for source in sources if not is_symbolic(source)])
 
 
-def _latest_value(source: object) -> Any:
+def _latest_value(source: object) -> object:
     """A variable as it is when the averages are updated, not at the start of the run."""
     return by_reference(source) if isinstance(source, GraphVariable) else source

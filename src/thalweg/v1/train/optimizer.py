@@ -51,6 +51,7 @@ from thalweg.ground.switches import Sections, Within
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train import gating, gradients, processors
+from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.hooks import V1Hooks, counting_calls
 from thalweg.v1.train.recorded import has_hooks, recorded
 from thalweg.v1.train.state import State
@@ -62,7 +63,7 @@ _HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
 
 
-def _quick_step(optimizer: object, kept: PlanCache, step: object) -> Any:
+def _quick_step(optimizer: object, kept: PlanCache, step: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
         from thalweg.v1.train.steady import SteadyV1Apply
@@ -131,7 +132,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """The name given to the constructor."""
         return self._name
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         """What the constructor was given that numbers depend on, by name."""
         own, attributes = vars(self), getattr(self, "HYPERS", {})
         known = {
@@ -225,7 +226,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         aggregation_method: object = None,
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
-    ) -> list[tuple[Any, Any]]:
+    ) -> GradsAndVars:
         """The gradients of a loss, for `apply_gradients`.
 
         Args:
@@ -247,7 +248,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return gradients.of_loss(*own, aggregation_method)
 
     @staticmethod
-    def _scale_loss(loss_value: Any) -> Any:
+    def _scale_loss(loss_value: Any) -> object:
         """The loss as it is differentiated: see `thalweg.distribute.scale_loss_for_estimator`."""
         factor = distribute.loss_factor()
         get_default_graph()._is_loss_scaled_by_optimizer = factor is not None
@@ -307,9 +308,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 say_what_became(error, kept, before)
             raise
 
-    def _apply_aggregated(
-        self, given: list[tuple[Any, Any]], global_step: Any, name: str | None
-    ) -> Any:
+    def _apply_aggregated(self, given: GradsAndVars, global_step: Any, name: str | None) -> Any:
         """Apply gradients that are those of all replicas."""
         if not given:
             raise ValueError("No variables provided.")
@@ -330,13 +329,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _apply(
         self,
-        given: list[tuple[Any, Any]],
-        global_step: Any,
+        given: GradsAndVars,
+        global_step: object,
         name: str,
-        captured: list[Any] | None = None,
-        sharing: Any = None,
+        captured: list[object] | None = None,
+        sharing: object = None,
         how: GradientTransforms = NOTHING,
-    ) -> Any:
+    ) -> object:
         """Apply gradients now; those that are None are left out. See `_take`.
 
         Returns:
@@ -393,7 +392,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _take(
         self,
-        given: Sequence[tuple[Any, Any]],
+        given: GradsAndVars,
         global_step: Any,
         name: str,
         how: GradientTransforms = NOTHING,
@@ -477,7 +476,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 twin._prepare()
             vars(self).update(twin._symbolic_attributes())
 
-    def _symbolic_attributes(self) -> dict[str, Any]:
+    def _symbolic_attributes(self) -> dict[str, object]:
         """What it keeps of a graph, by the names of the attributes."""
         return {name: value for name, value in vars(self).items() if is_symbolic(value)}
 
@@ -488,7 +487,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         var_list: object,
         grad_loss: object,
         name: str | None,
-    ) -> Any:
+    ) -> object:
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
         made = self._make_hooks(global_step, name or self._name, None)
@@ -600,11 +599,11 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
         return distribute.StepFingerprint(words_of_step, numbers_of_step)
 
-    def _counters_now(self) -> dict[str, Any]:
+    def _counters_now(self) -> dict[str, object]:
         """The variables that are of no other, in eager mode."""
         return {name: var for (name, graph), var in self._non_slots.items() if graph is None}
 
-    def _apply_in_graph(self, given: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
+    def _apply_in_graph(self, given: GradsAndVars, global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
         check_updates(pairs)
         for grad, var in pairs:
@@ -639,7 +638,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
-    def _kept_in_graph(self, variables: Sequence[Any]) -> list[Any]:
+    def _kept_in_graph(self, variables: Sequence[Any]) -> list[object]:
         """The variables that a step of these variables of a graph writes to beside them."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
         graph = variables[0].graph
@@ -749,7 +748,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             done.append(self._counting_operation(done))
         return group(*done, name=name_scope or self._name)
 
-    def _counting_operation(self, done: list[object]) -> Any:
+    def _counting_operation(self, done: list[object]) -> object:
         """The operation of a graph that counts a step beside `global_step`, after others."""
 
         def count_step(values: dict[str, object]) -> None:
@@ -803,7 +802,7 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
         raise ValueError(f"No gradients provided for any variable: {names}.{hint}")
 
 
-def _constructor_arguments(cls: type[Any]) -> list[str]:
+def _constructor_arguments(cls: type[object]) -> list[str]:
     """The names of a constructor's arguments, and of those that it hands on."""
     found: list[str] = []
     for base in cls.__mro__:

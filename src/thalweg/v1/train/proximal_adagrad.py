@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_number
@@ -78,7 +77,7 @@ class ProximalAdagradOptimizer(RuleOptimizer):
 
     def _hyper_scalars(
         self, values: dict[str, object], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         check_step_size("learning_rate", values["learning_rate"])
         check_step_size("l1_regularization_strength", values["l1"], zero=True)
         check_step_size("l2_regularization_strength", values["l2"], zero=True)

@@ -95,7 +95,7 @@ class QueueRunner:
         )
         self.exceptions_raised: list[BaseException] = []
         self._lock = Lock()
-        self._running: dict[Any, int] = {}  # how many threads each session has
+        self._running: dict[object, int] = {}  # how many threads each session has
         on_fork(self, QueueRunner._forget_threads)
 
     def _forget_threads(self) -> None:

@@ -121,7 +121,7 @@ class QueueBase:
     def __init__(
         self,
         capacity: int,
-        dtypes: Any,
+        dtypes: object,
         shapes: Any = None,
         names: Any = None,
         shared_name: str | None = None,
@@ -170,7 +170,7 @@ class QueueBase:
         """The names of the components, or None."""
         return self._titles
 
-    def _components_of(self, vals: Any) -> list[Any]:
+    def _components_of(self, vals: object) -> list[object]:
         if isinstance(vals, dict):
             titles = self._titles or ()
             if set(vals) != set(titles):
@@ -242,7 +242,7 @@ class QueueBase:
             OutOfRangeError: When it runs: the queue is closed and empty.
         """
 
-        def take_element() -> Any:
+        def take_element() -> object:
             return list(self._current_store().take(1, self.name)[0])
 
         return self._dequeue_by(take_element, name or "Dequeue", self._shapes)
@@ -255,11 +255,11 @@ class QueueBase:
         """`dequeue_many`, or of a closed queue all that is left."""
         return self._dequeue_several(n, name or "DequeueUpTo", True)
 
-    def _dequeue_several(self, n: Any, title: str, fewer: bool) -> Any:
+    def _dequeue_several(self, n: object, title: str, fewer: bool) -> object:
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {title}.")
 
-        def take_stacked(n: Any) -> Any:
+        def take_stacked(n: Any) -> object:
             taken = self._current_store().take(int(n), self.name, fewer)
             columns = zip(*taken, strict=True) if taken else ([] for _ in self._kinds)
             parts = zip(columns, self._kinds, self._shapes, strict=True)
@@ -313,7 +313,7 @@ class FIFOQueue(QueueBase):
         capacity: int,
         dtypes: object,
         shapes: object = None,
-        names: object = None,
+        names: Any = None,
         shared_name: str | None = None,
         name: str = "fifo_queue",
     ) -> None:
@@ -334,7 +334,7 @@ class RandomShuffleQueue(QueueBase):
         min_after_dequeue: int,
         dtypes: object,
         shapes: object = None,
-        names: object = None,
+        names: Any = None,
         seed: int | None = None,
         shared_name: str | None = None,
         name: str = "random_shuffle_queue",

@@ -28,7 +28,7 @@ class _Era:
     def __init__(self, make: Make) -> None:
         self.sums = make()
         self.count = 0
-        self.tokens: deque[Any] = deque()
+        self.tokens: deque[object] = deque()
         self.workers: deque[_Wait] = deque()
         self.chiefs: deque[_Wait] = deque()
         self.ending: tuple[str, BaseException | None] | None = None

@@ -96,7 +96,7 @@ class RuleOptimizer(Optimizer):
     def _read_values(self) -> dict[str, Any]:
         return self._evaluate_hypers()
 
-    def _evaluate_hypers(self) -> dict[str, Any]:
+    def _evaluate_hypers(self) -> dict[str, object]:
         """The hyperparameters of a step by their names in the rule, callables called."""
         values = {}
         for name, attribute in self.HYPERS.items():
@@ -113,7 +113,7 @@ class RuleOptimizer(Optimizer):
             check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)
         return values
 
-    def _call_if_function(self, given: Any) -> Any:
+    def _call_if_function(self, given: Any) -> object:
         return given() if is_function(given) else given
 
     def _captured_inputs(self) -> list[Any]:
@@ -135,7 +135,7 @@ class RuleOptimizer(Optimizer):
 
     def _hyper_scalars(
         self, values: dict[str, object], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Those that follow from what a step has read alone."""
         return {name: as_hyper(values[name], dtype) for name in self.HYPERS}
 
@@ -193,7 +193,7 @@ class RuleOptimizer(Optimizer):
         given = [getattr(self, each) for each in self.HYPERS.values()]
         return any(map(callable, given)) and any(map(is_function, given))
 
-    def _update(self, grad: Any, var: Any) -> Any:
+    def _update(self, grad: Any, var: Any) -> object:
         """Update one variable, in the course of a step; for one of a graph, make an operation."""
         if is_symbolic(var):
             step = self._under_way

@@ -66,7 +66,7 @@ def create_slot_with_initializer(
     if size is not None and None not in size:
         return _make_slot(primary, initializer(size, dtype=kind), name, kind)
 
-    def initial_value() -> Any:
+    def initial_value() -> object:
         return to_tensor(initializer(tuple(resolve(primary).shape), dtype=kind), kind)
 
     return _make_deferred_slot(primary, initial_value, name, kind)
@@ -94,7 +94,7 @@ def create_zeros_slot(
     return _make_deferred_slot(primary, zeros_like_primary, name, kind)
 
 
-def _make_slot(primary: Any, value: object, name: str, dtype: torch.dtype | None) -> Any:
+def _make_slot(primary: Any, value: object, name: str, dtype: torch.dtype | None) -> object:
     primary = handle_of(primary)
     title = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):

@@ -201,24 +201,24 @@ class State(TrackableSlots):
         return resolve(self._non_slots.get((name, graph)))
 
     @property
-    def _non_slot_dict(self) -> Mapping[tuple[str, Any], Any]:
+    def _non_slot_dict(self) -> Mapping[tuple[str, object], object]:
         """The variables of no variable, by name and graph; not to be written to."""
         return MappingProxyType(self._non_slots)
 
-    def _non_slot_variables(self) -> list[Any]:
+    def _non_slot_variables(self) -> list[object]:
         """All variables of no variable, of every graph."""
         return list(self._non_slots.values())
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The variables of no variable, of the present graph, and whatever else is tracked."""
         graph = graph_of()
         own = {name: var for (name, key), var in self._non_slots.items() if key is graph}
         others = super()._trackable_children(save_type, **kwargs)
         return {**dict(sorted(own.items())), **others}
 
-    def _lookup_dependency(self, name: str) -> Any:
+    def _lookup_dependency(self, name: str) -> object:
         """What is tracked by this name, or the present graph's variable of no variable."""
         found = super()._lookup_dependency(name)
         if found is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -73,7 +72,7 @@ class StateDict(TrackableSlots, state.StateDict):
         with self._loading(state_dict, var_list) as found:
             state.restore(found)
 
-    def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
+    def _given_state(self, state_dict: object, var_list: object) -> tuple[object, object]:
         self._check_has_state()
         return tensors_of(state_dict), var_list
 
@@ -103,7 +102,7 @@ class StateDict(TrackableSlots, state.StateDict):
             given = state.as_now(given, [each.name for each in before], [e.name for e in entries])
         return f"The state of {self._name}", [([*self._lasting_entries(), *entries], given, True)]
 
-    def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
+    def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
         """Make all that a state with these names is of."""
         self._create_slots([*variables])
 

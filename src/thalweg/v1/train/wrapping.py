@@ -62,16 +62,16 @@ class WrappingOptimizer(Optimizer):
         """The variables of the optimizer inside."""
         return self._opt.variables()
 
-    def _checkpointed(self) -> Any:
+    def _checkpointed(self) -> object:
         return self._opt._checkpointed()
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Those of the optimizer inside, in whose place none of this one are saved."""
         return self._opt._trackable_children(save_type, **kwargs)
 
-    def _lookup_dependency(self, name: str) -> Any:
+    def _lookup_dependency(self, name: str) -> object:
         """A child of the optimizer inside."""
         return self._opt._lookup_dependency(name)
 
@@ -84,7 +84,7 @@ class WrappingOptimizer(Optimizer):
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         self._opt._create_slots(var_list)
 
-    def _kept_in_graph(self, variables: Sequence[object]) -> list[Any]:
+    def _kept_in_graph(self, variables: Sequence[object]) -> list[object]:
         return self._opt._kept_in_graph(variables)
 
     def _owners(self) -> list[Tensor]:
@@ -96,7 +96,7 @@ class WrappingOptimizer(Optimizer):
     def _own_entries(self) -> list[Entry]:
         return self._opt._own_entries()
 
-    def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
+    def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
         self._opt._create_for_state(variables, names)
 
     def _forget_awaited(self) -> None:

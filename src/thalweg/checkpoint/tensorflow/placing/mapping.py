@@ -61,13 +61,18 @@ def map_variables(
             found.append(problem + (_hint(names[name], place, targets, free) if hints else ""))
     found += [f"{name!r} is given {taken[name]} variables" for name in targets if taken[name] > 1]
     left = {name: own for name, own in names.items() if name not in places}
-    for name in free:
-        if name not in told:
-            hint = hint_at_variable(name, left) if len(found) < LISTED else ""
-            found.append(f"{name!r} is given nothing{hint}")
+    found += _describe_free([name for name in free if name not in told], left, LISTED - len(found))
     if found and len(found) < LISTED:
         found += _unused_rules(rules, names)
     return ({}, found) if found else (places, [])
+
+
+def _describe_free(targets: Sequence[str], variables: Names, hints: int) -> list[str]:
+    """That targets are given nothing; the first of them, so many, with a hint at a variable."""
+    return [
+        f"{name!r} is given nothing{hint_at_variable(name, variables) if place < hints else ''}"
+        for place, name in enumerate(targets)
+    ]
 
 
 def _hint(

@@ -44,9 +44,9 @@ def loading_v1(
     return optimizer._loading(own, variables)
 
 
-def _constant_betas(optimizer: train.Optimizer) -> dict[str, Any]:
+def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
     """The betas that are numbers, by the names of their powers."""
-    inner: Any = optimizer
+    inner: object = optimizer
     while isinstance(inner, WrappingOptimizer):
         inner = cast(Any, inner)._opt
     if not isinstance(inner, train.AdamOptimizer):

@@ -90,7 +90,7 @@ def refuse_lost(found: FoundOptimizer) -> None:
         )
 
 
-def families_of(cls: type[Any], given: Mapping[str, object]) -> list[Family]:
+def families_of(cls: type[object], given: Mapping[str, object]) -> list[Family]:
     """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
     known = [base.__name__ for base in cls.__mro__]
     title = given.get("name") or _default_arguments(cls).get("name")
@@ -117,7 +117,7 @@ def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
 
 
 def make_optimizer(
-    cls: type[Any], found: FoundOptimizer | None, given: Mapping[str, object], path: str
+    cls: type[object], found: FoundOptimizer | None, given: Mapping[str, object], path: str
 ) -> Any:
     """An optimizer of a class.
 
@@ -160,7 +160,7 @@ def make_optimizer(
 
 
 def _needed_arguments(
-    cls: type[Any], found: FoundOptimizer | None, accepted: set[str]
+    cls: type[object], found: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
     """What neither a default nor a guess may stand for."""
     yield from _required_arguments(cls)
@@ -175,7 +175,7 @@ def _needed_arguments(
 
 
 def make_wrapped(
-    cls: type[Any],
+    cls: type[object],
     found: FoundOptimizer | None,
     given: Mapping[str, Any],
     file: TensorFlowCheckpoint,
@@ -219,7 +219,7 @@ def _are_different(one: object, other: object) -> bool:
     return is_number(one) and is_number(other) and np.float32(one) != np.float32(other)
 
 
-def _arguments_in_file(cls: type[Any], found: FoundOptimizer) -> dict[str, Any]:
+def _arguments_in_file(cls: type[object], found: FoundOptimizer) -> dict[str, object]:
     """What the file has, by the names of the constructor."""
     known = dict(found.hyperparameters)
     if issubclass(cls, keras.Nadam) and "decay" in known:
@@ -229,18 +229,18 @@ def _arguments_in_file(cls: type[Any], found: FoundOptimizer) -> dict[str, Any]:
     return known
 
 
-def _parameters_of(cls: type[Any]) -> Sequence[inspect.Parameter]:
+def _parameters_of(cls: type[object]) -> Sequence[inspect.Parameter]:
     return list(inspect.signature(cls).parameters.values())
 
 
-def _accepted_arguments(cls: type[Any]) -> set[str]:
+def _accepted_arguments(cls: type[object]) -> set[str]:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     own = {each.name for each in _parameters_of(cls) if each.kind not in kinds}
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
     return own | options if issubclass(cls, keras.Optimizer) else own
 
 
-def _required_arguments(cls: type[Any]) -> list[str]:
+def _required_arguments(cls: type[object]) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [
         each.name
@@ -249,7 +249,7 @@ def _required_arguments(cls: type[Any]) -> list[str]:
     ]
 
 
-def _default_arguments(cls: type[Any]) -> dict[str, Any]:
+def _default_arguments(cls: type[object]) -> dict[str, object]:
     return {
         each.name: each.default
         for each in _parameters_of(cls)

@@ -64,7 +64,7 @@ def refused_of(file: KerasFile) -> tuple[str, ...]:
     return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
 
 
-def _make_schedule(config: Mapping[str, object]) -> Any:
+def _make_schedule(config: Mapping[str, object]) -> object:
     try:
         return deserialize(dict(config))
     except (ValueError, TypeError, KeyError) as error:

@@ -247,16 +247,10 @@ class _View:
         """One of Keras 2.11 and later."""
         node = self._node_at(index)
         own = {name: child for name, child in node.children.items() if child in self.keys}
-        slots = [
-            each for each in self._list_items(node.children["_variables"]) if each in self.keys
-        ]
+        slots = self._variables_in(node.children["_variables"])
         slots = [each for each in dict.fromkeys(slots) if each not in own.values()]
         self.taken |= {*slots, *own.values()}
-        trained, known = None, {*slots}
-        if TRAINED in node.children:
-            trained = [
-                each for each in self._list_items(node.children[TRAINED]) if each in self.keys
-            ]
+        trained, known = node.children.get(TRAINED), {*slots}
         lists = {
             name: [self.value(each) for each in listed]
             for name, child in node.children.items()
@@ -271,7 +265,7 @@ class _View:
                 {n: value for n, child in own.items() if not (value := self.value(child)).shape},
                 self.full_name(node.children[MARKS[1]]).rpartition("/")[0],
                 lists,
-                None if trained is None else [self._owner_of(each) for each in trained],
+                None if trained is None else [*map(self._owner_of, self._variables_in(trained))],
             ),
             [self._owner_of(each) for each in self.keys if each in self._places],
             self._class_name,
@@ -281,6 +275,10 @@ class _View:
         """What a list holds, in its order."""
         children = self._node_at(index).children
         return [children[name] for name in sorted(children, key=_numbered_name)]
+
+    def _variables_in(self, index: int) -> list[int]:
+        """Those of them that are variables."""
+        return [each for each in self._list_items(index) if each in self.keys]
 
     def _owner_of(self, index: int) -> Owner:
         order = self._orders.get(index, ())
@@ -311,24 +309,14 @@ def _identify_optimizer(
     titles: set[str],
 ) -> FoundOptimizer:
     is_keras = count_of(scalars.get("iter")) is not None
-    families = with_slots(kinds, KERAS if is_keras else V1)
-    own = scalars.keys() - set(_KERAS_SCALARS)
-    if is_keras:
-        families = [
-            family
-            for family in families
-            if own <= set(family.hypers) and ("momentum_cache" in scalars) == bool(family.powers)
-        ]
+    families = _keras_families(kinds, scalars) if is_keras else with_slots(kinds, V1)
     named = [family for family in families if _has_default_name(family, titles, is_keras)]
     chosen = named if len(named) == 1 else families
     family = chosen[0] if len(chosen) == 1 else None
     shown = [f"slots {', '.join(kinds)}"] if kinds else ["no slots"]
     if is_keras:
         shown += [f"{name}={value.array().item():.6g}" for name, value in sorted(scalars.items())]
-    hypers = {name: as_number(scalars[name]) for name in sorted(own)} if is_keras else {}
-    for name in ("learning_rate", "decay"):
-        if is_keras and name in scalars:
-            hypers[name] = as_number(scalars[name])
+    hypers = _keras_hypers(scalars) if is_keras else {}
     return FoundOptimizer(
         name=place,
         face="keras" if is_keras else "v1",
@@ -341,6 +329,23 @@ def _identify_optimizer(
         steps=count_of(scalars.get("iter")),
         title=family.title if family in named else "",
     )
+
+
+def _keras_families(kinds: list[str], scalars: dict[str, Stored]) -> list[Family]:
+    """The optimizers of Keras with these slots and scalars."""
+    own = scalars.keys() - set(_KERAS_SCALARS)
+    has_product = "momentum_cache" in scalars
+    return [
+        family
+        for family in with_slots(kinds, KERAS)
+        if own <= set(family.hypers) and has_product == bool(family.powers)
+    ]
+
+
+def _keras_hypers(scalars: dict[str, Stored]) -> dict[str, float]:
+    own = sorted(scalars.keys() - set(_KERAS_SCALARS))
+    names = [*own, *(name for name in ("learning_rate", "decay") if name in scalars)]
+    return {name: as_number(scalars[name]) for name in names}
 
 
 def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:

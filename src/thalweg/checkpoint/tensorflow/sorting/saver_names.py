@@ -56,15 +56,7 @@ def sorted_names(
     beside = _slots_beside({n: masters.get(own, own) for n, own in owners.items()}, rest, path)
     groups = _by_stem(beside)
     averages = groups.pop(AVERAGE, {})
-    optimizers: list[FoundOptimizer] = []
-    for family in families:
-        if len(set(family.names.values())) > 1 and not optimizers:
-            optimizers += _of_family(family, beside, path)
-    taken = stems if optimizers else frozenset[str]()
-    for stem in sorted(groups.keys() - taken):
-        found = families_titled(stem, families) or families_titled(stem)
-        optimizers += _of_name(stem, groups[stem], found, path)
-    optimizers = with_powers(optimizers, powers, counters)
+    optimizers = with_powers(_optimizers_in(groups, families, beside, path), powers, counters)
     scale = scale_in(rest) if len(optimizers) == 1 else {}
     if scale:
         own = optimizers[0]
@@ -84,6 +76,21 @@ def sorted_names(
         mixed=mixed,
         source=dict(tensors),
     )
+
+
+def _optimizers_in(
+    groups: Mapping[str, Slots], families: Sequence[Family], beside: Slots, path: str
+) -> list[FoundOptimizer]:
+    """The optimizers whose slots these are: first of what is known to be there, then by names."""
+    found: list[FoundOptimizer] = []
+    for family in families:
+        if len(set(family.names.values())) > 1 and not found:
+            found += _of_family(family, beside, path)
+    taken = {part for family in families for _, part in family.parts} if found else set[str]()
+    for stem in sorted(groups.keys() - taken):
+        named = families_titled(stem, families) or families_titled(stem)
+        found += _of_name(stem, groups[stem], named, path)
+    return found
 
 
 def _slots_beside(owners: Mapping[str, str], values: Mapping[str, Stored], path: str) -> Slots:

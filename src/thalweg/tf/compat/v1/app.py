@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from thalweg.tf.compat.v1 import flags
 
 
 def run(
-    main: Callable[[list[str]], Any] | None = None, argv: Sequence[str] | None = None
+    main: Callable[[list[str]], object] | None = None, argv: Sequence[str] | None = None
 ) -> NoReturn:
     """Parse the flags, call `main` with what is left of the arguments, and exit with its result.
 

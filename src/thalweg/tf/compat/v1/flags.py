@@ -75,11 +75,11 @@ FLAGS: Any = _Flags()
 _OLDER = {"flag_name": "name", "default_value": "default", "docstring": "help"}
 
 
-def _with_older_names(define: Callable[..., object]) -> Callable[..., Any]:
+def _with_older_names(define: Callable[..., object]) -> Callable[..., object]:
     """A function that defines a flag, with the older names of its arguments."""
 
     @functools.wraps(define)
-    def apply(*args: object, **kwargs: object) -> Any:
+    def apply(*args: object, **kwargs: object) -> object:
         absl("flags").disclaim_key_flags()  # the flag is of the module that calls
         return define(*args, **{_OLDER.get(name, name): each for name, each in kwargs.items()})
 

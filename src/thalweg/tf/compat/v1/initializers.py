@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -61,7 +62,7 @@ class VarianceScaling(Initializer):
         mode: str = "fan_in",
         distribution: str = "truncated_normal",
         seed: int | None = None,
-        dtype: Any = torch.float32,
+        dtype: object = torch.float32,
     ) -> None:
         self.scale, self.mode, self.distribution = scale, mode.lower(), distribution.lower()
         if not scale > 0:
@@ -73,7 +74,7 @@ class VarianceScaling(Initializer):
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
+    ) -> Tensor:
         inputs, outputs = fans(tuple(shape))
         size = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
         variance, kind = self.scale / max(1.0, size), dtype or self.dtype
@@ -100,20 +101,20 @@ class Orthogonal(Initializer):
     """
 
     def __init__(
-        self, gain: float = 1.0, seed: int | None = None, dtype: Any = torch.float32
+        self, gain: float = 1.0, seed: int | None = None, dtype: object = torch.float32
     ) -> None:
         self.gain, self.seed, self.dtype = gain, seed, dtype
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
+    ) -> Tensor:
         if len(shape) < 2:
             raise InvalidArgumentError("An orthogonal tensor must have at least two dimensions.")
         rows, columns = math.prod(shape[:-1]), shape[-1]
         flat = (max(rows, columns), min(rows, columns))
         normal = graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
 
-        def turn(given: object) -> Any:
+        def turn(given: object) -> Tensor:
             q, r = torch.linalg.qr(given)
             q = q * torch.sign(torch.diagonal(r))  # so that it is uniformly distributed
             return self.gain * (q.T if rows < columns else q).reshape(tuple(shape))
@@ -124,12 +125,12 @@ class Orthogonal(Initializer):
 class Identity(Initializer):
     """`gain` on the diagonal of a matrix, 0 elsewhere."""
 
-    def __init__(self, gain: float = 1.0, dtype: Any = torch.float32) -> None:
+    def __init__(self, gain: float = 1.0, dtype: object = torch.float32) -> None:
         self.gain, self.dtype = gain, dtype
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
+    ) -> Tensor:
         if len(shape) != 2:
             raise InvalidArgumentError("An identity matrix has two dimensions.")
         kind = as_dtype(dtype or self.dtype)
@@ -140,13 +141,13 @@ class UniformUnitScaling(Initializer):
     """Uniform numbers below `factor` times the root of 3 divided by the number of inputs."""
 
     def __init__(
-        self, factor: float = 1.0, seed: int | None = None, dtype: Any = torch.float32
+        self, factor: float = 1.0, seed: int | None = None, dtype: object = torch.float32
     ) -> None:
         self.factor, self.seed, self.dtype = factor, seed, dtype
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
+    ) -> Tensor:
         limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
         return graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 

@@ -9,7 +9,6 @@ import collections
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 DEBUG, INFO, WARN, ERROR, FATAL = (
     logging.DEBUG,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import distribute, graph
 from thalweg.errors import InvalidArgumentError
@@ -86,7 +87,7 @@ def get_regularization_losses(scope: str | None = None) -> list[Any]:
 
 def get_regularization_loss(
     scope: str | None = None, name: str = "total_regularization_loss"
-) -> Any:
+) -> Tensor:
     """The sum of the penalties of variables, 0 if there are none."""
     found = get_regularization_losses(scope)
     return add_n(found, name=name) if found else graph.constant(0.0)
@@ -94,7 +95,7 @@ def get_regularization_loss(
 
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
-) -> Any:
+) -> Tensor:
     """The sum of the losses that were collected, and of the penalties of variables.
 
     Raises:
@@ -114,7 +115,7 @@ def compute_weighted_loss(
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
-) -> Any:
+) -> Tensor:
     """One number of the losses of single elements, or with `Reduction.NONE` their weighted tensor.
 
     Raises:
@@ -131,7 +132,7 @@ def compute_weighted_loss(
         distribute.ReduceOp.SUM if is_sum else distribute.ReduceOp.MEAN
     )
 
-    def reduce(given: Any, weight: Any) -> Any:
+    def reduce(given: Tensor, weight: Tensor) -> Tensor:
         check_weights(weight, given, "losses")
         own = given.float()
         weighted = own * weight
@@ -151,7 +152,7 @@ def compute_weighted_loss(
     return loss
 
 
-def _alike_tensors(**pairs: object) -> list[Any]:
+def _alike_tensors(**pairs: object) -> list[Tensor]:
     """Two tensors of one shape, neither of which may be left out.
 
     Raises:
@@ -174,13 +175,13 @@ def _alike_tensors(**pairs: object) -> list[Any]:
     return [one, other]
 
 
-def _alike_floats(**pairs: object) -> list[Any]:
+def _alike_floats(**pairs: object) -> list[Tensor]:
     return [cast(each, torch.float32) for each in _alike_tensors(**pairs)]
 
 
 def _elementwise_loss(
-    function: Callable[[Any, Any], object], name: str, what: str
-) -> Callable[..., Any]:
+    function: Callable[[Tensor, Tensor], object], name: str, what: str
+) -> Callable[..., Tensor]:
     def loss(
         labels: object,
         predictions: object,
@@ -188,7 +189,7 @@ def _elementwise_loss(
         scope: str | None = None,
         loss_collection: str | None = _LOSSES,
         reduction: object = _DEFAULT,
-    ) -> Any:
+    ) -> Tensor:
         losses = call(function, *_alike_floats(labels=labels, predictions=predictions), name=name)
         return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
 
@@ -218,7 +219,7 @@ def cosine_distance(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
     dim: int | None = None,
-) -> Any:
+) -> Tensor:
     """1 less the inner product along an axis, which is kept; the vectors should have norm 1.
 
     `dim` is an older name of `axis`.
@@ -230,7 +231,7 @@ def cosine_distance(
     if along is None:
         raise InvalidArgumentError("You must specify 'axis'.")
 
-    def distance(one: Any, other: Any) -> Any:
+    def distance(one: Tensor, other: Tensor) -> Tensor:
         return 1 - (one * other).sum(along, keepdim=True)
 
     found = call(
@@ -247,10 +248,10 @@ def hinge_loss(
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
-) -> Any:
+) -> Tensor:
     """max(0, 1 - s logits), where s is 1 for the label 1 and -1 for 0."""
 
-    def hinge(wanted: Any, given: Any) -> Any:
+    def hinge(wanted: Tensor, given: Tensor) -> Tensor:
         return torch.relu(1 - (2 * wanted - 1) * given)
 
     found = call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
@@ -265,10 +266,10 @@ def huber_loss(
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
-) -> Any:
+) -> Tensor:
     """Half the square of a difference up to `delta`, beyond that linear."""
 
-    def huber(wanted: Any, given: Any) -> Any:
+    def huber(wanted: Tensor, given: Tensor) -> Tensor:
         error = (given - wanted).abs()
         inner = error.clamp(max=delta)
         return inner * inner * 0.5 + delta * (error - inner)
@@ -285,10 +286,10 @@ def log_loss(
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
-) -> Any:
+) -> Tensor:
     """The cross entropy of labels and probabilities, to which `epsilon` is added in logarithms."""
 
-    def entropy(wanted: Any, given: Any) -> Any:
+    def entropy(wanted: Tensor, given: Tensor) -> Tensor:
         return -wanted * (given + epsilon).log() - (1 - wanted) * (1 - given + epsilon).log()
 
     found = call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
@@ -296,14 +297,14 @@ def log_loss(
 
 
 def sigmoid_cross_entropy(
-    multi_class_labels: Any,
-    logits: Any,
+    multi_class_labels: object,
+    logits: object,
     weights: object = 1.0,
     label_smoothing: float = 0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
-) -> Any:
+) -> Tensor:
     """The cross entropy of labels and `sigmoid(logits)`, for each element.
 
     `label_smoothing` moves labels toward 1/2 by this share.
@@ -318,14 +319,14 @@ def sigmoid_cross_entropy(
 
 
 def softmax_cross_entropy(
-    onehot_labels: Any,
-    logits: Any,
+    onehot_labels: object,
+    logits: object,
     weights: object = 1.0,
     label_smoothing: float = 0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
-) -> Any:
+) -> Tensor:
     """The cross entropy of probabilities and `softmax(logits)`, for each row.
 
     `label_smoothing` moves labels toward equal ones by this share. No gradient flows into labels.
@@ -334,7 +335,7 @@ def softmax_cross_entropy(
     labels = cast(labels, logits.dtype)
     if label_smoothing > 0:
 
-        def smooth(given: Any) -> Any:
+        def smooth(given: Tensor) -> Tensor:
             return given * (1 - label_smoothing) + label_smoothing / given.shape[1]
 
         labels = call(smooth, labels)
@@ -344,13 +345,13 @@ def softmax_cross_entropy(
 
 
 def sparse_softmax_cross_entropy(
-    labels: Any,
-    logits: Any,
-    weights: Any = 1.0,
+    labels: object,
+    logits: object,
+    weights: object = 1.0,
     scope: str | None = None,
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
-) -> Any:
+) -> Tensor:
     """The cross entropy of class numbers and `softmax(logits)`, for each row.
 
     Labels and weights may have a last dimension of size 1.
@@ -360,7 +361,7 @@ def sparse_softmax_cross_entropy(
             raise InvalidArgumentError(f"{title} must not be None.")
     labels, logits, weights = tensor(labels), tensor(logits), tensor(weights)
 
-    def narrow(given: Any, others: Any) -> Any:
+    def narrow(given: Tensor, others: Tensor) -> Tensor:
         is_column = given.dim() == others.dim() and given.shape[-1] == 1
         return given.squeeze(-1) if is_column else given
 
@@ -369,7 +370,7 @@ def sparse_softmax_cross_entropy(
     title = scope or "sparse_softmax_cross_entropy_loss"
     if weights.shape is None or len(weights.shape):
 
-        def fit(weight: Any, losses: Any) -> Any:
+        def fit(weight: Tensor, losses: Tensor) -> Tensor:
             is_column = weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1
             return weight.squeeze(-1) if is_column else weight
 

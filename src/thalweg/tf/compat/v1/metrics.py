@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
@@ -41,7 +42,7 @@ Metric = tuple[Any, Any]
 def _counting_metric(
     name: str,
     counts: dict[str, tuple[int, ...]],
-    measure: Callable[..., Sequence[Any]],
+    measure: Callable[..., Sequence[object]],
     inputs: Sequence[object],
     result: Callable[..., object],
     metrics_collections: object,
@@ -78,7 +79,7 @@ def _counting_metric(
     return value, update
 
 
-def _broadcast_weights(weights: Any, values: Any) -> Any:
+def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
     """The weights as float32 of the shape of the values; a last dimension of size 1 may be missing
     or too many.
 
@@ -96,7 +97,7 @@ def _broadcast_weights(weights: Any, values: Any) -> Any:
     return weights.expand_as(values)
 
 
-def _optional_tensor(weights: object) -> Any:
+def _optional_tensor(weights: object) -> Tensor | None:
     return None if weights is None else tensor(weights)
 
 
@@ -106,11 +107,11 @@ def _mean_metric(
     inputs: Sequence[object],
     weights: object,
     collections: tuple[object, object],
-    result: Callable[[Any, Any], object] = quotient,
+    result: Callable[[Tensor, Tensor], object] = quotient,
 ) -> Metric:
     """The weighted mean of what `of(*inputs)` gives."""
 
-    def measure(weight: object, *given: Any) -> tuple[Any, Any]:
+    def measure(weight: Tensor | None, *given: Any) -> tuple[Tensor, Tensor]:
         values = of(*given).float()
         share = _broadcast_weights(weight, values)
         return (values * share).sum(), share.sum()
@@ -142,7 +143,7 @@ def accuracy(
 ) -> Metric:
     """How often predictions are equal to labels."""
 
-    def correct(wanted: Any, given: Any) -> Any:
+    def correct(wanted: Tensor, given: Tensor) -> Tensor:
         wanted, given = _squeeze_alike(wanted, given)
         return wanted == given.to(wanted.dtype)
 
@@ -150,7 +151,7 @@ def accuracy(
     return _mean_metric(name or "accuracy", correct, [labels, predictions], weights, collections)
 
 
-def _squeeze_alike(labels: Any, predictions: Any) -> tuple[Any, Any]:
+def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     """One of them without its last dimension, if that is 1 and the other has none."""
     if labels.dim() == predictions.dim() + 1 and labels.shape[-1] == 1:
         return labels.squeeze(-1), predictions
@@ -175,7 +176,7 @@ def _error_metric(
         updates_collections: object = None,
         name: str | None = None,
     ) -> Metric:
-        def error(wanted: Any, given: Any) -> Any:
+        def error(wanted: Tensor, given: Tensor) -> Tensor:
             wanted, given = _squeeze_alike(wanted, given)
             return of(given.float() - wanted.float())
 
@@ -227,7 +228,7 @@ def _confusion_metric(
         updates_collections: object = None,
         name: str | None = None,
     ) -> Metric:
-        def measure(weight: object, wanted: Any, given: Any) -> list[Any]:
+        def measure(weight: Tensor | None, wanted: Tensor, given: Tensor) -> list[Tensor]:
             wanted, given = _squeeze_alike(wanted.bool(), given.bool())
             share = _broadcast_weights(weight, wanted)
             kinds = [_KINDS[kind] for kind in counts.values()]
@@ -318,7 +319,7 @@ def auc(
     inner = inner if thresholds is None else sorted(thresholds)
     levels = torch.tensor([-edge, *inner, 1 + edge])
 
-    def measure(weight: object, wanted: Any, given: Any) -> list[Any]:
+    def measure(weight: Tensor | None, wanted: Tensor, given: Tensor) -> list[Tensor]:
         wanted, given = _squeeze_alike(wanted.bool(), given)
         share = _broadcast_weights(weight, wanted).reshape(-1)
         is_label = wanted.reshape(-1)
@@ -328,7 +329,7 @@ def auc(
             for label, guess in _KINDS.values()
         ]
 
-    def area(right: Any, missed: Any, rest: Any, wrong: Any) -> Any:
+    def area(right: Tensor, missed: Tensor, rest: Tensor, wrong: Tensor) -> Tensor:
         if summation_method == "careful_interpolation":
             return _interpolated_area(right, missed, wrong)
         small = 1e-6
@@ -345,7 +346,7 @@ def auc(
     return _counting_metric(name or "auc", counts, measure, parts, area, *collections)
 
 
-def _interpolated_area(right: Any, missed: Any, wrong: Any) -> Any:
+def _interpolated_area(right: Tensor, missed: Tensor, wrong: Tensor) -> Tensor:
     """The area below precision over recall, where between two thresholds the wrong positives grow
     in proportion to the right ones (Davis & Goadrich 2006).
     """

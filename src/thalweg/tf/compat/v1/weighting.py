@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
 
 
-def quotient(total: Any, count: Any) -> Any:
+def quotient(total: Any, count: Any) -> Tensor:
     """The quotient, 0 where `count` is 0."""
     empty = count == 0
     return torch.where(empty, 0, total / torch.where(empty, 1, count))

@@ -37,7 +37,7 @@ def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], An
     if not (scale >= 0 and math.isfinite(scale)):
         raise InvalidArgumentError(f"scale must be a finite number of at least 0, not {scale}.")
 
-    def l2_penalty(weights: Any) -> Any:
+    def l2_penalty(weights: Any) -> object:
         return None if scale == 0 else (weights * weights).sum() * 0.5 * float(scale)
 
     return l2_penalty

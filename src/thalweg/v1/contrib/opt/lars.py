@@ -107,7 +107,7 @@ class LARSOptimizer(RuleOptimizer):
 
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
         # a Python float is rounded once; but not those of sparse gradients.
         cast = as_hyper if group is _Group.ROWS else as_operand

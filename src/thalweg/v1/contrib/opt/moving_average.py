@@ -87,11 +87,11 @@ class MovingAverageOptimizer(WrappingOptimizer):
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         own = super()._trackable_children(save_type, **kwargs)
         return {**own, _AVERAGES: self._ema}
 
-    def _lookup_dependency(self, name: str) -> Any:
+    def _lookup_dependency(self, name: str) -> object:
         return self._ema if name == _AVERAGES else super()._lookup_dependency(name)
 
     def average(self, var: object) -> Any:
@@ -99,7 +99,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         return self._ema.average(var)
 
     def swapping_saver(
-        self, var_list: Any = None, name: str = "swapping_saver", **kwargs: Any
+        self, var_list: object = None, name: str = "swapping_saver", **kwargs: Any
     ) -> Saver:
         """A saver that saves averages under the names of their variables, and these under theirs.
 
@@ -134,7 +134,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
             swapped[key] = other
         return Saver(swapped, name=name, **kwargs)
 
-    def _create_for_state(self, variables: Sequence[Any], names: Collection[str]) -> None:
+    def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
         super()._create_for_state(variables, names)
         if any(name.endswith(f"/{self._ema.name}") for name in names):
             self._ema._create_slots(variables)

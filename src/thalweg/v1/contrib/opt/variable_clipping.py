@@ -81,10 +81,10 @@ class VariableClippingOptimizer(WrappingOptimizer):
             raise ValueError(f"max_norm must be 0 or more, not {max_norm}.")
         self._max_norm = float(max_norm)
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         return {**super()._arguments(), "vars_to_clip_dims": dict(self._dims)}
 
-    def _foreign(self) -> list[Any]:
+    def _foreign(self) -> list[object]:
         return [*super()._foreign(), *(var for var, _ in self._dims)]
 
     def _dims_of(self, var: object) -> list[int] | None:
@@ -122,7 +122,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
             operations = [self._clip_in_graph(*each) for each in clipped]
         return group(step, *operations, name=name or self._name)
 
-    def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> Any:
+    def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
         variable = graph_variable_of(var)
         title = variable.name
 

@@ -28,7 +28,7 @@ from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
 # The optimizer that is called, and the variables that it is to decay; between both calls are
 # `minimize` and `apply_gradients` of the optimizer that is extended, which know no such argument.
-_DECAYED: ContextVar[tuple[Any, list[Any] | None]] = ContextVar(
+_DECAYED: ContextVar[tuple[object, list[object] | None]] = ContextVar(
     "decay_var_list", default=(None, None)
 )
 
@@ -172,7 +172,7 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         decay = as_operand(values["decoupled_decay"], dtype)
         if isinstance(group, _Spared):
             decay, group = dtype(0), group.group
@@ -211,7 +211,7 @@ def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
 
 
 @cache
-def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
+def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any]:
     """The class of an optimizer that decays weights before each step of `base_optimizer`.
 
     Args:
@@ -233,6 +233,6 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
     return OptimizerWithDecoupledWeightDecay
 
 
-def _blank(base_optimizer: type[Any]) -> Any:
+def _blank(base_optimizer: type[object]) -> object:
     extended = extend_with_decoupled_weight_decay(base_optimizer)
     return object.__new__(extended)

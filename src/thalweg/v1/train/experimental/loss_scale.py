@@ -38,7 +38,7 @@ class LossScale(Trackable, ABC):
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
-        self._weights: dict[str, Any] = {}
+        self._weights: dict[str, object] = {}
 
     @abstractmethod
     def __call__(self) -> Any:
@@ -218,7 +218,7 @@ def get(identifier: object) -> Any:
     raise InvalidArgumentError(f"Could not interpret loss scale identifier: {identifier!r}")
 
 
-def _no_update() -> Any:
+def _no_update() -> object:
     return operation(lambda: None, [], "update_loss_scale", kind="pure")
 
 

@@ -77,7 +77,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     ) -> list[tuple[Any, Any]]:
         """The gradients of the loss, computed from a scaled one; see `Optimizer`."""
 
-        def scale_loss(value: object) -> Any:
+        def scale_loss(value: object) -> object:
             return value * _cast_scale(self._loss_scale(), value)
 
         pairs = self._opt.compute_gradients(
@@ -95,11 +95,11 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
     def _apply(
         self,
-        given: list[tuple[Any, Any]],
-        global_step: Any,
+        given: list[tuple[object, object]],
+        global_step: object,
         name: str,
-        captured: list[Any] | None = None,
-        sharing: Any = None,
+        captured: list[object] | None = None,
+        sharing: object = None,
         how: GradientTransforms = NOTHING,
     ) -> None:
         """Apply gradients now, unless the loss scale says not to.
@@ -149,7 +149,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
         known = list(collection)
 
-        def apply_unscaled() -> Any:
+        def apply_unscaled() -> object:
             return group(self._opt.apply_gradients(given, global_step=global_step))
 
         with graph.as_one():
@@ -166,18 +166,18 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
     def _captured_inputs(self) -> list[Any]:
         return self._opt._captured_inputs()
 
-    def _kept_in_graph(self, variables: Sequence[object]) -> list[Any]:
+    def _kept_in_graph(self, variables: Sequence[object]) -> list[object]:
         return [*super()._kept_in_graph(variables), *self._loss_scale._weights.values()]
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return dict(self._tracked)
 
-    def _lookup_dependency(self, name: str) -> Any:
+    def _lookup_dependency(self, name: str) -> object:
         return self._tracked.get(name)
 
-    def _checkpointed(self) -> Any:
+    def _checkpointed(self) -> object:
         return self
 
     def _own_entries(self) -> list[Entry]:

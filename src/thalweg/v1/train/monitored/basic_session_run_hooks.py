@@ -84,7 +84,7 @@ class LoggingTensorHook(SessionRunHook):
         self._timer = SecondOrStepTimer(every_n_secs, every_n_iter) if given else None
         self._at_end = at_end
         self._formatter = formatter
-        self._current: dict[Any, Any] = {}
+        self._current: dict[object, object] = {}
         self._count = 0
         self._is_due = False
 
@@ -145,7 +145,7 @@ class StopAtStepHook(SessionRunHook):
             raise InvalidArgumentError("Only one of num_steps or last_step can be specified.")
         self._num_steps = num_steps or 0
         self._last_step = last_step
-        self._step: Any = None
+        self._step: object = None
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""
@@ -214,7 +214,7 @@ class FinalOpsHook(SessionRunHook):
     def __init__(self, final_ops: object, final_ops_feed_dict: object = None) -> None:
         self._final_ops = final_ops
         self._final_ops_feed_dict = final_ops_feed_dict
-        self._final_ops_values: Any = None
+        self._final_ops_values: object = None
 
     @property
     def final_ops_values(self) -> Any:
@@ -239,7 +239,7 @@ class GlobalStepWaiterHook(SessionRunHook):
     def __init__(self, wait_until_step: int) -> None:
         self._wait_until_step = wait_until_step
         self._has_started = False
-        self._step: Any = None
+        self._step: object = None
 
     def begin(self) -> None:
         """Find the global step; RuntimeError if there is none."""

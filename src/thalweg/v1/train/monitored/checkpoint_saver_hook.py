@@ -81,7 +81,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._folder = os.fspath(checkpoint_dir)
         self._path = os.path.join(self._folder, checkpoint_basename)
         self._listeners = list(listeners or ())
-        self._step: Any = None
+        self._step: object = None
 
     def begin(self) -> None:
         """Find the global step, and make the folder; RuntimeError if there is no step."""

@@ -135,7 +135,7 @@ class MonitoredSession:
         if self._stop_requested:
             raise FailedPreconditionError("Run called even after should_stop requested.")
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)
-        wanted: dict[Any, Any] = {_CALLER: fetches}
+        wanted: dict[object, object] = {_CALLER: fetches}
         feeds = self._ask_hooks(context, wanted, feed_dict)
         try:
             results = session.run(wanted, feeds, options, run_metadata)
@@ -151,7 +151,7 @@ class MonitoredSession:
 
     def _ask_hooks(
         self, context: SessionRunContext, wanted: dict[object, object], given: Any
-    ) -> Any:
+    ) -> object:
         """Let hooks add to what is wanted; returns what is fed."""
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:

@@ -56,13 +56,13 @@ class Scaffold:
         ready_op: object = None,
         ready_for_local_init_op: object = None,
         local_init_op: object = None,
-        summary_op: Any = None,
+        summary_op: object = None,
         saver: Saver | None = None,
         copy_from_scaffold: Scaffold | None = None,
         local_init_feed_dict: object = None,
     ) -> None:
         other = copy_from_scaffold
-        self.init_fn: Callable[[Any], Any] | None = None
+        self.init_fn: Callable[[object], object] | None = None
         if init_fn is not None:
             self.init_fn = lambda session: init_fn(self, session)
         self.init_op = init_op

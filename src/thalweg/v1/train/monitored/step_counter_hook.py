@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.summary.protos import is_installed
@@ -54,7 +53,7 @@ class StepCounterHook(SessionRunHook):
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps)
         self._output_dir = output_dir
         self._summary_writer = summary_writer
-        self._step: Any = None
+        self._step: object = None
         self._tag = ""
         self._before: int | None = None
         self._steps_per_run = 1

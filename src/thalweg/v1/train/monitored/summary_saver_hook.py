@@ -43,7 +43,7 @@ class SummarySaverHook(SessionRunHook):
         output_dir: str | os.PathLike[str] | None = None,
         summary_writer: Any = None,
         scaffold: Any = None,
-        summary_op: Any = None,
+        summary_op: object = None,
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise InvalidArgumentError("Exactly one of scaffold or summary_op must be provided.")
@@ -52,7 +52,7 @@ class SummarySaverHook(SessionRunHook):
         self._writer = summary_writer
         self._scaffold = scaffold
         self._summary_op = summary_op
-        self._step: Any = None
+        self._step: object = None
         self._next: int | None = None  # the step that the next run is expected to end with
         self._is_due = False
 
@@ -81,7 +81,7 @@ class SummarySaverHook(SessionRunHook):
         if self._writer is not None:
             self._writer.flush()
 
-    def _summary_operations(self) -> Sequence[Any]:
+    def _summary_operations(self) -> Sequence[object]:
         found = self._scaffold.summary_op if self._summary_op is None else self._summary_op
         if found is None:
             return []

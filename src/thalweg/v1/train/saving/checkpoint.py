@@ -111,16 +111,16 @@ class Checkpoint(Trackable):
         super().__delattr__(name)
         self._tracked.pop(name, None)
 
-    def _checkpointed(self) -> Any:
+    def _checkpointed(self) -> object:
         return self if self._root is None else held_by(self._root, None)
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         own = super()._trackable_children(save_type, **kwargs)
         return own if self._root is None else {**children_of(self._root), **own}
 
-    def _lookup_dependency(self, name: str) -> Any:
+    def _lookup_dependency(self, name: str) -> object:
         found = super()._lookup_dependency(name)
         if found is None and self._root is not None:
             return child_of(self._root, name)
@@ -224,7 +224,7 @@ class Checkpoint(Trackable):
             restoration.bind(0, self)
         return CheckpointLoadStatus(restoration, lambda: self._members_in(building))
 
-    def _graph_meant(self, session: Any = None) -> Any:
+    def _graph_meant(self, session: Any = None) -> object:
         """The graph whose variables are meant, or None: that of the session, the one that is being
         built, or the only one there are variables of.
         """

@@ -44,7 +44,7 @@ class CheckpointReader:
         self._prefix = os.fspath(filename).removesuffix(SUFFIX)
         place = _locate_existing(self._prefix)
         self._path, self._is_ours = place.path, place.kind is Kind.OURS
-        self._document: dict[str, Any] = {}
+        self._document: dict[str, object] = {}
         if self._is_ours:
             described = container.describe(self._path)
             self._document = described.document

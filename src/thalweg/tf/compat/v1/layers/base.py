@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph, v1
 from thalweg.errors import InvalidArgumentError
@@ -74,7 +75,7 @@ class Layer:
         self,
         trainable: bool = True,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: object = None,
         *,
         activity_regularizer: Callable[[Any], object] | None = None,
         _scope: Any = None,
@@ -83,9 +84,9 @@ class Layer:
         self.trainable, self.dtype = trainable, dtype
         self.activity_regularizer = activity_regularizer
         self.built = False
-        self.variables: list[Any] = []
-        self.updates: list[Any] = []
-        self._losses: list[Any] = []
+        self.variables: list[object] = []
+        self.updates: list[object] = []
+        self._losses: list[object] = []
         self._base_name = name if isinstance(name, str) else _snake_case(type(self).__name__)
         self._reuse = _reuse
         self._scope: graph.VariableScope | None = None
@@ -174,7 +175,7 @@ class Layer:
             self.add_loss(call(lambda total, given: total / len(given), penalty, outputs))
         return outputs
 
-    def _check_rank(self, given: Any) -> None:
+    def _check_rank(self, given: Tensor) -> None:
         least, most = self.RANK
         rank = None if given.shape is None else len(given.shape)
         if rank is None and least == 0:
@@ -204,8 +205,8 @@ class Layer:
         self,
         name: str,
         shape: Sequence[int] = (),
-        dtype: Any = None,
-        initializer: Any = None,
+        dtype: object = None,
+        initializer: object = None,
         regularizer: Callable[[Any], object] | None = None,
         trainable: bool = True,
         constraint: Callable[[Any], Any] | None = None,

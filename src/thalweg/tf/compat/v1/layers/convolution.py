@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import convolution, nn, windows
@@ -46,10 +48,10 @@ class Convolution(Layer):
         padding: str = "valid",
         data_format: str = "channels_last",
         dilation_rate: object = 1,
-        activation: Any = None,
+        activation: object = None,
         use_bias: bool = True,
-        kernel_initializer: Any = None,
-        bias_initializer: Any = zeros_initializer,
+        kernel_initializer: object = None,
+        bias_initializer: object = zeros_initializer,
         kernel_regularizer: Any = None,
         bias_regularizer: Any = None,
         activity_regularizer: Any = None,
@@ -84,11 +86,11 @@ class Convolution(Layer):
         """The last two sizes of the kernel."""
         return channels, self.filters
 
-    def _convolved(self, inputs: object) -> Any:
+    def _convolved(self, inputs: Tensor) -> Tensor:
         name = f"Conv{self.SIZES}D"
         return call(windows.convolve, inputs, self.kernel, self.windows, name=name)
 
-    def call(self, inputs: object) -> Any:
+    def call(self, inputs: Any) -> Any:
         outputs = self._convolved(inputs)
         if self.use_bias:
             first = self.windows.channels_first
@@ -132,11 +134,11 @@ class Conv2DTranspose(Convolution):
         use_bias: bool = True,
         kernel_initializer: object = None,
         bias_initializer: object = zeros_initializer,
-        kernel_regularizer: object = None,
-        bias_regularizer: object = None,
-        activity_regularizer: object = None,
-        kernel_constraint: object = None,
-        bias_constraint: object = None,
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
         trainable: bool = True,
         name: str | None = None,
         **kwargs: object,
@@ -150,7 +152,7 @@ class Conv2DTranspose(Convolution):
     def _ends(self, channels: int) -> tuple[int, int]:
         return self.filters, channels
 
-    def _convolved(self, inputs: object) -> Any:
+    def _convolved(self, inputs: Tensor) -> Tensor:
         return convolution.transposed(inputs, self.kernel, None, self.windows, "conv2d_transpose")
 
 

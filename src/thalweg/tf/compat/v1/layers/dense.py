@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf import arrays, nn
@@ -35,10 +37,10 @@ class Dense(Layer):
     def __init__(
         self,
         units: int,
-        activation: Any = None,
+        activation: object = None,
         use_bias: bool = True,
-        kernel_initializer: Any = None,
-        bias_initializer: Any = zeros_initializer,
+        kernel_initializer: object = None,
+        bias_initializer: object = zeros_initializer,
         kernel_regularizer: Any = None,
         bias_regularizer: Any = None,
         activity_regularizer: Any = None,
@@ -61,7 +63,7 @@ class Dense(Layer):
         if self.use_bias:
             self.bias = self.add_weight("bias", (self.units,), None, *self._of_bias)
 
-    def call(self, inputs: object) -> Any:
+    def call(self, inputs: object) -> Tensor:
         outputs = arrays.matmul(inputs, self.kernel)
         if self.use_bias:
             outputs = nn.bias_add(outputs, self.bias)
@@ -89,7 +91,7 @@ class Dropout(Layer):
         super().__init__(name=name, **kwargs)
         self.rate, self.noise_shape, self.seed = rate, noise_shape, seed
 
-    def call(self, inputs: object, training: object = False) -> Any:
+    def call(self, inputs: object, training: object = False) -> Tensor:
         training = decided(training)
         if training is False:
             return arrays.identity(inputs)
@@ -120,10 +122,10 @@ class Flatten(Layer):
         super().__init__(name=name, **kwargs)
         self.data_format = data_format
 
-    def call(self, inputs: object) -> Any:
+    def call(self, inputs: object) -> Tensor:
         first = self.data_format == "channels_first"
 
-        def flatten(given: Any) -> Any:
+        def flatten(given: Tensor) -> Tensor:
             if first and given.dim() > 2:
                 given = given.movedim(1, -1)
             return given.flatten(1) if given.dim() > 1 else given.unsqueeze(1)
@@ -142,6 +144,6 @@ def dropout(
     seed: int | None = None,
     training: object = False,
     name: str | None = None,
-) -> Any:
+) -> Tensor:
     """`Dropout` of inputs; `training` is a bool, or a tensor that each run decides."""
     return Dropout(rate, noise_shape, seed, name)(inputs, training=training)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -57,8 +58,8 @@ class BatchNormalization(Layer):
         epsilon: float = 1e-3,
         center: bool = True,
         scale: bool = True,
-        beta_initializer: Any = zeros_initializer,
-        gamma_initializer: Any = ones_initializer,
+        beta_initializer: object = zeros_initializer,
+        gamma_initializer: object = ones_initializer,
         moving_mean_initializer: object = zeros_initializer,
         moving_variance_initializer: object = ones_initializer,
         beta_regularizer: Any = None,
@@ -133,7 +134,7 @@ class BatchNormalization(Layer):
 
     def _normalize(
         self, inputs: Any, gamma: Any, beta: Any, mean: Any, variance: Any, training: Any
-    ) -> Any:
+    ) -> Tensor:
         moments = (None, None) if training is True or bool(training) else (mean, variance)
         return normalized(inputs, gamma, beta, *moments, self.epsilon, self.axis)
 
@@ -145,7 +146,7 @@ class BatchNormalization(Layer):
             return batch_moments(given, self.axis, self._unbiased)
 
         @no_grad()
-        def move(average: Any, value: Any, active: object) -> None:
+        def move(average: Tensor, value: Tensor, active: object) -> None:
             if bool(active):
                 average.sub_((average - value) * share)
 
@@ -164,7 +165,7 @@ def _symbols_in(parts: Sequence[object]) -> tuple[Any, ...]:
 
 def batch_normalization(
     inputs: object,
-    axis: object = -1,
+    axis: Any = -1,
     momentum: float = 0.99,
     epsilon: float = 1e-3,
     center: bool = True,
@@ -173,10 +174,10 @@ def batch_normalization(
     gamma_initializer: object = ones_initializer,
     moving_mean_initializer: object = zeros_initializer,
     moving_variance_initializer: object = ones_initializer,
-    beta_regularizer: object = None,
-    gamma_regularizer: object = None,
-    beta_constraint: object = None,
-    gamma_constraint: object = None,
+    beta_regularizer: Any = None,
+    gamma_regularizer: Any = None,
+    beta_constraint: Any = None,
+    gamma_constraint: Any = None,
     training: object = False,
     trainable: bool = True,
     name: str | None = None,
@@ -187,7 +188,7 @@ def batch_normalization(
     fused: bool | None = None,
     virtual_batch_size: int | None = None,
     adjustment: object = None,
-) -> Any:
+) -> Tensor:
     """`BatchNormalization` of inputs; `training` is a bool, or a tensor that each run decides.
 
     The moving averages follow when the operations in UPDATE_OPS run:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.tf import convolution, windows
 from thalweg.tf.compat.v1.layers.base import Layer, as_function
 

@@ -114,7 +114,7 @@ def decode_graph(nodes: object, source: str) -> ObjectGraph:
     return ObjectGraph(tuple(_decode_node(each, check_position, source) for each in every))
 
 
-def _decode_node(given: Any, position: Any, source: str) -> Node:
+def _decode_node(given: object, position: Any, source: str) -> Node:
     kinds = {"children": dict, "values": list, "slots": list}
     if (
         not isinstance(given, dict)

@@ -103,7 +103,7 @@ def child_of(owner: object, name: str) -> Any:
     if isinstance(owner, dict):
         return cast("dict[str, Any]", owner).get(name)
     if isinstance(owner, torch.nn.Module) and name not in owner._non_persistent_buffers_set:
-        tables: Any = (owner._buffers, owner._parameters, owner._modules)
+        tables: object = (owner._buffers, owner._parameters, owner._modules)
         return next((each[name] for each in tables if each.get(name) is not None), None)
     return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -44,7 +43,7 @@ class Values:
         self.number = next(_numbers)
         self.source, self.graph = source, building
         self.nodes, self.links = graph.nodes, _slot_links(graph)
-        self.objects: dict[int, Any] = {}
+        self.objects: dict[int, object] = {}
         self.left = dict(values)
         self.assignments: dict[GraphVariable, Tensor] = {}
         self.is_first = True

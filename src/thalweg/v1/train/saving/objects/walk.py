@@ -31,13 +31,13 @@ class Walk:
     def __init__(self, values: Values, place: Callable[[int], Position]) -> None:
         self.pending: list[tuple[int, Any]] = []
         self._values, self._place = values, place
-        self._objects: dict[int, Any] = {}
+        self._objects: dict[int, object] = {}
         self._seen: set[tuple[int, int]] = set()
         self._linked: set[tuple[int, int, int]] = set()
         self._targets: dict[tuple[int, int], tuple[int, Any]] = {}  # by position, variable's id
         self._missing: list[tuple[Trackable, str, int]] = []
         self._awaited: set[int] = set()  # positions that wait
-        self._before: dict[int, tuple[Trackable, dict[str, Any]]] = {}  # what waited there
+        self._before: dict[int, tuple[Trackable, dict[str, object]]] = {}  # what waited there
 
     def run(self, node: int, owner: object) -> None:
         """See `Restoration.bind`."""

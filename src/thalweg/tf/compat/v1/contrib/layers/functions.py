@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -108,13 +109,13 @@ def _layer_application(
 
 
 def _with_weights(
-    layer: type[Any], default: str
+    layer: type[object], default: str
 ) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Any]]:
     """Makes a function of what takes inputs and returns the arguments of a layer; it has the
     arguments of `_layer_application`, too.
     """
 
-    def decorate(size_of: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    def decorate(size_of: Callable[..., Sequence[object]]) -> Callable[..., Any]:
         first, rest = inspect.signature(size_of), inspect.signature(_layer_application)
         both = [*first.parameters.values(), *rest.parameters.values()]
         signature = inspect.Signature(both, return_annotation=Any)
@@ -168,7 +169,7 @@ def conv2d_transpose(
 
 
 def batch_norm(
-    inputs: Any,
+    inputs: object,
     decay: float = 0.999,
     center: bool = True,
     scale: bool = False,
@@ -191,7 +192,7 @@ def batch_norm(
     renorm_clipping: object = None,
     renorm_decay: float = 0.99,
     adjustment: object = None,
-) -> Any:
+) -> Tensor:
     """As `tf.layers.batch_normalization`, without `gamma` by default.
 
     With `updates_collections=None` the outputs wait for the moving averages. The variance that is
@@ -230,8 +231,8 @@ class _LayerNorm(layers.Layer):
     def __init__(self, center: bool, scale: bool, begins: tuple[int, int], **own: Any) -> None:
         super().__init__(**own)
         self._parts, self._begins = (center, scale), begins
-        self._beta: Any = None
-        self._gamma: Any = None
+        self._beta: object = None
+        self._gamma: object = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         axes = range(len(input_shape))[self._begins[1] :]
@@ -241,7 +242,7 @@ class _LayerNorm(layers.Layer):
         if self._parts[1]:
             self._gamma = self.add_weight("gamma", shape, None, ones_initializer)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Any:
         axes = list(range(len(inputs.shape))[self._begins[0] :])
         mean, variance = nn.moments(inputs, axes, keepdims=True)
         epsilon = 1e-3 if inputs.dtype == torch.float16 else 1e-12
@@ -261,7 +262,7 @@ def layer_norm(
     begin_norm_axis: int = 1,
     begin_params_axis: int = -1,
     scope: object = None,
-) -> Any:
+) -> Tensor:
     """Each example normalized by its own moments, along the axes from `begin_norm_axis` on.
 
     `beta` and `gamma` have the sizes of the axes from `begin_params_axis` on.
@@ -275,7 +276,7 @@ def layer_norm(
         return _collect_outputs(outputs, layer, variables_collections, outputs_collections)
 
 
-def flatten(inputs: object, outputs_collections: object = None, scope: str | None = None) -> Any:
+def flatten(inputs: object, outputs_collections: object = None, scope: str | None = None) -> Tensor:
     """All dimensions but the first as one."""
     outputs = layers.flatten(inputs, name=scope or "Flatten")
     return _collect_outputs(outputs, None, None, outputs_collections)
@@ -289,7 +290,7 @@ def dropout(
     outputs_collections: object = None,
     scope: str | None = None,
     seed: int | None = None,
-) -> Any:
+) -> Tensor:
     """As `tf.layers.dropout`, of which `keep_prob` is the share that is kept."""
     own = (1 - keep_prob, noise_shape, seed, is_training)
     return _collect_outputs(layers.dropout(inputs, *own), None, None, outputs_collections)
@@ -303,7 +304,7 @@ def max_pool2d(
     data_format: str = "NHWC",
     outputs_collections: object = None,
     scope: str | None = None,
-) -> Any:
+) -> Tensor:
     """As `tf.layers.max_pooling2d`."""
     outputs = layers.max_pooling2d(inputs, kernel_size, stride, padding, _format_of(data_format))
     return _collect_outputs(outputs, None, None, outputs_collections)
@@ -317,7 +318,7 @@ def avg_pool2d(
     data_format: str = "NHWC",
     outputs_collections: object = None,
     scope: str | None = None,
-) -> Any:
+) -> Tensor:
     """As `tf.layers.average_pooling2d`."""
     outputs = layers.average_pooling2d(
         inputs, kernel_size, stride, padding, _format_of(data_format)
@@ -325,11 +326,11 @@ def avg_pool2d(
     return _collect_outputs(outputs, None, None, outputs_collections)
 
 
-def relu(inputs: object, num_outputs: int, **given: object) -> Any:
+def relu(inputs: object, num_outputs: int, **given: object) -> Tensor:
     """`fully_connected` with `tf.nn.relu`."""
     return fully_connected(inputs, num_outputs, nn.relu, **given)
 
 
-def linear(inputs: object, num_outputs: int, **given: object) -> Any:
+def linear(inputs: object, num_outputs: int, **given: object) -> Tensor:
     """`fully_connected` without an activation."""
     return fully_connected(inputs, num_outputs, None, **given)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
@@ -19,7 +20,7 @@ def variance_scaling_initializer(
     uniform: bool = False,
     seed: int | None = None,
     dtype: object = torch.float32,
-) -> Callable[..., Any]:
+) -> Callable[..., Tensor]:
     """An initializer of random numbers of which the variance is `factor` divided by the size of a
     kernel.
 
@@ -38,7 +39,7 @@ def variance_scaling_initializer(
 
     def initialize(
         shape: Sequence[int], dtype: object = dtype, partition_info: object = None
-    ) -> Any:
+    ) -> Tensor:
         inputs, outputs = fans(tuple(shape))
         sizes = {"FAN_IN": inputs, "FAN_OUT": outputs, "FAN_AVG": (inputs + outputs) / 2}
         variance = factor / max(sizes[mode.upper()], 1.0)

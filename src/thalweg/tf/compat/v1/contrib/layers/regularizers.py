@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import GraphKeys
