@@ -19,6 +19,7 @@ SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "1024x512": ((1024, 512),),
 }
 OF_PRODUCTS, OF_TORCH, OF_TORCH_SMALL = 1.15, 0.10, 0.25
+OF_UNITS = 1.0  # where the processor multiplies bfloat16 itself, as torch has it do
 LARGE = 512  # from which on the products are what torch's step takes
 
 
@@ -33,17 +34,24 @@ def matrices() -> list[Figure]:
 
 
 def _figures(name: str, sizes: Sequence[tuple[int, int]]) -> list[Figure]:
+    dtype = "bfloat16" if has_units() else "float32"
     contenders = [
-        Contender("thalweg", optim.Muon(_parameters(sizes)).step),
+        Contender("thalweg", optim.Muon(_parameters(sizes), ns_dtype=dtype).step),
         Contender("torch", torch.optim.Muon(_parameters(sizes)).step),
-        Contender("products", _products(sizes)),
+        Contender("products", _products(sizes, getattr(torch, dtype))),
     ]
     timings = measure(contenders, rounds=7, block=0.2)
     target = OF_TORCH if min(sizes[0]) >= LARGE else OF_TORCH_SMALL
+    target = OF_UNITS if dtype == "bfloat16" else target
     return [
         compared(f"muon_{name}", timings, "thalweg", "torch", target),
         compared(f"muon_products_{name}", timings, "thalweg", "products", OF_PRODUCTS),
     ]
+
+
+def has_units() -> bool:
+    """Whether the processor multiplies bfloat16 itself."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _parameters(sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -54,10 +62,10 @@ def _parameters(sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
     return found
 
 
-def _products(sizes: Sequence[tuple[int, int]]) -> Callable[[], None]:
+def _products(sizes: Sequence[tuple[int, int]], dtype: torch.dtype) -> Callable[[], None]:
     """The products of a step alone, of a batch of matrices."""
     rows, columns = sorted(sizes[0])
-    made = torch.randn(len(sizes), rows, columns) / columns
+    made = (torch.randn(len(sizes), rows, columns) / columns).to(dtype)
     steps = triples("original", 5)
 
     def multiply() -> None:

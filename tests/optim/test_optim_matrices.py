@@ -57,6 +57,29 @@ def test_as_the_formula_in_float64_and_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if "SOAP" not in name])
+def test_products_of_bfloat16_are_as_near_as_those_of_packages(name: str) -> None:
+    case, decay = TABLE[name]
+    found: list[torch.Tensor] = []
+    for dtype in ("bfloat16", "float32", None):
+        params = case.params_of(torch.float32)
+        start = flat(params)
+        made = made_of(case, params, decay, ns_dtype=dtype)
+        found.append(flat(train(made, params, case.lr, case.gradients_of)))
+    narrow, wide, usual = found
+    wanted = recorded(f"{name}-float64")
+    movement = (wanted - start).norm()
+    assert 1e-5 * movement < (narrow - wanted).norm() <= OF_BFLOAT16 * movement
+    assert torch.equal(wide, usual)
+
+
+@pytest.mark.parametrize("kind", ["Muon", "NorMuon", "MuonH"])
+def test_products_of_another_type_are_refused(kind: str) -> None:
+    params = [torch.ones(4, 4, requires_grad=True)]
+    with pytest.raises(ValueError, match="ns_dtype is 'float16'; it may be None, 'float32' or"):
+        getattr(optim, kind)(params, ns_dtype="float16")
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if "SOAP" not in name])
 def test_parameters_of_bfloat16_are_rounded_once_a_step(name: str) -> None:
     """And nothing else is. One that falls to the other side moves others by Newton-Schulz."""
     case, decay = TABLE[name]

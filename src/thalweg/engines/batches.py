@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +33,7 @@ class Asked(NamedTuple):
     optional: tuple[str, ...]
 
 
+@lru_cache(256)
 def asked_by(stage: Stage) -> Asked:
     """The names of a stage's parameters, but those that a `functools.partial` has bound."""
     function: Any = stage.function

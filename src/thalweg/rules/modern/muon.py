@@ -4,7 +4,7 @@ from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
 from thalweg.rules.modern.arithmetic import check_count, lerp
-from thalweg.rules.modern.newton_schulz import orthogonal, scale_of, triples
+from thalweg.rules.modern.newton_schulz import check_dtype, orthogonal, scale_of, triples
 from thalweg.rules.torch.arithmetic import as_read
 
 HYPERS = (
@@ -39,24 +39,30 @@ def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weig
     return var * shrink - learning_rate * step, lerp(momentum_buffer, grad, mean_weight)
 
 
-def orthogonalize(*, step, coefficients, epsilon, adjust):
+def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):
     """The step, all of whose singular values are near 1, times what its shape asks for."""
     scale = scale_of(adjust, *step.shape[1:])
-    return {"step": orthogonal(step, coefficients, epsilon) * scale}
+    return {"step": orthogonal(step, coefficients, epsilon, dtype) * scale}
 
 
 @lru_cache(None, typed=True)
-def muon(nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=1):
+def muon(
+    nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=1,
+    dtype=None,
+):  # fmt: skip
     """The rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps or `adjust` are not known, or `heads` is no number of them.
+        ValueError: Coefficients, steps, `adjust` or the type of products are not known, or `heads`
+            is no number of them.
     """
     scale_of(adjust, 1, 1)
+    check_dtype(dtype)
     check_count("heads", heads)
     stage = partial(
-        orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust
-    )
+        orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust,
+        dtype=dtype,
+    )  # fmt: skip
     return Rule(
         name="Muon",
         passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),

@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 from thalweg.formula import Pass, Rule, Stage, variable_squares
 from thalweg.rules.modern.arithmetic import check_count, lerp
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, orthogonalize
-from thalweg.rules.modern.newton_schulz import triples
+from thalweg.rules.modern.newton_schulz import check_dtype, triples
 from thalweg.rules.modern.sphere import RADIUS, per_variable
 from thalweg.rules.torch.arithmetic import as_read
 
@@ -31,17 +31,22 @@ def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
 
 
 @lru_cache(None, typed=True)
-def muonh(nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, heads=1):
+def muonh(
+    nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, heads=1, dtype=None
+):  # fmt: skip
     """The rule with these options.
 
     Raises:
-        ValueError: Coefficients or steps are not known, or `heads` is no number of them.
+        ValueError: Coefficients, steps or the type of products are not known, or `heads` is no
+            number of them.
     """
+    check_dtype(dtype)
     check_count("heads", heads)
     # No scale: steps are as long as variables.
     stage = partial(
-        orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=None
-    )
+        orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=None,
+        dtype=dtype,
+    )  # fmt: skip
     return Rule(
         name="MuonH",
         passes=(Pass(mean_ahead if nesterov else mean, makes=("step",)), Stage(stage, heads=heads)),

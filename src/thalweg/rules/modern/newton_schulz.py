@@ -37,6 +37,7 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     ),
 }
 ADJUST = ("original", "match_rms_adamw", "rms_to_rms")  # how steps grow with matrices
+DTYPES = ("float32", "bfloat16")  # of products
 
 
 def _is_finite(value: object) -> bool:
@@ -66,24 +67,38 @@ def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tupl
     return tuple(known[min(index, len(known) - 1)] for index in range(steps))
 
 
+def check_dtype(dtype: str | None) -> None:
+    """Refuse a type of products that there is not.
+
+    Raises:
+        ValueError: It is none of `DTYPES`, nor None.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"ns_dtype is {dtype!r}; it may be None, 'float32' or 'bfloat16'.")
+
+
 def norms_of(matrices: Tensor) -> Tensor:
     """The root of the sum of all squares of each, of shape (batch, 1, 1)."""
     return torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
 
 
-def orthogonal(matrices: Tensor, coefficients: Sequence[Triple], epsilon: float) -> Tensor:
+def orthogonal(
+    matrices: Tensor, coefficients: Sequence[Triple], epsilon: float, dtype: str | None = None
+) -> Tensor:
     """Matrices with the singular vectors of these, and singular values near 1.
 
-    Computed in the type of the arithmetic on the CPU, which has no fast products of 16 bits as a
-    rule, and in bfloat16 on other devices, as authors do. Where all is 0 it stays 0.
+    Where all is 0 it stays 0.
 
     Args:
         matrices: (batch, rows, columns).
         coefficients: Of each step.
         epsilon: What norms are at least taken for.
+        dtype: "bfloat16", or "float32" for the type of the arithmetic. None is the latter on the
+            CPU, most of which have no fast products of 16 bits, and bfloat16 on other devices, as
+            authors have it.
     """
-    on_host = matrices.device.type == "cpu"
-    made = matrices if on_host else matrices.bfloat16()
+    in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
+    made = matrices.bfloat16() if in_bfloat16 else matrices
     is_tall = made.shape[1] > made.shape[2]
     made = made.mT if is_tall else made
     made = made / norms_of(made).clamp(min=epsilon)

@@ -7,7 +7,7 @@ from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
 from thalweg.rules.modern.arithmetic import check_count
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, update
 from thalweg.rules.modern.muon import prepare as prepare_muon
-from thalweg.rules.modern.newton_schulz import norms_of, orthogonal, scale_of, triples
+from thalweg.rules.modern.newton_schulz import check_dtype, norms_of, orthogonal, scale_of, triples
 from thalweg.rules.torch.arithmetic import as_read
 
 _TINY = 1e-10  # added to roots and norms
@@ -27,10 +27,10 @@ def one_for_each_row(rows, columns):
 
 
 def normalize(
-    *, step, second_momentum_buffer, row_weight, coefficients, epsilon, adjust, length
+    *, step, second_momentum_buffer, row_weight, coefficients, epsilon, adjust, length, dtype
 ):  # fmt: skip
     """Muon's step, whose rows are divided by the root of their mean squares."""
-    made = orthogonal(step, coefficients, epsilon)
+    made = orthogonal(step, coefficients, epsilon, dtype)
     squares = made.square().mean(dim=2, keepdim=True)
     second = second_momentum_buffer + (squares - second_momentum_buffer) * row_weight
     divided = made / (second.sqrt() + _TINY)
@@ -45,15 +45,16 @@ def normalize(
 @lru_cache(None, typed=True)
 def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
-    length="preserve_norm", heads=1,
+    length="preserve_norm", heads=1, dtype=None,
 ):  # fmt: skip
     """The rule with these options.
 
     Raises:
-        ValueError: Coefficients, steps, `adjust` or `length` are not known, or `heads` is no number
-            of them.
+        ValueError: Coefficients, steps, `adjust`, `length` or the type of products are not known,
+            or `heads` is no number of them.
     """
     scale_of(adjust, 1, 1)
+    check_dtype(dtype)
     check_count("heads", heads)
     if length not in LENGTHS:
         known = ", ".join(map(repr, LENGTHS))
@@ -61,7 +62,7 @@ def normuon(
 
     stage = partial(
         normalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust,
-        length=length,
+        length=length, dtype=dtype,
     )  # fmt: skip
     return Rule(
         name="NorMuon",
