@@ -11,7 +11,7 @@ from torch import Tensor
 Rate = float | Tensor
 Betas = tuple[Rate, Rate]
 ThreeBetas = tuple[Rate, Rate, Rate]
-UNORDERED = ("ns_coefficients", "ns_steps", "adjust_lr_fn", "update_scale", "heads")
+UNORDERED = ("ns_coefficients", "ns_steps", "adjust_lr_fn", "update_scale", "heads", "ns_dtype")
 
 
 class Arguments(torch.optim.Optimizer):

@@ -176,6 +176,7 @@ class SOAP(OfMatrices, ModernOptimizer):
 
     _rule = "SOAP"
     _counts = True
+    _added = ("heads",)
     _choices = _SOAPS
     _unread = tuple(_SOAPS)
     _made = staticmethod(soap)
@@ -204,6 +205,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
 
     _rule = "KLSOAP"
     _counts = True
+    _added = ("heads",)
     _choices = _SOAPS
     _unread = tuple(_SOAPS)
     _made = staticmethod(partial(soap, whitens=True))
