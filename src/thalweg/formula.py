@@ -7,6 +7,7 @@ numbers. Engines bind the same names to their own versions.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -22,6 +23,8 @@ from thalweg.ground.locks import importing
 from thalweg.ground.running import is_ours
 
 if TYPE_CHECKING:
+    from thalweg.ground.around import Around as Around
+    from thalweg.ground.around import StepMeasure as StepMeasure
     from thalweg.ground.passes import Pass, Stage
 
 Formula = Callable[..., Any]
@@ -30,6 +33,7 @@ STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what s
 FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
 SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
+_OFFERED = {"Pass": "passes", "Stage": "passes", "Around": "around", "StepMeasure": "around"}
 _UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 
@@ -266,6 +270,21 @@ class Rule:
         return tuple(slot for slot in self.slots if slot.scalar)
 
     @lazy
+    def numbers(self) -> tuple[Slot, ...]:
+        """Those that `prepare` reads and makes anew, where variables have numbers of their own."""
+        made, read = _asked_by(self.prepare), _asked_by(self.per_variable)
+        return tuple(
+            slot
+            for slot in self.scalar_slots
+            if self.per_variable is None or (slot.name in made and slot.name not in read)
+        )
+
+    @lazy
+    def measured_slots(self) -> tuple[Slot, ...]:
+        """Those that `per_variable` reads and makes anew."""
+        return tuple(slot for slot in self.scalar_slots if slot not in self.numbers)
+
+    @lazy
     def shaped_slots(self) -> tuple[Slot, ...]:
         """The slots with a shape of their own."""
         return tuple(slot for slot in self.slots if slot.shape)
@@ -287,6 +306,13 @@ def like_update(formula: Formula) -> Formula:
 def is_like_update(formula: Formula) -> bool:
     """Whether a measure is computed in the type of the update."""
     return getattr(formula, "is_like_update", False)
+
+
+def _asked_by(function: Any) -> Iterable[str]:
+    try:
+        return () if function is None else inspect.signature(function).parameters
+    except (TypeError, ValueError):  # which `check_rule` tells of
+        return ()
 
 
 def gradient_squares(var: Any, grad: Any) -> Any:
@@ -385,5 +411,13 @@ def number_like(number: float, like: Any) -> Any:
     return like.new_full((), number) if isinstance(like, torch.Tensor) else type(like)(number)
 
 
+def moved(base: Any, step: Any) -> Any:
+    """`base + step`: what is left of a variable, and how it moves.
+
+    A formula says so once, of its first result, and `thalweg.rules.wrappers` finds the step.
+    """
+    return base + step
+
+
 def __getattr__(name: str) -> Any:
-    return offered(__name__, dict.fromkeys(("Pass", "Stage"), "passes"), name, "thalweg.ground")
+    return offered(__name__, _OFFERED, name, "thalweg.ground")

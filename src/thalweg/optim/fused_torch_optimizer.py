@@ -392,8 +392,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """The numbers that each parameter has of its own, in groups of a class."""
         own = {
             slot.name: Number(slot.initial, is_rounded=slot.name in kind._as_tensors)
-            for slot in rule.scalar_slots
-            if rule.per_variable is None  # else that reads and writes them
+            for slot in rule.numbers
         }
         start = 0 if kind._plain else 0.0
         step = {STEP: Number(start, may_lack=not kind._counts)}

@@ -1,0 +1,134 @@
+"""The transcript of a formula around the step of another; see `Around`."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from thalweg.engines.transcript import LOCAL_PREFIX, Renamed, Transcript, place_of
+from thalweg.errors import RuleError
+from thalweg.ground.around import Around, StepMeasure
+
+_TAKEN = ("var", "grad", "base", "step")
+Body = list[ast.Assign]
+
+
+def compose_around(around: Around, own: Transcript, how: Transcript) -> Transcript:
+    """One formula of both.
+
+    Args:
+        around: The formula.
+        own, how: The transcripts of its two.
+
+    Raises:
+        RuleError: One of them is not what it may be; names it.
+    """
+    if how.helpers or how.positional != _TAKEN or len(how.results) != 1:
+        raise RuleError(
+            f"{place_of(around.how)} lies around a step: it takes {', '.join(_TAKEN)} and scalars,"
+            " returns one value, and calls no helpers."
+        )
+    own, var, grad = _as_given(own)
+    prefix = _free_prefix(own)
+    before, base, step = _step_of(around, own, var, prefix)
+    values = (var, grad, _name(f"{prefix}base"), _name(f"{prefix}step"))
+    before += [_assign(f"{prefix}base", base), _assign(f"{prefix}step", step)]
+    known: dict[str, ast.expr] = dict(zip((LOCAL_PREFIX + x for x in _TAKEN), values, strict=True))
+    known |= {LOCAL_PREFIX + name: _name(LOCAL_PREFIX + name) for name in how.scalars}
+    renamed = Renamed(known, prefix)
+    first = len(before)
+    before += [renamed.visit(copy.deepcopy(each)) for each in how.body]
+    made = renamed.visit(copy.deepcopy(how.results[0]))
+    scalars = tuple(dict.fromkeys((*own.scalars, *how.scalars)))
+    if isinstance(around, StepMeasure):
+        return _needed(replace(own, scalars=scalars), before, made)
+    body, results = before, (made, *own.results[1:])
+    move = None if how.move is None else first + how.move
+    place = own.move
+    if place is not None and place < len(
+        own.body
+    ):  # the variable has a name, which what follows may read
+        named = ast.Assign(list(own.body[place].targets), made)
+        body = [*before, named, *own.body[place + 1 :]]
+        results = own.results
+    return replace(
+        own,
+        scalars=scalars,
+        body=tuple(map(ast.fix_missing_locations, body)),
+        results=tuple(map(ast.fix_missing_locations, results)),
+        move=move,
+    )
+
+
+def _as_given(own: Transcript) -> tuple[Transcript, ast.Name, ast.Name]:
+    """Variable and gradient under names that are given to nothing else before the step."""
+    positional, begin = list(own.positional), Body()
+    assigned = _names(own.body[: own.move], ast.Store)
+    for index, name in enumerate(own.positional[:2]):
+        if LOCAL_PREFIX + name in assigned:
+            positional[index] = f"_given_{name}"
+            given = _name(f"{LOCAL_PREFIX}_given_{name}")
+            begin.append(_assign(LOCAL_PREFIX + name, given))
+    move = None if own.move is None else own.move + len(begin)
+    made = replace(own, positional=tuple(positional), body=(*begin, *own.body), move=move)
+    var, grad = (_name(LOCAL_PREFIX + name) for name in positional[:2])
+    return made, var, grad
+
+
+def _step_of(
+    around: Around, own: Transcript, var: ast.Name, prefix: str
+) -> tuple[Body, ast.expr, ast.expr]:
+    """What comes before the step, its base, and the step."""
+    values = [*(statement.value for statement in own.body), own.results[0]]
+    found = None if own.move is None else values[own.move]
+    base = found.left if isinstance(found, ast.BinOp) else var
+    if around.decays and isinstance(base, ast.Name) and base.id == var.id:
+        raise RuleError(
+            f"{place_of(around.formula)} has no decay beside what it says is `moved`, of which"
+            f" {around.__name__} could decide."
+        )
+    if not isinstance(found, ast.BinOp):
+        made = _name(f"{prefix}made")
+        begin = [*own.body, _assign(made.id, own.results[0])]
+        return begin, base, ast.BinOp(made, ast.Sub(), var)
+    is_back = isinstance(found.op, ast.Sub)
+    step = ast.UnaryOp(ast.USub(), found.right) if is_back else found.right
+    return list(own.body[: own.move]), base, step
+
+
+def _needed(own: Transcript, body: Sequence[ast.Assign], result: ast.expr) -> Transcript:
+    """The formula of one result, without what that does not follow from."""
+    wanted, kept = _names([result], ast.Load), Body()
+    for statement in reversed(body):
+        (target,) = _names(statement.targets, ast.Store)
+        if target in wanted:
+            wanted = (wanted - {target}) | _names([statement.value], ast.Load)
+            kept.insert(0, ast.fix_missing_locations(statement))
+    scalars = tuple(name for name in own.scalars if LOCAL_PREFIX + name in wanted)
+    results = (ast.fix_missing_locations(result),)
+    return replace(own, scalars=scalars, body=tuple(kept), results=results, move=None)
+
+
+def _free_prefix(own: Transcript) -> str:
+    """What no name of the formula begins with."""
+    known = _names([*own.body, *own.results], (ast.Load, ast.Store))
+    known |= {LOCAL_PREFIX + name for name in (*own.positional, *own.scalars)}
+    number = 0
+    while any(name.startswith(f"{LOCAL_PREFIX}around{number}_") for name in known):
+        number += 1
+    return f"{LOCAL_PREFIX}around{number}_"
+
+
+def _names(trees: Iterable[ast.AST], kind: type | tuple[type, ...]) -> set[str]:
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, kind)}
+
+
+def _name(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _assign(name: str, value: ast.expr) -> ast.Assign:
+    return ast.Assign([ast.Name(name, ast.Store())], value)

@@ -1,0 +1,34 @@
+"""A formula around the step of another: what becomes of the variable, or is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.errors import RuleError
+
+
+class Around:
+    """A formula of a rule, of whose step another formula makes the variable.
+
+    Args:
+        formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. Its step is what it says is
+            `moved`; without that the variable is the base, and all that becomes of it the step.
+        how: A formula without helper functions, `(var, grad, base, step, *, scalars) -> var`, of
+            the variable and the gradient, and of what the formula would add up.
+        decays: Whether the base must be another than the variable.
+    """
+
+    def __init__(
+        self, formula: Callable[..., Any], how: Callable[..., Any], decays: bool = False
+    ) -> None:
+        self.formula, self.how, self.decays = formula, how, decays
+        self.__name__ = how.__name__
+        self.__qualname__ = f"{how.__qualname__} around {formula.__qualname__}"
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
+
+class StepMeasure(Around):
+    """A measure of a rule's step: of the same values `how` makes the one number that is summed."""
