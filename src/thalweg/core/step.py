@@ -463,7 +463,7 @@ def _has_rows(pairs: Sequence[Pair]) -> bool:
 
 
 def _divided(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:
-    """Slots of elements, those of shape () beside `numbers`, and those with a shape of their own."""
+    """Slots of elements, those of shape () beside `numbers`, and those with another shape."""
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]
     scalars = rule.scalar_slots if rule.per_variable is None else rule.measured_slots

@@ -33,10 +33,15 @@ def compose_around(around: Around, own: Transcript, how: Transcript) -> Transcri
     own, var, grad = _as_given(own)
     prefix = _free_prefix(own)
     before, base, step = _step_of(around, own, var, prefix)
-    values = (var, grad, _name(f"{prefix}base"), _name(f"{prefix}step"))
-    before += [_assign(f"{prefix}base", base), _assign(f"{prefix}step", step)]
-    known: dict[str, ast.expr] = dict(zip((LOCAL_PREFIX + x for x in _TAKEN), values, strict=True))
-    known |= {LOCAL_PREFIX + name: _name(LOCAL_PREFIX + name) for name in how.scalars}
+    given = {"var": var, "grad": grad, "base": base, "step": step}
+    given |= {name: _name(LOCAL_PREFIX + name) for name in how.scalars}
+    known: dict[str, ast.expr] = {}
+    for name, value in given.items():
+        local = LOCAL_PREFIX + name
+        if isinstance(value, ast.Name) and local not in how.assigned_names:
+            known[local] = value
+        else:
+            before.append(_assign(f"{prefix}{name}", value))
     renamed = Renamed(known, prefix)
     first = len(before)
     before += [renamed.visit(copy.deepcopy(each)) for each in how.body]
@@ -44,21 +49,17 @@ def compose_around(around: Around, own: Transcript, how: Transcript) -> Transcri
     scalars = tuple(dict.fromkeys((*own.scalars, *how.scalars)))
     if isinstance(around, StepMeasure):
         return _needed(replace(own, scalars=scalars), before, made)
-    body, results = before, (made, *own.results[1:])
-    move = None if how.move is None else first + how.move
-    place = own.move
-    if place is not None and place < len(
-        own.body
-    ):  # the variable has a name, which what follows may read
-        named = ast.Assign(list(own.body[place].targets), made)
-        body = [*before, named, *own.body[place + 1 :]]
-        results = own.results
+    rest, results = (), (made, *own.results[1:])
+    if own.move is not None and own.move < len(own.body):
+        # The variable has a name, which what follows may read.
+        named = ast.Assign(list(own.body[own.move].targets), made)
+        rest, results = (named, *own.body[own.move + 1 :]), own.results
     return replace(
         own,
         scalars=scalars,
-        body=tuple(map(ast.fix_missing_locations, body)),
+        body=tuple(map(ast.fix_missing_locations, (*before, *rest))),
         results=tuple(map(ast.fix_missing_locations, results)),
-        move=move,
+        move=None if how.move is None else first + how.move,
     )
 
 
@@ -86,8 +87,8 @@ def _step_of(
     base = found.left if isinstance(found, ast.BinOp) else var
     if around.decays and isinstance(base, ast.Name) and base.id == var.id:
         raise RuleError(
-            f"{place_of(around.formula)} has no decay beside what it says is `moved`, of which"
-            f" {around.__name__} could decide."
+            f"{place_of(around.formula)} has no decay beside its step, as that which returns"
+            " `moved(var * share, step)`."
         )
     if not isinstance(found, ast.BinOp):
         made = _name(f"{prefix}made")

@@ -31,7 +31,13 @@ from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    NumericsWarning,
+    warn,
+)
 from thalweg.formula import Rule
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import Guard, importing
@@ -152,6 +158,7 @@ class FusedOptimizer(Scaled):
     _own: StepCache
     _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
     _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
+    _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -222,6 +229,19 @@ class FusedOptimizer(Scaled):
                     f"'{title}' is on {param.device}, and {rule} has matrices where their state is:"
                     " leave out state_device='cpu'."
                 )
+
+    def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
+        """Warn of parameters that are 0 before their first step, if a rule then does less."""
+        for param, place in zip(params, places, strict=True):
+            without = self._kind_of(self.param_groups[place])._without or self._around.without
+            if (
+                without
+                and without[0] not in self.state.get(param, {})
+                and param.numel()
+                and not param.any()
+            ):
+                title = titles_in(self.param_groups, [param])[0]
+                warn(f"'{title}' {without[1]}", NumericsWarning)
 
     @contextmanager
     def _added_whole(self) -> Generator[None]:

@@ -19,7 +19,7 @@ from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.errors import InvalidArgumentError, NumericsWarning, warn
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
@@ -71,7 +71,6 @@ class FusedTorchOptimizer(FusedOptimizer):
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
-    _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
     __signature__: ClassVar[inspect.Signature]
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
@@ -122,6 +121,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             raise InvalidArgumentError(f"{found[0]} in group {place}.")
         if kind._of_matrices:
             self._check_matrices(kind.__name__)
+        if self._around.wrapping:
+            self._around.rule(self._choose_rule(group))  # which may be refused
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
@@ -141,19 +142,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
         return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
-
-    def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
-        """Warn of parameters that are 0 before their first step, if a rule then does less."""
-        for param, place in zip(params, places, strict=True):
-            without = self._kind_of(self.param_groups[place])._without
-            if (
-                without
-                and without[0] not in self.state.get(param, {})
-                and param.numel()
-                and not param.any()
-            ):
-                title = titles_in(self.param_groups, [param])[0]
-                warn(f"'{title}' {without[1]}", NumericsWarning)
 
     def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         if any(map(self._is_torchs_group, self.param_groups)):

@@ -163,6 +163,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""
+        self._tell_of_zeros(params, places)
         known = next((own for param in params if (own := self.state.get(param))), {})
         going: dict[str, Any] = {}
         for name in self._numbers():

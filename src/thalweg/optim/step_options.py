@@ -15,6 +15,8 @@ from thalweg.core.common_factor import Factor
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.options.accumulation import Accumulation
 from thalweg.core.options.average import Average
+from thalweg.core.options.cautious import Cautious
+from thalweg.core.options.cautious_decay import CautiousDecay
 from thalweg.core.options.clipping import Clipping
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.in_backward import InBackward
@@ -22,6 +24,9 @@ from thalweg.core.options.lookahead import Lookahead
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
+from thalweg.core.options.sphere import Sphere
+from thalweg.core.options.step_wrapper import StepWrapper
+from thalweg.core.options.trust_ratio import TrustRatio
 from thalweg.core.options.update_targets import StateStorage
 from thalweg.formula import Rule
 
@@ -35,6 +40,10 @@ EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 OPTIONS: tuple[type[Option], ...] = (
     Clipping,
     Unscaling,
+    CautiousDecay,
+    Cautious,
+    TrustRatio,
+    Sphere,
     Lookahead,
     Average,
     Masters,
@@ -131,6 +140,12 @@ class StepOptions:
     def is_lossless(self) -> bool:
         """Whether torch's own loader would keep all dtypes."""
         return self.keeps_as_torch and not self.of(Accumulation).wide_sums
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """As that of a `StepWrapper`, of the one that has it."""
+        own = (each.without for each in self.wrapping if isinstance(each, StepWrapper))
+        return next(filter(None, own), ())
 
     @property
     def begins(self) -> list[str]:
