@@ -20,6 +20,7 @@ from thalweg.errors import RuleError
 from thalweg.ground import scalars
 from thalweg.ground.lazily import lazy, offered
 from thalweg.ground.locks import importing
+from thalweg.ground.of_two import Then as Then
 from thalweg.ground.running import is_ours
 
 if TYPE_CHECKING:
@@ -94,24 +95,6 @@ class Slot:
                 f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
                 f" {self.dtype!r}."
             )
-
-
-class Then:
-    """A formula and then another, which gets the variable that the first has made.
-
-    Args:
-        first: A formula of a rule.
-        then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
-            `(var, value, *, scalars) -> value` makes the value of one further slot, the last, and
-            `-> (var, value)` changes both.
-    """
-
-    def __init__(self, first: Formula | Then, then: Formula) -> None:
-        self.first, self.then = first, then
-        self.__qualname__ = f"{first.__qualname__} then {then.__qualname__}"
-
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
 
 @dataclass(frozen=True)

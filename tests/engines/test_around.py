@@ -216,7 +216,7 @@ def test_what_has_no_decay_has_none_to_decide_on() -> None:
 
 
 def test_engines_alone_run_it() -> None:
-    with pytest.raises(RuleError, match="tenth around ahead is run by engines alone"):
+    with pytest.raises(RuleError, match="ahead within tenth is run by engines alone"):
         Around(ahead, tenth)(1.0, 2.0, 3.0)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import __future__
 
 import ast
-import copy
 import functools
 import inspect
 import textwrap
@@ -19,18 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thalweg import formula
-from thalweg.engines.around import compose_around
 from thalweg.engines.transcript import FUNCTION_PREFIX as FUNCTION_PREFIX
 from thalweg.engines.transcript import HELPER_PREFIX as HELPER_PREFIX
 from thalweg.engines.transcript import LITERAL as LITERAL
 from thalweg.engines.transcript import LOCAL_PREFIX as LOCAL_PREFIX
-from thalweg.engines.transcript import Renamed
 from thalweg.engines.transcript import Transcript as Transcript
 from thalweg.engines.transcript import count_of as count_of
 from thalweg.engines.transcript import place_of as place_of
 from thalweg.errors import RuleError
-from thalweg.formula import Formula, Then
-from thalweg.ground.around import Around
+from thalweg.ground.locks import importing
+from thalweg.ground.of_two import OfTwo
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _EVERY = (*FUNCTIONS, "wide", "narrow")
@@ -467,45 +464,6 @@ def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) 
 
 
 _transcripts: weakref.WeakKeyDictionary[Any, Transcript] = weakref.WeakKeyDictionary()
-_THEN = f"{LOCAL_PREFIX}then_"
-
-
-def _chain_depth(formula: Formula | Then) -> int:
-    """How many formulas follow the first one already, whose names are taken."""
-    return 1 + _chain_depth(formula.first) if isinstance(formula, Then) else 0
-
-
-def _compose(formula: Then) -> Transcript:
-    """One formula and then another, as `Then` says."""
-    first, then = transcribe(formula.first), transcribe(formula.then)
-    if then.helpers:
-        raise RuleError(f"{place_of(formula.then)} follows another formula and calls a helper.")
-    depth = _chain_depth(formula.first)
-    prefix = f"{_THEN}{depth}_" if depth else _THEN
-    made = first.results[0]
-    body = list(first.body)
-    if not isinstance(made, ast.Name):
-        body.append(ast.Assign([ast.Name(f"{prefix}made", ast.Store())], made))
-        made = ast.Name(f"{prefix}made", ast.Load())
-    var, *values = (LOCAL_PREFIX + name for name in then.positional)
-    known: dict[str, ast.expr] = {var: made}
-    for name in (*values, *(LOCAL_PREFIX + name for name in then.scalars)):
-        known[name] = ast.Name(name, ast.Load())
-    renamed = Renamed(known, prefix)
-    body += [renamed.visit(copy.deepcopy(statement)) for statement in then.body]
-    own = [renamed.visit(copy.deepcopy(result)) for result in then.results]
-    if values and len(own) == 1:
-        own.insert(0, made)
-    results = (own[0], *first.results[1:], *own[1:])
-    scalars = dict.fromkeys((*first.scalars, *then.scalars))
-    return Transcript(
-        positional=(*first.positional, *(name.removeprefix(LOCAL_PREFIX) for name in values)),
-        scalars=tuple(scalars),
-        body=tuple(ast.fix_missing_locations(each) for each in body),
-        results=tuple(ast.fix_missing_locations(each) for each in results),
-        helpers=first.helpers,
-        filename=first.filename,
-    )
 
 
 def transcribe(function: Any) -> Transcript:
@@ -514,16 +472,15 @@ def transcribe(function: Any) -> Transcript:
     Raises:
         RuleError: If the formula holds anything but straight arithmetic; names it and its line.
     """
-    known = isinstance(function, types.FunctionType | Then | Composed | Around)
+    known = isinstance(function, types.FunctionType | OfTwo | Composed)
     transcript = _transcripts.get(function) if known else None
     if transcript is None:
-        if isinstance(function, Then):
-            transcript = _compose(function)
+        if isinstance(function, OfTwo):
+            with importing:
+                from thalweg.engines.composing import compose
+            transcript = compose(function, *map(transcribe, function.both))
         elif isinstance(function, Composed):
             transcript = function.compose()
-        elif isinstance(function, Around):
-            own, how = transcribe(function.formula), transcribe(function.how)
-            transcript = compose_around(function, own, how)
         else:
             transcript = _transcribe_once(function)
         _transcripts[function] = transcript

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,18 +71,3 @@ def place_of(function: Any, line: int | None = None) -> str:
 def count_of(count: int, what: str) -> str:
     """`1 slot`, `2 slots`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-class Renamed(ast.NodeTransformer):
-    """The local names of a formula under names of their own, beside those of another."""
-
-    def __init__(self, kept: Mapping[str, ast.expr], prefix: str) -> None:
-        self._kept = kept
-        self._prefix = prefix
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id in self._kept:
-            return self._kept[node.id]
-        if node.id.startswith(LOCAL_PREFIX):
-            return ast.Name(self._prefix + node.id.removeprefix(LOCAL_PREFIX), node.ctx)
-        return node

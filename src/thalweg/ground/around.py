@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from thalweg.errors import RuleError
+from thalweg.ground.of_two import Formula, OfTwo
 
 
-class Around:
+class Around(OfTwo):
     """A formula of a rule, of whose step another formula makes the variable.
 
     Args:
@@ -19,15 +16,10 @@ class Around:
         decays: Whether the base must be another than the variable.
     """
 
-    def __init__(
-        self, formula: Callable[..., Any], how: Callable[..., Any], decays: bool = False
-    ) -> None:
+    def __init__(self, formula: Formula, how: Formula, decays: bool = False) -> None:
+        super().__init__(formula, how, "within")
         self.formula, self.how, self.decays = formula, how, decays
         self.__name__ = how.__name__
-        self.__qualname__ = f"{how.__qualname__} around {formula.__qualname__}"
-
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
 
 class StepMeasure(Around):

@@ -15,8 +15,6 @@ from thalweg.core.common_factor import Factor
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.options.accumulation import Accumulation
 from thalweg.core.options.average import Average
-from thalweg.core.options.cautious import Cautious
-from thalweg.core.options.cautious_decay import CautiousDecay
 from thalweg.core.options.clipping import Clipping
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.in_backward import InBackward
@@ -24,10 +22,8 @@ from thalweg.core.options.lookahead import Lookahead
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
-from thalweg.core.options.sphere import Sphere
-from thalweg.core.options.step_wrapper import StepWrapper
-from thalweg.core.options.trust_ratio import TrustRatio
 from thalweg.core.options.update_targets import StateStorage
+from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, TrustRatio
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
@@ -91,6 +87,7 @@ class StepOptions:
         counts: Whether an option asks for the number of a step.
         keeps_as_torch: Whether the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
+        without: As that of a `Wrapper`, if there is one.
         beside: What happens to gradients where nothing is known of a step.
 
     Raises:
@@ -117,6 +114,7 @@ class StepOptions:
         self.beside = GradientTransforms(
             **{n: x for each in on for n, x in each.gradient_transforms().items()}
         )
+        self.without = self.of(Sphere).without if self.of(Sphere) in on else ()
         self._begin = [each for each in on if each.begins]
         self._are_ours = any(each.is_ours for each in on)
         device = self.of(Offload).state_device
@@ -140,12 +138,6 @@ class StepOptions:
     def is_lossless(self) -> bool:
         """Whether torch's own loader would keep all dtypes."""
         return self.keeps_as_torch and not self.of(Accumulation).wide_sums
-
-    @property
-    def without(self) -> tuple[str, ...]:
-        """As that of a `StepWrapper`, of the one that has it."""
-        own = (each.without for each in self.wrapping if isinstance(each, StepWrapper))
-        return next(filter(None, own), ())
 
     @property
     def begins(self) -> list[str]:

@@ -1,30 +1,92 @@
-"""The transcript of a formula around the step of another; see `Around`."""
+"""Two formulas as one: a formula that follows another, or lies around its step."""
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
-from thalweg.engines.transcript import LOCAL_PREFIX, Renamed, Transcript, place_of
+from thalweg.engines.transcript import LOCAL_PREFIX, Transcript, place_of
 from thalweg.errors import RuleError
 from thalweg.ground.around import Around, StepMeasure
+from thalweg.ground.of_two import OfTwo, Then
 
+_THEN = f"{LOCAL_PREFIX}then_"
 _TAKEN = ("var", "grad", "base", "step")
 Body = list[ast.Assign]
 
 
-def compose_around(around: Around, own: Transcript, how: Transcript) -> Transcript:
-    """One formula of both.
+def compose(formula: OfTwo, *both: Transcript) -> Transcript:
+    """One formula of two.
 
     Args:
-        around: The formula.
-        own, how: The transcripts of its two.
+        formula: A `Then` or an `Around`.
+        both: The transcripts of its two.
 
     Raises:
         RuleError: One of them is not what it may be; names it.
     """
+    if isinstance(formula, Around):
+        return _compose_around(formula, *both)
+    return _compose_then(cast("Then", formula), *both)
+
+
+class _Renamed(ast.NodeTransformer):
+    """The local names of a formula under names of their own, beside those of another."""
+
+    def __init__(self, kept: Mapping[str, ast.expr], prefix: str) -> None:
+        self._kept = kept
+        self._prefix = prefix
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self._kept:
+            return self._kept[node.id]
+        if node.id.startswith(LOCAL_PREFIX):
+            return ast.Name(self._prefix + node.id.removeprefix(LOCAL_PREFIX), node.ctx)
+        return node
+
+
+def _chain_depth(formula: object) -> int:
+    """How many formulas follow the first one already, whose names are taken."""
+    return 1 + _chain_depth(formula.first) if isinstance(formula, Then) else 0
+
+
+def _compose_then(formula: Then, first: Transcript, then: Transcript) -> Transcript:
+    """One formula and then another, as `Then` says."""
+    if then.helpers:
+        raise RuleError(f"{place_of(formula.then)} follows another formula and calls a helper.")
+    depth = _chain_depth(formula.first)
+    prefix = f"{_THEN}{depth}_" if depth else _THEN
+    made = first.results[0]
+    body = list(first.body)
+    if not isinstance(made, ast.Name):
+        body.append(ast.Assign([ast.Name(f"{prefix}made", ast.Store())], made))
+        made = ast.Name(f"{prefix}made", ast.Load())
+    var, *values = (LOCAL_PREFIX + name for name in then.positional)
+    known: dict[str, ast.expr] = {var: made}
+    for name in (*values, *(LOCAL_PREFIX + name for name in then.scalars)):
+        known[name] = ast.Name(name, ast.Load())
+    renamed = _Renamed(known, prefix)
+    body += [renamed.visit(copy.deepcopy(statement)) for statement in then.body]
+    own = [renamed.visit(copy.deepcopy(result)) for result in then.results]
+    if values and len(own) == 1:
+        own.insert(0, made)
+    results = (own[0], *first.results[1:], *own[1:])
+    scalars = dict.fromkeys((*first.scalars, *then.scalars))
+    return Transcript(
+        positional=(*first.positional, *(name.removeprefix(LOCAL_PREFIX) for name in values)),
+        scalars=tuple(scalars),
+        body=tuple(ast.fix_missing_locations(each) for each in body),
+        results=tuple(ast.fix_missing_locations(each) for each in results),
+        helpers=first.helpers,
+        filename=first.filename,
+    )
+
+
+def _compose_around(around: Around, own: Transcript, how: Transcript) -> Transcript:
+    """One formula around the step of another, as `Around` says."""
     if how.helpers or how.positional != _TAKEN or len(how.results) != 1:
         raise RuleError(
             f"{place_of(around.how)} lies around a step: it takes {', '.join(_TAKEN)} and scalars,"
@@ -42,7 +104,7 @@ def compose_around(around: Around, own: Transcript, how: Transcript) -> Transcri
             known[local] = value
         else:
             before.append(_assign(f"{prefix}{name}", value))
-    renamed = Renamed(known, prefix)
+    renamed = _Renamed(known, prefix)
     first = len(before)
     before += [renamed.visit(copy.deepcopy(each)) for each in how.body]
     made = renamed.visit(copy.deepcopy(how.results[0]))
