@@ -254,17 +254,15 @@ class Rule:
 
     @lazy
     def numbers(self) -> tuple[Slot, ...]:
-        """Those that `prepare` reads and makes anew, where variables have numbers of their own."""
-        made, read = _asked_by(self.prepare), _asked_by(self.per_variable)
-        return tuple(
-            slot
-            for slot in self.scalar_slots
-            if self.per_variable is None or (slot.name in made and slot.name not in read)
-        )
+        """Those that `prepare` reads and makes, where variables have numbers of their own."""
+        if self.per_variable is None or self.prepare is None or not self.scalar_slots:
+            return self.scalar_slots if self.per_variable is None else ()
+        wanted = inspect.signature(self.prepare).parameters
+        return tuple(slot for slot in self.scalar_slots if slot.name in wanted)
 
     @lazy
     def measured_slots(self) -> tuple[Slot, ...]:
-        """Those that `per_variable` reads and makes anew."""
+        """Those that `per_variable` reads and makes."""
         return tuple(slot for slot in self.scalar_slots if slot not in self.numbers)
 
     @lazy
@@ -289,13 +287,6 @@ def like_update(formula: Formula) -> Formula:
 def is_like_update(formula: Formula) -> bool:
     """Whether a measure is computed in the type of the update."""
     return getattr(formula, "is_like_update", False)
-
-
-def _asked_by(function: Any) -> Iterable[str]:
-    try:
-        return () if function is None else inspect.signature(function).parameters
-    except (TypeError, ValueError):  # which `check_rule` tells of
-        return ()
 
 
 def gradient_squares(var: Any, grad: Any) -> Any:

@@ -174,8 +174,8 @@ def _three(var: Any, grad: Any) -> Any:
     ("update", "message"),
     [
         (_two, r"test_around.py:\d+\): a formula says `moved\(base, step\)` once"),
-        (_inside, r"a formula says `moved\(base, step\)` once, of what it returns first"),
-        (_slot, r"a formula says `moved\(base, step\)` once, of what it returns first"),
+        (_inside, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
+        (_slot, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
         (_helped, "_of_helper .*: `moved` is for the formula itself, not for its helpers"),
         (_three, r"`moved\(var, grad, 1\)` needs 2 arguments"),
     ],

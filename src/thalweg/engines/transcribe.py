@@ -276,18 +276,14 @@ class _Writer(ast.NodeTransformer):
         self.moves.append(written)
         return ast.copy_location(written, node)
 
-    def place_of_move(
-        self, node: ast.FunctionDef, body: Sequence[ast.Assign], result: ast.expr
-    ) -> int | None:
-        """Which assignment is the step, or how many there are if the first result is."""
-        values = [*(statement.value for statement in body), result]
-        places = [k for k, each in enumerate(values) for move in self.moves if each is move]
+    def place_of_move(self, node: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
+        """Which of these values is the step, if it is said what is."""
+        places = [k for k, each in enumerate(values) if any(each is move for move in self.moves)]
         if len(self.moves) > 1 or len(places) < len(self.moves):
-            raise self.refuse(
-                node,
-                "a formula says `moved(base, step)` once, of what it returns first, or gives that a"
-                " name.",
+            why = (
+                "a formula says `moved(base, step)` once, of what it returns first or gives a name."
             )
+            raise self.refuse(node, why)
         return places[0] if places else None
 
     def check_count(self, node: ast.Call, wanted: int) -> None:
@@ -436,7 +432,7 @@ def _transcribe_once(function: Any) -> Transcript:
         results=results,
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
-        move=writer.place_of_move(node, body, results[0]) if results else None,
+        move=writer.place_of_move(node, [*(each.value for each in body), *results[:1]]),
     )
 
 

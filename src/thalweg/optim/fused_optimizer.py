@@ -31,13 +31,7 @@ from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
-from thalweg.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-    NumericsWarning,
-    warn,
-)
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import Guard, importing
@@ -232,16 +226,12 @@ class FusedOptimizer(Scaled):
 
     def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
         """Warn of parameters that are 0 before their first step, if a rule then does less."""
-        for param, place in zip(params, places, strict=True):
-            without = self._kind_of(self.param_groups[place])._without or self._around.without
-            if (
-                without
-                and without[0] not in self.state.get(param, {})
-                and param.numel()
-                and not param.any()
-            ):
-                title = titles_in(self.param_groups, [param])[0]
-                warn(f"'{title}' {without[1]}", NumericsWarning)
+        kinds = map(self._kind_of, self.param_groups)
+        without = [kind._without or self._around.without for kind in kinds]
+        if any(without):
+            with importing:
+                from thalweg.optim.zeros import tell_of_zeros
+            tell_of_zeros(self, zip(params, map(without.__getitem__, places), strict=True))
 
     @contextmanager
     def _added_whole(self) -> Generator[None]:
