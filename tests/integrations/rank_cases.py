@@ -145,6 +145,9 @@ SHARDED: dict[str, Callable[[Any], Any]] = {
         clip_grad_norm=0.1,
     ),
     "averaged": lambda params: optim.AdamW(params, lr=0.05, ema_decay=0.9),
+    "cautious": lambda params: optim.AdamW(params, lr=0.05, cautious=True, cautious_decay=True),
+    "on a sphere": lambda params: optim.NAdam(params, lr=0.05, sphere=True),
+    "tensorflow.trust ratio": lambda params: optim.tensorflow.SGD(params, 0.05, trust_ratio=True),
     "tensorflow.clipped": lambda params: optim.tensorflow.Adam(params, 0.05, clip_grad_norm=0.1),
     "tensorflow.averaged": lambda params: optim.tensorflow.Adagrad(params, 0.05, ema_decay=0.9),
 }

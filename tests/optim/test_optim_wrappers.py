@@ -354,6 +354,7 @@ def test_nan_stays_where_it_is_seen(option: str) -> None:
         ("AdamW", {"cautious_decay": True, "sphere": True}, "cautious_decay=True and sphere=True"),
         ("SGD", {"cautious_decay": True}, "Rule 'TorchSGD with cautious decay': update .* has no"),
         ("LAMB", {"cautious": True}, "Rule 'LAMB' with cautious steps: its step depends on its"),
+        ("ScheduleFreeSGD", {"cautious": True}, "ScheduleFreeSGD with cautious: parameters go w"),
         ("AdamH", {"trust_ratio": True}, "Rule 'AdamH' with a trust ratio: its step depends on"),
     ],
 )

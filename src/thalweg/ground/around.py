@@ -23,4 +23,9 @@ class Around(OfTwo):
 
 
 class StepMeasure(Around):
-    """A measure of a rule's step: of the same values `how` makes the one number that is summed."""
+    """A measure of a rule's step: of the same values `how` makes the one number that is summed.
+
+    It is computed in the type of the update, whose step it sees; see `formula.like_update`.
+    """
+
+    is_like_update = True

@@ -15,6 +15,7 @@ from thalweg.core.groups import Group, titles_in
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
+from thalweg.core.options.wrappers import Wrapper
 from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
@@ -70,6 +71,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
+    _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     __signature__: ClassVar[inspect.Signature]
     _wanted: ClassVar[list[str]]  # those that it reads
@@ -122,6 +124,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         if kind._of_matrices:
             self._check_matrices(kind.__name__)
         if self._around.wrapping:
+            if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
+                title = f"{kind.__name__} with {self._around.named()}"
+                raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
             self._around.rule(self._choose_rule(group))  # which may be refused
 
     @staticmethod

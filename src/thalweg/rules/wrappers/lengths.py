@@ -9,11 +9,13 @@ from thalweg.rules.wrappers.wrapping import check_rate, wrapped
 
 
 def step_squares(var, grad, base, step):
-    return step * step
+    """In float64, as float32 might not hold them."""
+    return wide(step) * wide(step)
 
 
 def step_products(var, grad, base, step):
-    return var * step
+    """The same of variable and step."""
+    return wide(var) * wide(step)
 
 
 def scaled_step(var, grad, base, step, *, trust_scale):
