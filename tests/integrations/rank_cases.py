@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from thalweg import optim  # noqa: E402
+from thalweg.errors import NumericsWarning  # noqa: E402
 from training import data, loss_of, model, numbers  # noqa: E402
 
 CASES: dict[str, Callable[[int, int, Path], Any]] = {}
@@ -192,6 +193,7 @@ def step_alike(batch: Any, module: nn.Module, optimizer: Any, other: nn.Module, 
 @case
 def sharded(rank: int, count: int, folder: Path) -> Any:
     """Parameters of `fully_shard` beside a training of whole ones, and what is saved of them."""
+    warnings.simplefilter("ignore", NumericsWarning)  # of the last bias, which has no sphere
     found = {}
     for name, make in SHARDED.items():
         module, other, again = in_parts(count), narrow(), in_parts(count)
