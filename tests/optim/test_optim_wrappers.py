@@ -15,7 +15,7 @@ import thalweg
 from modern_inputs import TABLE, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.errors import NumericsWarning, RuleError
+from thalweg.errors import CheckpointMismatchError, NumericsWarning, RuleError
 from thalweg.optim import tensorflow
 from thalweg.rules import wrappers
 
@@ -288,6 +288,23 @@ def test_a_training_goes_on_from_its_state(kind: Any, option: str, dtype: torch.
     found = [kept(steps(x, y, 3, 4), y) for x, y in ((made, params), (other, own), (again, others))]
     assert_same(*found[:2])
     assert_same(*found[1:])
+
+
+def test_a_state_without_a_radius_takes_the_norm_that_it_finds() -> None:
+    params = params_of(torch.float32)
+    plain = steps(optim.Adam(params, lr=0.01), params)
+    norms = [param.detach().norm() for param in params]
+    made = optim.Adam(params, lr=0.01, sphere=True)
+    made.load_state_dict(copy.deepcopy(plain.state_dict()))
+    steps(made, params, 3, 4)
+    torch.testing.assert_close([made.state[param]["radius"] for param in params], norms)
+    torch.testing.assert_close([param.detach().norm() for param in params], norms)
+    torchs = torch.optim.Adam(params, lr=0.01)
+    torchs.load_state_dict(made.state_dict())
+    steps(torchs, params, 1)
+    strict = tensorflow.Adam(params, lr=0.01, sphere=True)
+    with pytest.raises(CheckpointMismatchError, match="radius' is missing"):
+        strict.load_state_dict(tensorflow.Adam(params, lr=0.01).state_dict())
 
 
 def test_several_rules_in_one_step() -> None:
