@@ -257,8 +257,8 @@ class Rule:
         """Those that `prepare` reads and makes, where variables have numbers of their own."""
         if self.per_variable is None or self.prepare is None or not self.scalar_slots:
             return self.scalar_slots if self.per_variable is None else ()
-        wanted = inspect.signature(self.prepare).parameters
-        return tuple(slot for slot in self.scalar_slots if slot.name in wanted)
+        made, read = (inspect.signature(x).parameters for x in (self.prepare, self.per_variable))
+        return tuple(s for s in self.scalar_slots if s.name in made and s.name not in read)
 
     @lazy
     def measured_slots(self) -> tuple[Slot, ...]:
