@@ -31,6 +31,7 @@ CASES: list[tuple[Callable[..., Any], tuple[float, ...], float]] = [
     (f.maximum, (NAN, 1.0), NAN),
     (f.maximum, (1.0, NAN), NAN),
     (f.maximum, (0.0, -0.0), -0.0),  # of two that are equal the second
+    (f.moved, (1.0, 2.0), 3.0),
     (f.minimum, (1.0, 2.0), 1.0),
     (f.minimum, (2.0, 1.0), 1.0),
     (f.minimum, (NAN, 1.0), NAN),

@@ -7,6 +7,7 @@ numbers. Engines bind the same names to their own versions.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -19,9 +20,12 @@ from thalweg.errors import RuleError
 from thalweg.ground import scalars
 from thalweg.ground.lazily import lazy, offered
 from thalweg.ground.locks import importing
+from thalweg.ground.of_two import Then as Then
 from thalweg.ground.running import is_ours
 
 if TYPE_CHECKING:
+    from thalweg.ground.around import Around as Around
+    from thalweg.ground.around import StepMeasure as StepMeasure
     from thalweg.ground.passes import Pass, Stage
 
 Formula = Callable[..., Any]
@@ -30,6 +34,7 @@ STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what s
 FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
 SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
+_OFFERED = {"Pass": "passes", "Stage": "passes", "Around": "around", "StepMeasure": "around"}
 _UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 
@@ -90,24 +95,6 @@ class Slot:
                 f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
                 f" {self.dtype!r}."
             )
-
-
-class Then:
-    """A formula and then another, which gets the variable that the first has made.
-
-    Args:
-        first: A formula of a rule.
-        then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
-            `(var, value, *, scalars) -> value` makes the value of one further slot, the last, and
-            `-> (var, value)` changes both.
-    """
-
-    def __init__(self, first: Formula | Then, then: Formula) -> None:
-        self.first, self.then = first, then
-        self.__qualname__ = f"{first.__qualname__} then {then.__qualname__}"
-
-    def __call__(self, *values: Any, **scalars: Any) -> Any:
-        raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
 
 @dataclass(frozen=True)
@@ -271,6 +258,19 @@ class Rule:
         return tuple(slot for slot in self.slots if slot.scalar)
 
     @lazy
+    def numbers(self) -> tuple[Slot, ...]:
+        """Those that `prepare` reads and makes, where variables have numbers of their own."""
+        if self.per_variable is None or self.prepare is None or not self.scalar_slots:
+            return self.scalar_slots if self.per_variable is None else ()
+        made, read = (inspect.signature(x).parameters for x in (self.prepare, self.per_variable))
+        return tuple(s for s in self.scalar_slots if s.name in made and s.name not in read)
+
+    @lazy
+    def measured_slots(self) -> tuple[Slot, ...]:
+        """Those that `per_variable` reads and makes."""
+        return tuple(slot for slot in self.scalar_slots if slot not in self.numbers)
+
+    @lazy
     def shaped_slots(self) -> tuple[Slot, ...]:
         """The slots with a shape of their own."""
         return tuple(slot for slot in self.slots if slot.shape)
@@ -390,5 +390,13 @@ def number_like(number: float, like: Any) -> Any:
     return like.new_full((), number) if isinstance(like, torch.Tensor) else type(like)(number)
 
 
+def moved(base: Any, step: Any) -> Any:
+    """`base + step`: what is left of a variable, and how it moves.
+
+    A formula says so once, of its first result, and `thalweg.rules.wrappers` finds the step.
+    """
+    return base + step
+
+
 def __getattr__(name: str) -> Any:
-    return offered(__name__, dict.fromkeys(("Pass", "Stage"), "passes"), name, "thalweg.ground")
+    return offered(__name__, _OFFERED, name, "thalweg.ground")

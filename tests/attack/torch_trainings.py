@@ -87,6 +87,10 @@ OPTIONS: dict[str, list[Any]] = {
     "fused_unscale": [True],
     "state_device": ["cpu"],
 }
+# Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
+WRAPPERS = ("cautious", "trust_ratio", "sphere")
+MEASURE = {"CautiousAdamW", "StableAdamW", "LAMB", "AdamH", "MuonH", "ScheduleFreeAdamW"}
+DECAY = {"Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW", "Muon", "NorMuon"}
 # What a step says that was refused, but had added gradients to their sums.
 SUMMED = ("The sums of gradients stay", "The gradients were added to their sums")
 
@@ -100,6 +104,17 @@ def options(dice: random.Random) -> dict[str, Any]:
     """None of them, one, or several."""
     count = dice.choice([0, 0, 1, 1, 2, 3])
     return {name: dice.choice(OPTIONS[name]) for name in dice.sample(list(OPTIONS), count)}
+
+
+def wrappers(dice: random.Random, names: set[str], is_torchs: bool) -> dict[str, Any]:
+    """None, one, or two of them that rules of these names take."""
+    found: dict[str, Any] = {}
+    chosen, decays = dice.choice([*WRAPPERS, *[""] * 5]), dice.random() < 0.2
+    if chosen and not names & MEASURE:
+        found[chosen] = True
+    if decays and is_torchs and names <= DECAY and chosen != "sphere":
+        found["cautious_decay"] = True
+    return found
 
 
 class OptimTraining(Training):
@@ -135,8 +150,10 @@ class OptimTraining(Training):
             others = [dice.choice(known) for _ in groups[1:]]
             for group, (rule, its) in zip(groups, [(name, own), *others], strict=True):
                 group |= {"rule": rule, "lr": 0.1, **its}
-            return optim.Mixed(groups, **options(dice))
-        return getattr(home, name)(groups, lr=0.1, **own, **options(dice))
+            names = {group["rule"] for group in groups}
+            return optim.Mixed(groups, **options(dice), **wrappers(dice, names, True))
+        around = options(dice) | wrappers(dice, {name}, home is optim)
+        return getattr(home, name)(groups, lr=0.1, **own, **around)
 
     @property
     def is_mixed(self) -> bool:

@@ -752,6 +752,18 @@ def test_show_prints_the_functions_that_a_formula_calls(name: str, helpers: list
     assert "def sqrt(" not in text
 
 
+def test_show_prints_what_lies_around_a_step() -> None:
+    Path("wrapped.py").write_text(
+        "from thalweg.rules import ADAM_W\n"
+        "from thalweg.rules.wrappers import cautious, cautious_decay\n"
+        "WRAPPED = cautious(cautious_decay(ADAM_W))\n"
+    )
+    shown = invoke("show", "wrapped.py:WRAPPED").stdout
+    order = [shown.index(f"def {each}(") for each in ("update", "decayed_where_smaller")]
+    assert order < [shown.index("def cautious_step("), shown.index("def decayed(")]
+    assert "all rows, made dense" in shown
+
+
 def test_show_takes_a_rule_of_the_user() -> None:
     assert "sign(grad)" in invoke("show", "sign.py:SIGN").stdout
 

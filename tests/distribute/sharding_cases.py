@@ -22,7 +22,8 @@ from thalweg.engines.measuring import LEAF
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
-from thalweg.rules import NOVOGRAD
+from thalweg.rules import ADAM, NOVOGRAD
+from thalweg.rules.wrappers import sphere
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import LARSOptimizer
 
@@ -179,9 +180,10 @@ OPTIMIZERS: dict[str, Made] = {
     "clipvalue": lambda: SGD(0.01, momentum=0.5, clipvalue=0.5),
     "measured": lambda: RuleOptimizer(MEASURED, clipnorm=5.0),
     "whole": lambda: RuleOptimizer(NOVOGRAD, 0.01, global_clipnorm=5.0),
+    "wrapped": lambda: RuleOptimizer(sphere(ADAM), 0.01, clipnorm=5.0),
     "transformed": lambda: SGD(0.01, momentum=0.5, gradient_transformers=[doubled]),
 }
-SUMMED_WHOLE = ("whole", "transformed")  # by torch, in its own order
+SUMMED_WHOLE = ("whole", "wrapped", "transformed")  # by torch, in its own order
 
 
 @case

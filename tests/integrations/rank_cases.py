@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from thalweg import optim  # noqa: E402
+from thalweg.errors import NumericsWarning  # noqa: E402
 from training import data, loss_of, model, numbers  # noqa: E402
 
 CASES: dict[str, Callable[[int, int, Path], Any]] = {}
@@ -145,6 +146,9 @@ SHARDED: dict[str, Callable[[Any], Any]] = {
         clip_grad_norm=0.1,
     ),
     "averaged": lambda params: optim.AdamW(params, lr=0.05, ema_decay=0.9),
+    "cautious": lambda params: optim.AdamW(params, lr=0.05, cautious=True, cautious_decay=True),
+    "on a sphere": lambda params: optim.NAdam(params, lr=0.05, sphere=True),
+    "tensorflow.trust ratio": lambda params: optim.tensorflow.SGD(params, 0.05, trust_ratio=True),
     "tensorflow.clipped": lambda params: optim.tensorflow.Adam(params, 0.05, clip_grad_norm=0.1),
     "tensorflow.averaged": lambda params: optim.tensorflow.Adagrad(params, 0.05, ema_decay=0.9),
 }
@@ -189,6 +193,7 @@ def step_alike(batch: Any, module: nn.Module, optimizer: Any, other: nn.Module, 
 @case
 def sharded(rank: int, count: int, folder: Path) -> Any:
     """Parameters of `fully_shard` beside a training of whole ones, and what is saved of them."""
+    warnings.simplefilter("ignore", NumericsWarning)  # of the last bias, which has no sphere
     found = {}
     for name, make in SHARDED.items():
         module, other, again = in_parts(count), narrow(), in_parts(count)

@@ -57,11 +57,18 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "LAMB in groups": in_groups("LAMB", weight_decay=0.0),
     "StableAdamW in groups": in_groups("StableAdamW", betas=(0.8, 0.9)),
     "beside others": beside_others,
+    "cautious": of("AdamW", cautious=True),
+    "cautious decay": of("AdamW", cautious=True, cautious_decay=True, weight_decay=0.1),
+    "trust ratio": of("NAdam", trust_ratio=True),
+    "sphere": of("NAdam", sphere=True),
 }
 LIKE_TENSORFLOW: dict[str, Callable[..., Any]] = {
     "LARS": lars,
     "NovoGrad": lambda own, **around: optim.RuleOptimizer(own, NOVOGRAD, **around),
     "NesterovLARS": lambda own, **around: optim.RuleOptimizer(own, NESTEROV_LARS, **around),
+    "Adam with a trust ratio": lambda own, **around: optim.tensorflow.Adam(
+        own, trust_ratio=True, **around
+    ),
 }
 ALL = MAKERS | LIKE_TENSORFLOW
 
@@ -116,7 +123,7 @@ def test_so_do_rules_with_the_numbers_of_tensorflow(
         return [Parameter(param.to(dtype)) for param in params(6)]
 
     # What a rule makes of the norms of clipped gradients follows from those of others.
-    wanted = 0 if "clip_grad_norm" in around else 4
+    wanted = 0 if "clip_grad_norm" in around and "trust" not in name else 4
     assert compare(LIKE_TENSORFLOW[name], own, give, around=around) == wanted
 
 

@@ -125,7 +125,8 @@ def formula_source(rule: Rule) -> str:
     """
     from thalweg.formula import FORMULAS
 
-    parts = [(part, getattr(rule, part)) for part in ("prepare", "per_variable", *FORMULAS)]
+    named = ((part, getattr(rule, part)) for part in ("prepare", "per_variable", *FORMULAS))
+    parts = [(part, each) for part, own in named for each in _functions_of(own)]
     passes = [getattr(each.function, "func", each.function) for each in rule.passes]
     parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(passes)]
     given = [(part, function) for part, function in parts if function is not None]
@@ -137,6 +138,12 @@ def formula_source(rule: Rule) -> str:
         except OSError:
             texts.append(f"# {part}: the source text of {function!r} is not available")
     return "\n\n\n".join(texts)
+
+
+def _functions_of(formula: Any) -> list[Any]:
+    """Those that a formula is made of: one, or what follows it or lies around its step, too."""
+    both = getattr(formula, "both", None)
+    return [formula] if both is None else [each for own in both for each in _functions_of(own)]
 
 
 def _helpers_of(functions: list[object]) -> list[Any]:

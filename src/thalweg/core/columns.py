@@ -150,7 +150,7 @@ def per_variable(
         The columns, and what writes the scalar slots, as functions in C.
     """
     rule, variables = asked.rule, asked.variables
-    names = [slot.name for slot in rule.scalar_slots]
+    names = [slot.name for slot in rule.measured_slots]
     measures = {name: known.measure(each, columns) for name, each in rule.measures.items()}
     there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
     slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
@@ -195,7 +195,7 @@ def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> 
         LayoutError: Names the first.
     """
     for title, own in zip(asked.titles, scalar_slots, strict=False):
-        for kind, slot in zip(asked.rule.scalar_slots, own, strict=True):
+        for kind, slot in zip(asked.rule.measured_slots, own, strict=True):
             if slot.untyped_storage().nbytes() < slot.element_size():
                 check_memory(slot, f"'{kind.name}' of '{title}'")
 

@@ -66,7 +66,7 @@ class SteadyMeasures:
         if len({*places_of_slots}) < len(every):
             raise TypeError("Two variables have a slot in common.")
         self._slot_places = np.array(places_of_slots, np.int64)
-        self._results = first.registers_of([slot.name for slot in rule.scalar_slots])
+        self._results = first.registers_of([slot.name for slot in rule.measured_slots])
         leaves, variables, counts = self.sweep.record()
         self.record = [
             measures_routine(),
@@ -78,7 +78,7 @@ class SteadyMeasures:
             self._records.ctypes.data,
             own_rows.ctypes.data,
             own_rows.strides[0],
-            len(rule.scalar_slots),
+            len(rule.measured_slots),
             self._slot_places.ctypes.data,
             self._results.ctypes.data,
         ]
@@ -116,7 +116,7 @@ def _rounded(kind: Struct, values: Sequence[Any]) -> tuple[Any, ...]:
 def _program_of(rule: Rule, dtype: Dtype) -> Program:
     """What a rule makes of its measures and then its scalar slots, which come first."""
     own: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
-    own |= {slot.name: dtype for slot in rule.scalar_slots}
+    own |= {slot.name: dtype for slot in rule.measured_slots}
     function: Any = rule.per_variable
     wanted = inspect.signature(function).parameters
     known = [name for name in wanted if name not in own]

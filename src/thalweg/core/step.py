@@ -460,11 +460,12 @@ def _has_rows(pairs: Sequence[Pair]) -> bool:
 
 
 def _divided(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:
-    """Slots of elements, slots of shape (), and slots with a shape of their own."""
+    """Slots of elements, those of shape () beside `numbers`, and those with another shape."""
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]
-    kinds = [(slot.scalar, slot.shape is not None) for slot in rule.slots]
-    return [
-        [[slot for slot, own in zip(each, kinds, strict=True) if own == kind] for each in slots]
-        for kind in ((False, False), (True, False), (False, True))
+    scalars = rule.scalar_slots if rule.per_variable is None else rule.measured_slots
+    places = [
+        [rule.slots.index(slot) for slot in kind]
+        for kind in (rule.element_slots, scalars, rule.shaped_slots)
     ]
+    return [[[each[place] for place in own] for each in slots] for own in places]

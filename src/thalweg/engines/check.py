@@ -70,14 +70,13 @@ def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     for power, hyper in rule.powers.items():
         known[power] = scalars.power(known[hyper], _FIRST_STEP)
     known.setdefault("t", _FIRST_STEP)
-    if rule.per_variable is None:
-        known |= {slot.name: np.float32(slot.initial) for slot in rule.scalar_slots}
+    known |= {slot.name: np.float32(slot.initial) for slot in rule.numbers}
     if rule.prepare is not None:
         known |= _call_on_host(rule, rule.prepare, "prepare", known)
     if rule.per_variable is not None:
         one = np.ones(1, np.float32)
         beside = dict.fromkeys(rule.measures, np.ones(1)) | {
-            slot.name: one * np.float32(slot.initial) for slot in rule.scalar_slots
+            slot.name: one * np.float32(slot.initial) for slot in rule.measured_slots
         }
         made = _call_on_host(rule, rule.per_variable, "per_variable", {**known, **beside})
         known |= {name: np.float32(np.ravel(value)[0]) for name, value in made.items()}

@@ -422,7 +422,7 @@ def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars
     """The leaves of the sum of a formula over elements, in the order that all engines have."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
     kind = _namespace_of(dtype)
-    taken = [each.detach().to(kind) for each in tensors][: formula.__code__.co_argcount]
+    taken = [each.detach().to(kind) for each in tensors][: len(transcribe(formula).positional)]
     if taken[0].device.type == "cpu":
         with np.errstate(all="ignore"):
             values = numpy_formula(formula, dtype)(

@@ -9,20 +9,25 @@ from __future__ import annotations
 import __future__
 
 import ast
-import copy
 import functools
 import inspect
 import textwrap
 import types
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thalweg import formula
+from thalweg.engines.transcript import FUNCTION_PREFIX as FUNCTION_PREFIX
+from thalweg.engines.transcript import HELPER_PREFIX as HELPER_PREFIX
+from thalweg.engines.transcript import LITERAL as LITERAL
+from thalweg.engines.transcript import LOCAL_PREFIX as LOCAL_PREFIX
+from thalweg.engines.transcript import Transcript as Transcript
+from thalweg.engines.transcript import count_of as count_of
+from thalweg.engines.transcript import place_of as place_of
 from thalweg.errors import RuleError
-from thalweg.formula import Formula, Then
-from thalweg.ground.lazily import lazy
+from thalweg.ground.locks import importing
+from thalweg.ground.of_two import OfTwo
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _EVERY = (*FUNCTIONS, "wide", "narrow")
@@ -43,11 +48,6 @@ _FUTURE: int = functools.reduce(
     (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names),
 )
 
-LITERAL = "_literal"  # the name under which an engine supplies its number type
-FUNCTION_PREFIX = "_f_"  # and its functions
-HELPER_PREFIX = "helper"  # helper functions come after it, numbered
-LOCAL_PREFIX = "r_"  # the names of a formula, apart from those of the kernel around it
-
 
 class Composed:
     """What engines run as a formula, and what says itself how.
@@ -61,57 +61,6 @@ class Composed:
     def compose(self) -> Transcript:
         """The formula."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """A formula that passed the checks.
-
-    Attributes:
-        positional: `var`, `grad` and the slots, as the formula calls them.
-        scalars: Its keyword-only parameters.
-        body: Its assignments, re-typed and renamed.
-        results: The expressions it returns.
-        helpers: The helper functions it calls, as definitions, in order of need.
-        filename: The file that holds the formula.
-    """
-
-    positional: tuple[str, ...]
-    scalars: tuple[str, ...]
-    body: tuple[ast.Assign, ...]
-    results: tuple[ast.expr, ...]
-    helpers: tuple[ast.FunctionDef, ...]
-    filename: str
-
-    def passes_through(self, result: int, parameter: int) -> bool:
-        """Whether a result is nothing but the parameter at that position, never assigned."""
-        name, expression = LOCAL_PREFIX + self.positional[parameter], self.results[result]
-        is_name = isinstance(expression, ast.Name) and expression.id == name
-        return is_name and name not in self.assigned_names
-
-    @lazy
-    def assigned_names(self) -> set[str]:
-        """The names that its body gives to something."""
-        nodes = (node for statement in self.body for node in ast.walk(statement))
-        names = [node for node in nodes if isinstance(node, ast.Name)]
-        return {name.id for name in names if isinstance(name.ctx, ast.Store)}
-
-    def is_rounded(self, result: int) -> bool:
-        """Whether a result comes out of arithmetic, which has flushed it where denormals are."""
-        expression = self.results[result]
-        for statement in reversed(self.body):
-            (target,) = statement.targets
-            if isinstance(expression, ast.Name) and isinstance(target, ast.Name):
-                expression = statement.value if target.id == expression.id else expression
-        return isinstance(expression, ast.BinOp)
-
-
-def place_of(function: Any, line: int | None = None) -> str:
-    """A function's name with its file and line, or the line given."""
-    function = getattr(function, "func", function)  # of a `functools.partial`
-    name = f"{getattr(function, '__qualname__', type(function).__qualname__)!s}"
-    code = getattr(function, "__code__", None)
-    return f"{name} ({code.co_filename}:{line or code.co_firstlineno})" if code else name
 
 
 def _advice_for(node: ast.AST) -> str:
@@ -208,6 +157,7 @@ class _Writer(ast.NodeTransformer):
         self.locals: set[str] = set()
         # Whether a local name is a condition; what a helper's parameter is, its first use says.
         self.conditions: dict[str, bool] = {}
+        self.moves: list[ast.expr] = []  # what it calls `moved`
         closure = inspect.getclosurevars(function)
         self.outer: dict[str, Any] = {**closure.builtins, **closure.globals, **closure.nonlocals}
 
@@ -287,6 +237,8 @@ class _Writer(ast.NodeTransformer):
             text = ast.unparse(node)
             raise self.refuse(node, f"a formula cannot call `{text}`{_instead_of(node)}.")
         function = self.outer.get(node.func.id)
+        if function is formula.moved:
+            return self.write_move(node)
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
@@ -312,6 +264,27 @@ class _Writer(ast.NodeTransformer):
             accept = self.as_condition if True in kinds else self.as_number
             return self.write_call(node, name, [self.as_condition(test), *map(accept, values)])
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
+
+    def write_move(self, node: ast.Call) -> ast.expr:
+        """A call of `moved` as a sum, or as a difference if its step is taken back."""
+        self.check_count(node, 2)
+        base, step = node.args
+        operator: ast.operator = ast.Add()
+        if isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub):
+            operator, step = ast.Sub(), step.operand
+        written = ast.BinOp(self.as_number(base), operator, self.as_number(step))
+        self.moves.append(written)
+        return ast.copy_location(written, node)
+
+    def place_of_move(self, node: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
+        """Which of these values is the step, if it is said what is."""
+        places = [k for k, each in enumerate(values) if any(each is move for move in self.moves)]
+        if len(self.moves) > 1 or len(places) < len(self.moves):
+            why = (
+                "a formula says `moved(base, step)` once, of what it returns first or gives a name."
+            )
+            raise self.refuse(node, why)
+        return places[0] if places else None
 
     def check_count(self, node: ast.Call, wanted: int) -> None:
         if len(node.args) != wanted:
@@ -426,6 +399,8 @@ class _Helpers:
         accept = writer.as_condition if writer.is_condition(result) else writer.as_number
         returned = ast.copy_location(ast.Return(accept(result)), result)
         body: list[ast.stmt] = [*assigned, returned]
+        if writer.moves:
+            raise writer.refuse(node, "`moved` is for the formula itself, not for its helpers.")
         if node.args.kwonlyargs:
             raise writer.refuse(node, "a helper function takes its parameters by position.")
         self.conditions[function] = writer.is_condition(result)
@@ -449,19 +424,16 @@ def _transcribe_once(function: Any) -> Transcript:
     writer.conditions = {parameter.arg: False for parameter in parameters}
     body, returned = writer.write_statement(node)
     elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
+    results = tuple(writer.as_number(element) for element in elements)
     return Transcript(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
         body=tuple(body),
-        results=tuple(writer.as_number(element) for element in elements),
+        results=results,
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
+        move=writer.place_of_move(node, [*(each.value for each in body), *results[:1]]),
     )
-
-
-def count_of(count: int, what: str) -> str:
-    """`1 slot`, `2 slots`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) -> None:
@@ -488,60 +460,6 @@ def check_counts(function: Any, transcript: Transcript, grad: bool, slots: int) 
 
 
 _transcripts: weakref.WeakKeyDictionary[Any, Transcript] = weakref.WeakKeyDictionary()
-_THEN = f"{LOCAL_PREFIX}then_"
-
-
-class _Renamed(ast.NodeTransformer):
-    """The local names of a formula under names of their own, beside those of another."""
-
-    def __init__(self, kept: Mapping[str, ast.expr], prefix: str) -> None:
-        self._kept = kept
-        self._prefix = prefix
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id in self._kept:
-            return self._kept[node.id]
-        if node.id.startswith(LOCAL_PREFIX):
-            return ast.Name(self._prefix + node.id.removeprefix(LOCAL_PREFIX), node.ctx)
-        return node
-
-
-def _chain_depth(formula: Formula | Then) -> int:
-    """How many formulas follow the first one already, whose names are taken."""
-    return 1 + _chain_depth(formula.first) if isinstance(formula, Then) else 0
-
-
-def _compose(formula: Then) -> Transcript:
-    """One formula and then another, as `Then` says."""
-    first, then = transcribe(formula.first), transcribe(formula.then)
-    if then.helpers:
-        raise RuleError(f"{place_of(formula.then)} follows another formula and calls a helper.")
-    depth = _chain_depth(formula.first)
-    prefix = f"{_THEN}{depth}_" if depth else _THEN
-    made = first.results[0]
-    body = list(first.body)
-    if not isinstance(made, ast.Name):
-        body.append(ast.Assign([ast.Name(f"{prefix}made", ast.Store())], made))
-        made = ast.Name(f"{prefix}made", ast.Load())
-    var, *values = (LOCAL_PREFIX + name for name in then.positional)
-    known: dict[str, ast.expr] = {var: made}
-    for name in (*values, *(LOCAL_PREFIX + name for name in then.scalars)):
-        known[name] = ast.Name(name, ast.Load())
-    renamed = _Renamed(known, prefix)
-    body += [renamed.visit(copy.deepcopy(statement)) for statement in then.body]
-    own = [renamed.visit(copy.deepcopy(result)) for result in then.results]
-    if values and len(own) == 1:
-        own.insert(0, made)
-    results = (own[0], *first.results[1:], *own[1:])
-    scalars = dict.fromkeys((*first.scalars, *then.scalars))
-    return Transcript(
-        positional=(*first.positional, *(name.removeprefix(LOCAL_PREFIX) for name in values)),
-        scalars=tuple(scalars),
-        body=tuple(ast.fix_missing_locations(each) for each in body),
-        results=tuple(ast.fix_missing_locations(each) for each in results),
-        helpers=first.helpers,
-        filename=first.filename,
-    )
 
 
 def transcribe(function: Any) -> Transcript:
@@ -550,11 +468,13 @@ def transcribe(function: Any) -> Transcript:
     Raises:
         RuleError: If the formula holds anything but straight arithmetic; names it and its line.
     """
-    known = isinstance(function, types.FunctionType | Then | Composed)
+    known = isinstance(function, types.FunctionType | OfTwo | Composed)
     transcript = _transcripts.get(function) if known else None
     if transcript is None:
-        if isinstance(function, Then):
-            transcript = _compose(function)
+        if isinstance(function, OfTwo):
+            with importing:
+                from thalweg.engines.composing import compose
+            transcript = compose(function, *map(transcribe, function.both))
         elif isinstance(function, Composed):
             transcript = function.compose()
         else:

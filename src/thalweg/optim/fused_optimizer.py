@@ -152,6 +152,7 @@ class FusedOptimizer(Scaled):
     _own: StepCache
     _single: Collection[str] = (STEP,)  # the numbers that the state of a parameter has
     _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
+    _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
@@ -223,6 +224,15 @@ class FusedOptimizer(Scaled):
                     f"'{title}' is on {param.device}, and {rule} has matrices where their state is:"
                     " leave out state_device='cpu'."
                 )
+
+    def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
+        """Warn of parameters that are 0 before their first step, if a rule then does less."""
+        kinds = map(self._kind_of, self.param_groups)
+        without = [kind._without or self._around.without for kind in kinds]
+        if any(without):
+            with importing:
+                from thalweg.optim.zeros import tell_of_zeros
+            tell_of_zeros(self, zip(params, map(without.__getitem__, places), strict=True))
 
     @contextmanager
     def _added_whole(self) -> Generator[None]:

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import Group, titles_in
-from thalweg.core.meshes import whole as whole_of
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
+from thalweg.core.options.wrappers import Wrapper
 from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.errors import InvalidArgumentError, NumericsWarning, warn
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
@@ -72,8 +72,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
+    _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
-    _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
     __signature__: ClassVar[inspect.Signature]
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
@@ -124,6 +124,11 @@ class FusedTorchOptimizer(FusedOptimizer):
             raise InvalidArgumentError(f"{found[0]} in group {place}.")
         if kind._of_matrices:
             self._check_matrices(kind.__name__, self._choose_rule(group).heads)
+        if self._around.wrapping:
+            if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
+                title = f"{kind.__name__} with {self._around.named()}"
+                raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
+            self._around.rule(self._choose_rule(group))  # which may be refused
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
@@ -143,19 +148,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
         return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
-
-    def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
-        """Warn of parameters that are 0 before their first step, if a rule then does less."""
-        for param, place in zip(params, places, strict=True):
-            without = self._kind_of(self.param_groups[place])._without
-            if (
-                without
-                and without[0] not in self.state.get(param, {})
-                and param.numel()
-                and not whole_of(param.any())
-            ):
-                title = titles_in(self.param_groups, [param])[0]
-                warn(f"'{title}' {without[1]}", NumericsWarning)
 
     def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         if any(map(self._is_torchs_group, self.param_groups)):
@@ -401,8 +393,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """The numbers that each parameter has of its own, in groups of a class."""
         own = {
             slot.name: Number(slot.initial, is_rounded=slot.name in kind._as_tensors)
-            for slot in rule.scalar_slots
-            if rule.per_variable is None  # else that reads and writes them
+            for slot in rule.numbers
         }
         start = 0 if kind._plain else 0.0
         step = {STEP: Number(start, may_lack=not kind._counts)}

@@ -160,12 +160,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         found |= {name: Number(1.0, torch.float32) for name in self._products}
         kind = self._around.kinds.updated_dtype(first)
         found |= {name: Number(start, kind) for name, start in self._extra.items()}
-        if rule.per_variable is None:  # else that reads and writes them
-            found |= {slot.name: Number(slot.initial) for slot in rule.scalar_slots}
-        return found
+        return found | {slot.name: Number(slot.initial) for slot in rule.numbers}
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""
+        self._tell_of_zeros(params, places)
         known = next((own for param in params if (own := self.state.get(param))), {})
         going: dict[str, object] = {}
         for name in self._numbers():

@@ -23,6 +23,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
 from thalweg.core.options.update_targets import StateStorage
+from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, TrustRatio
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 OPTIONS: tuple[type[Option], ...] = (
     Clipping,
     Unscaling,
+    CautiousDecay,
+    Cautious,
+    TrustRatio,
+    Sphere,
     Lookahead,
     Average,
     Masters,
@@ -82,6 +87,7 @@ class StepOptions:
         counts: Whether an option asks for the number of a step.
         keeps_as_torch: Whether the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
+        without: As that of a `Wrapper`, if there is one.
         beside: What happens to gradients where nothing is known of a step.
 
     Raises:
@@ -108,6 +114,7 @@ class StepOptions:
         self.beside = GradientTransforms(
             **{n: x for each in on for n, x in each.gradient_transforms().items()}
         )
+        self.without = self.of(Sphere).without if self.of(Sphere) in on else ()
         self._begin = [each for each in on if each.begins]
         self._are_ours = any(each.is_ours for each in on)
         device = self.of(Offload).state_device

@@ -1,13 +1,13 @@
 """Adadelta, as TensorFlow's ApplyAdadelta kernel computes it."""
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, accum_grad, accum_var, *, learning_rate, rho, epsilon):
     """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
     accum_grad = accum_grad * rho + grad * grad * (1 - rho)
     step = sqrt(accum_var + epsilon) * (1 / sqrt(accum_grad + epsilon)) * grad
-    var = var - step * learning_rate
+    var = moved(var, -(step * learning_rate))
     accum_var = accum_var * rho + step * step * (1 - rho)
     return var, accum_grad, accum_var
 

@@ -1,12 +1,12 @@
 """Adagrad with an epsilon beside the square root: TensorFlow's ApplyAdagradV2 kernel."""
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, accumulator, *, learning_rate, epsilon):
     """Once per element; ApplyAdagradV2 and SparseApplyAdagradV2."""
     accumulator = accumulator + grad * grad
-    var = var - grad * learning_rate / (sqrt(accumulator) + epsilon)
+    var = moved(var, -(grad * learning_rate / (sqrt(accumulator) + epsilon)))
     return var, accumulator
 
 

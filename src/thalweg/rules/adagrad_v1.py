@@ -1,12 +1,12 @@
 """Adagrad without an epsilon: TensorFlow's ApplyAdagrad kernel, older than that of Keras."""
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, accumulator, *, learning_rate):
     """Once per element; 1 / sqrt(x) stands for the kernel's rsqrt(x), whose last bit is its own."""
     accumulator = accumulator + grad * grad
-    return var - grad * learning_rate * (1 / sqrt(accumulator)), accumulator
+    return moved(var, -(grad * learning_rate * (1 / sqrt(accumulator)))), accumulator
 
 
 def update_single(var, grad, accumulator, *, learning_rate):

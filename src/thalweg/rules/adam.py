@@ -1,6 +1,6 @@
 """Adam: TensorFlow's ApplyAdam kernel, and for sparse gradients the Python of Keras."""
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def prepare(*, learning_rate, beta1_power, beta2_power):
@@ -16,7 +16,7 @@ def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
     """Once per element; ApplyAdam."""
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
-    return var - (m * alpha) / (sqrt(v) + epsilon), m, v
+    return moved(var, -((m * alpha) / (sqrt(v) + epsilon))), m, v
 
 
 def update_sparse(var, grad, m, v, *, alpha_sparse, beta1, beta2, epsilon):

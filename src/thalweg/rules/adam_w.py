@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import sqrt
+from thalweg.formula import moved, sqrt
 from thalweg.rules.adam_v1 import ADAM_V1, HYPERS
 from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
 
@@ -15,7 +15,7 @@ def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon, weight_decay):
     var = decayed(var, weight_decay)
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
-    return var - (m * alpha) / (sqrt(v) + epsilon), m, v
+    return moved(var, -((m * alpha) / (sqrt(v) + epsilon))), m, v
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon, weight_decay):

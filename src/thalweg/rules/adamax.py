@@ -1,6 +1,6 @@
 """Adamax: TensorFlow's ApplyAdaMax kernel, and for sparse gradients the Python of Keras."""
 
-from thalweg.formula import Hyper, Rule, Slot, absolute, where
+from thalweg.formula import Hyper, Rule, Slot, absolute, moved, where
 
 
 def prepare(*, learning_rate, beta1_power):
@@ -14,7 +14,7 @@ def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
     size = absolute(grad)
     decayed = beta2 * v
     v = where(size > decayed, size, decayed)
-    return var - alpha * (m / (v + epsilon)), m, v
+    return moved(var, -(alpha * (m / (v + epsilon)))), m, v
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon):

@@ -1,6 +1,6 @@
 """AMSGrad: Adam with the largest mean square so far, TensorFlow's ApplyAdamWithAmsgrad kernel."""
 
-from thalweg.formula import Rule, Slot, maximum, sqrt, where
+from thalweg.formula import Rule, Slot, maximum, moved, sqrt, where
 from thalweg.rules.adam import HYPERS, POWERS, prepare
 
 
@@ -9,7 +9,7 @@ def update(var, grad, m, v, vhat, *, alpha, beta1, beta2, epsilon):
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
     vhat = where(v > vhat, v, vhat)
-    return var - (m * alpha) / (sqrt(vhat) + epsilon), m, v, vhat
+    return moved(var, -((m * alpha) / (sqrt(vhat) + epsilon))), m, v, vhat
 
 
 def update_sparse(var, grad, m, v, vhat, *, alpha_sparse, beta1, beta2, epsilon):

@@ -1,11 +1,11 @@
 """Gradient descent, as TensorFlow's ApplyGradientDescent kernel computes it."""
 
-from thalweg.formula import Hyper, Rule
+from thalweg.formula import Hyper, Rule, moved
 
 
 def update(var, grad, *, learning_rate):
     """Once per element; a sparse gradient is TensorFlow's ScatterAdd, one entry after the other."""
-    return (var - grad * learning_rate,)
+    return (moved(var, -(grad * learning_rate)),)
 
 
 SGD = Rule(

@@ -4,19 +4,19 @@ The learning rate stands outside of the velocity, as in torch.optim.SGD; in Kera
 it stands inside. The two part as soon as the learning rate changes.
 """
 
-from thalweg.formula import Hyper, Rule, Slot
+from thalweg.formula import Hyper, Rule, Slot, moved
 
 
 def update(var, grad, velocity, *, learning_rate, momentum):
     """Once per element; ApplyMomentum and SparseApplyMomentum."""
     velocity = velocity * momentum + grad
-    return var - velocity * learning_rate, velocity
+    return moved(var, -(velocity * learning_rate)), velocity
 
 
 def update_nesterov(var, grad, velocity, *, learning_rate, momentum):
     """Once per element; ApplyMomentum with use_nesterov."""
     velocity = velocity * momentum + grad
-    return var - (grad * learning_rate + velocity * momentum * learning_rate), velocity
+    return moved(var, -(grad * learning_rate + velocity * momentum * learning_rate)), velocity
 
 
 def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum):

@@ -1,18 +1,18 @@
 """Momentum whose velocity contains the learning rate: TensorFlow's ApplyKerasMomentum kernel."""
 
-from thalweg.formula import Hyper, Rule, Slot
+from thalweg.formula import Hyper, Rule, Slot, moved
 
 
 def update(var, grad, velocity, *, learning_rate, momentum):
     """Once per element; ApplyKerasMomentum and SparseApplyKerasMomentum."""
     velocity = velocity * momentum - grad * learning_rate
-    return var + velocity, velocity
+    return moved(var, velocity), velocity
 
 
 def update_nesterov(var, grad, velocity, *, learning_rate, momentum):
     """Once per element; the same kernels with use_nesterov."""
     velocity = velocity * momentum - grad * learning_rate
-    return var + (velocity * momentum - grad * learning_rate), velocity
+    return moved(var, velocity * momentum - grad * learning_rate), velocity
 
 
 HYPERS = (

@@ -3,7 +3,7 @@
 `weight_decay` may differ by variable; 0 leaves a variable out.
 """
 
-from thalweg.formula import Rule, Slot
+from thalweg.formula import Rule, Slot, moved
 from thalweg.rules.heavy_ball import HYPERS
 from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
 
@@ -11,14 +11,14 @@ from thalweg.rules.weight_decay import WEIGHT_DECAY_HYPER, decayed
 def update(var, grad, velocity, *, learning_rate, momentum, weight_decay):
     """Once per element; the decay and ApplyMomentum."""
     velocity = velocity * momentum + grad
-    return decayed(var, weight_decay) - velocity * learning_rate, velocity
+    return moved(decayed(var, weight_decay), -(velocity * learning_rate)), velocity
 
 
 def update_nesterov(var, grad, velocity, *, learning_rate, momentum, weight_decay):
     """Once per element; the decay and ApplyMomentum with use_nesterov."""
     velocity = velocity * momentum + grad
     step = grad * learning_rate + velocity * momentum * learning_rate
-    return decayed(var, weight_decay) - step, velocity
+    return moved(decayed(var, weight_decay), -step), velocity
 
 
 def update_nesterov_sparse(var, grad, velocity, *, learning_rate, momentum, weight_decay):

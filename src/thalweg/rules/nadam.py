@@ -7,7 +7,7 @@ as scalars of the compute dtype, and stores the "momentum_cache" of the returned
 the call for the dtype of the cache. Variables of another dtype get the old cache cast to theirs.
 """
 
-from thalweg.formula import Hyper, Rule, Slot, number_like, power, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, number_like, power, sqrt
 
 
 def schedule(beta1, decay, t):
@@ -50,7 +50,7 @@ def update(
     m = beta1 * m + (1 - beta1) * grad
     v = beta2 * v + (1 - beta2) * (grad * grad)
     mean = one_minus_mu * (grad / one_minus_product) + mu_next * (m / one_minus_product_next)
-    return var - learning_rate * mean / (sqrt(v / one_minus_power) + epsilon), m, v
+    return moved(var, -(learning_rate * mean / (sqrt(v / one_minus_power) + epsilon))), m, v
 
 
 def update_untouched(var, m, v, *, beta1, beta2):

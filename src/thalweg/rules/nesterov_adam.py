@@ -5,7 +5,7 @@ Keras' Nadam (`nadam.py`) has a schedule, and corrects the bias of gradient and 
 
 from dataclasses import replace
 
-from thalweg.formula import sqrt
+from thalweg.formula import moved, sqrt
 from thalweg.rules.adam_v1 import ADAM_V1
 
 
@@ -14,7 +14,7 @@ def update(var, grad, m, v, *, alpha, beta1, beta2, epsilon):
     m = m + (grad - m) * (1 - beta1)
     v = v + (grad * grad - v) * (1 - beta2)
     ahead = grad * (1 - beta1) + beta1 * m
-    return var - (ahead * alpha) / (sqrt(v) + epsilon), m, v
+    return moved(var, -((ahead * alpha) / (sqrt(v) + epsilon))), m, v
 
 
 def update_sparse(var, grad, m, v, *, alpha, beta1, beta2, epsilon):

@@ -1,12 +1,12 @@
 """RMSprop without momentum, as the Python of Keras writes it: epsilon stands beside the root."""
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, rms, *, learning_rate, rho, epsilon):
     """Once per element; RMSprop._resource_apply_dense, and the same numbers in the sparse form."""
     rms = rho * rms + (1 - rho) * (grad * grad)
-    return var - learning_rate * grad / (sqrt(rms) + epsilon), rms
+    return moved(var, -(learning_rate * grad / (sqrt(rms) + epsilon))), rms
 
 
 def update_untouched(var, rms, *, rho):
@@ -18,7 +18,7 @@ def update_centered(var, grad, rms, mg, *, learning_rate, rho, epsilon):
     """Once per element; a variance rounded below 0 gives NaN, as in TensorFlow."""
     rms = rho * rms + (1 - rho) * (grad * grad)
     mg = rho * mg + (1 - rho) * grad
-    return var - learning_rate * grad / (sqrt(rms - mg * mg) + epsilon), rms, mg
+    return moved(var, -(learning_rate * grad / (sqrt(rms - mg * mg) + epsilon))), rms, mg
 
 
 def update_centered_untouched(var, rms, mg, *, rho):

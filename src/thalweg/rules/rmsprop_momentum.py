@@ -1,13 +1,13 @@
 """RMSprop with momentum: TensorFlow's Apply(Centered)RMSProp kernels, epsilon inside the root."""
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 
 
 def update(var, grad, rms, mom, *, learning_rate, rho, momentum, epsilon):
     """Once per element; ApplyRMSProp."""
     rms = rms + (grad * grad - rms) * (1 - rho)
     mom = mom * momentum + (grad * learning_rate) / sqrt(rms + epsilon)
-    return var - mom, rms, mom
+    return moved(var, -mom), rms, mom
 
 
 def update_sparse(var, grad, rms, mom, *, learning_rate, rho, momentum, epsilon):
@@ -22,7 +22,7 @@ def update_centered(var, grad, rms, mom, mg, *, learning_rate, rho, momentum, ep
     rms = rms + (grad * grad - rms) * (1 - rho)
     mg = mg + (grad - mg) * (1 - rho)
     mom = mom * momentum + (grad * learning_rate) / sqrt((rms - mg * mg) + epsilon)
-    return var - mom, rms, mom, mg
+    return moved(var, -mom), rms, mom, mg
 
 
 def update_centered_sparse(var, grad, rms, mom, mg, *, learning_rate, rho, momentum, epsilon):

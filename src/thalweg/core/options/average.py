@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.options.following import follow_rule
 from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 from thalweg.rules.average import EMA, WEIGHT, average
 
 
 @cache
 def add_average(rule: Rule) -> Rule:
     """The rule with the average of its variable as a last slot."""
+    with importing:
+        from thalweg.core.options.following import follow_rule
     return follow_rule(rule, f"{rule.name} with an average", average, EMA)
 
 

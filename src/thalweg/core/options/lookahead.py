@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hyperparameters import as_number
-from thalweg.core.options.following import follow_rule
 from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule, where
+from thalweg.ground.locks import importing
 
 SLOW = "slow"
 SHARE = "slow_share"
@@ -33,6 +33,8 @@ def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
 @cache
 def with_slow_weights(rule: Rule) -> Rule:
     """The rule with slow weights as a last slot."""
+    with importing:
+        from thalweg.core.options.following import follow_rule
     return follow_rule(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
 
 

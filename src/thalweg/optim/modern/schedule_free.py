@@ -17,6 +17,8 @@ from thalweg.optim.groups import number
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
+_UNWRAPPED = "parameters go with the slot z, which a wrapper of their steps leaves behind"
+
 
 class Means:
     """What the schedule-free classes have beside others: parameters that are their means x."""
@@ -82,6 +84,7 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
     """
 
     _rule = "SCHEDULE_FREE_ADAMW"
+    _unwrapped = _UNWRAPPED
 
     def _arguments(
         self,
@@ -103,6 +106,7 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
     """
 
     _rule = "SCHEDULE_FREE_SGD"
+    _unwrapped = _UNWRAPPED
 
     def _arguments(
         self,

@@ -1,6 +1,6 @@
 """What the four AdamW rules have in common, which differ in their weight decay."""
 
-from thalweg.formula import Hyper, Rule
+from thalweg.formula import Hyper, Rule, moved
 from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
@@ -30,7 +30,7 @@ def adamw(module, name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, dif
         exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
         step = exp_avg / root_of(exp_avg_sq, root_correction, epsilon)
         var = shrunk(var, step, learning_rate, weight_decay)
-        return var - learning_rate / mean_correction * step, exp_avg, exp_avg_sq
+        return moved(var, -(learning_rate / mean_correction * step)), exp_avg, exp_avg_sq
 
     update.__module__, update.__qualname__ = module, "update"
     return Rule(

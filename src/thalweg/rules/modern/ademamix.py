@@ -1,6 +1,6 @@
 """AdEMAMix: Adam with a second, slow mean of gradients (Pagliardini et al. 2024)."""
 
-from thalweg.formula import Hyper, Rule, Slot, exp, log
+from thalweg.formula import Hyper, Rule, Slot, exp, log, moved
 from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
 from thalweg.rules.modern.schedule_free import larger
 from thalweg.rules.torch.arithmetic import as_read, value_if
@@ -37,7 +37,7 @@ def update(
     exp_avg_slow = lerp(exp_avg_slow, grad, slow_weight)
     mixed = exp_avg / mean_correction + gain * exp_avg_slow
     root = root_of(exp_avg_sq, root_correction, epsilon)
-    return var - learning_rate * mixed / root, exp_avg, exp_avg_sq, exp_avg_slow
+    return moved(var, -(learning_rate * mixed / root)), exp_avg, exp_avg_sq, exp_avg_slow
 
 
 SLOW = Hyper("last_beta", 0.9999, "share of the slow mean that is kept; betas[2]")

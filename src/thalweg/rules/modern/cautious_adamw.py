@@ -1,6 +1,6 @@
 """Cautious AdamW: no element moves against its gradient, and the others the more (Liang 2024)."""
 
-from thalweg.formula import Rule, like_update, maximum, narrow, where
+from thalweg.formula import Rule, like_update, maximum, moved, narrow, where
 from thalweg.rules.modern.arithmetic import (
     SLOTS,
     corrections,
@@ -34,7 +34,7 @@ def update(
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     step = where(exp_avg * grad > 0, exp_avg * gain, 0.0)
     root = root_of(exp_avg_sq, root_correction, epsilon)
-    return var - learning_rate / mean_correction * step / root, exp_avg, exp_avg_sq
+    return moved(var, -(learning_rate / mean_correction * step / root)), exp_avg, exp_avg_sq
 
 
 CAUTIOUS_ADAMW = Rule(

@@ -2,7 +2,7 @@
 
 from functools import lru_cache, partial
 
-from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
+from thalweg.formula import Hyper, Pass, Rule, Slot, Stage, moved
 from thalweg.rules.modern.arithmetic import check_count, lerp
 from thalweg.rules.modern.newton_schulz import check_dtype, orthogonal, scale_of, triples
 from thalweg.rules.torch.arithmetic import as_read
@@ -36,7 +36,7 @@ def mean_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
 
 def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weight):
     """Once per element."""
-    return var * shrink - learning_rate * step, lerp(momentum_buffer, grad, mean_weight)
+    return moved(var * shrink, -(learning_rate * step)), lerp(momentum_buffer, grad, mean_weight)
 
 
 def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):

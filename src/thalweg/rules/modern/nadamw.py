@@ -1,6 +1,6 @@
 """NAdamW: AdamW whose step looks one gradient ahead (Dozat 2016), as AlgoPerf's baseline has it."""
 
-from thalweg.formula import Rule
+from thalweg.formula import Rule, moved
 from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
@@ -14,7 +14,7 @@ def update(
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     ahead = lerp(exp_avg, grad, mean_weight)
     root = root_of(exp_avg_sq, root_correction, epsilon)
-    return var - learning_rate / mean_correction * ahead / root, exp_avg, exp_avg_sq
+    return moved(var, -(learning_rate / mean_correction * ahead / root)), exp_avg, exp_avg_sq
 
 
 NADAMW = Rule(

@@ -1,6 +1,6 @@
 """StableAdamW: AdamW with a smaller rate where gradients outgrow their root (Wortsman 2023)."""
 
-from thalweg.formula import Rule, maximum, narrow, sqrt
+from thalweg.formula import Rule, maximum, moved, narrow, sqrt
 from thalweg.rules.modern.arithmetic import SLOTS, hypers, lerp, mean_square, ones
 from thalweg.rules.torch.arithmetic import as_read
 
@@ -36,7 +36,7 @@ def update(
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, square_share, square_weight)
     var = var * (1 - own_rate * weight_decay)
-    return var - own_rate * exp_avg / (sqrt(exp_avg_sq) + epsilon), exp_avg, exp_avg_sq
+    return moved(var, -(own_rate * exp_avg / (sqrt(exp_avg_sq) + epsilon))), exp_avg, exp_avg_sq
 
 
 STABLE_ADAMW = Rule(

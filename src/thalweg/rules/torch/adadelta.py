@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 from thalweg.rules.torch.arithmetic import (
     EPSILON,
     LEARNING_RATE,
@@ -40,7 +40,7 @@ def update(
     square_avg = square_avg * rho + square_weight * grad * grad
     delta = sqrt(acc_delta + epsilon) / sqrt(square_avg + epsilon) * grad
     acc_delta = acc_delta * rho + square_weight * delta * delta
-    return var + step_size * delta, square_avg, acc_delta
+    return moved(var, step_size * delta), square_avg, acc_delta
 
 
 TORCH_ADADELTA = Rule(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 from thalweg.rules.torch.arithmetic import (
     EPSILON,
     LEARNING_RATE,
@@ -25,7 +25,7 @@ def update(var, grad, sum, *, direction, weight_decay, epsilon, step_size):
     """Once per element."""
     grad = decayed(grad * direction, var, weight_decay)
     sum = sum + grad * grad
-    return var + step_size * grad / (sqrt(sum) + epsilon), sum
+    return moved(var, step_size * grad / (sqrt(sum) + epsilon)), sum
 
 
 def update_sparse(var, grad, sum, *, direction, epsilon, step_size):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Rule, Slot, maximum, sqrt
+from thalweg.formula import Rule, Slot, maximum, moved, sqrt
 from thalweg.rules.torch.arithmetic import (
     BETA1,
     BETA2,
@@ -53,7 +53,7 @@ def update(
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
     root = sqrt(exp_avg_sq) / root_correction + epsilon
-    return var * shrink + step_size * exp_avg / root, exp_avg, exp_avg_sq
+    return moved(var * shrink, step_size * exp_avg / root), exp_avg, exp_avg_sq
 
 
 def update_amsgrad(
@@ -79,7 +79,7 @@ def update_amsgrad(
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
     max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
     root = sqrt(max_exp_avg_sq) / root_correction + epsilon
-    return var * shrink + step_size * exp_avg / root, exp_avg, exp_avg_sq, max_exp_avg_sq
+    return moved(var * shrink, step_size * exp_avg / root), exp_avg, exp_avg_sq, max_exp_avg_sq
 
 
 TORCH_ADAM = Rule(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Rule, Slot, absolute, maximum
+from thalweg.formula import Rule, Slot, absolute, maximum, moved
 from thalweg.rules.torch.arithmetic import (
     BETA1,
     BETA2,
@@ -32,7 +32,7 @@ def update(
     grad = decayed(grad * direction, var, weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_inf = maximum(exp_inf * beta2, absolute(grad) + epsilon)
-    return var + step_size * exp_avg / exp_inf, exp_avg, exp_inf
+    return moved(var, step_size * exp_avg / exp_inf), exp_avg, exp_inf
 
 
 TORCH_ADAMAX = Rule(

@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, Rule, Slot, where
+from thalweg.formula import Hyper, Rule, Slot, moved, where
 from thalweg.rules.torch.arithmetic import (
     LEARNING_RATE,
     MAXIMIZE,
@@ -32,7 +32,7 @@ def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
 def update(var, grad, ax, *, direction, weight_decay, shrink, step_size, mean_weight):
     """Once per element."""
     grad = decayed(grad * direction, var, weight_decay)
-    var = var * shrink + step_size * grad
+    var = moved(var * shrink, step_size * grad)
     return var, where(mean_weight != 1, ax + (var - ax) * mean_weight, var)
 
 

@@ -5,7 +5,7 @@ The order of operations is that of lucidrains' lion-pytorch.
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, Rule, Slot, where
+from thalweg.formula import Hyper, Rule, Slot, moved, where
 from thalweg.rules.torch.arithmetic import BETA1, LEARNING_RATE
 
 
@@ -23,7 +23,7 @@ def update(var, grad, exp_avg, *, shrink, beta1, share, beta2, kept_share, step_
     """Once per element; the sign of NaN is 0, as torch's."""
     step = exp_avg * beta1 + grad * share
     sign = where(step > 0, 1.0, where(step < 0, -1.0, 0.0))
-    return var * shrink + step_size * sign, exp_avg * beta2 + kept_share * grad
+    return moved(var * shrink, step_size * sign), exp_avg * beta2 + kept_share * grad
 
 
 TORCH_LION = Rule(

@@ -1,6 +1,6 @@
 """RAdam of torch: plain momentum until the mean square is known well enough to divide by."""
 
-from thalweg.formula import Rule, Slot, sqrt, where
+from thalweg.formula import Rule, Slot, moved, sqrt, where
 from thalweg.rules.torch.arithmetic import (
     BETA1,
     BETA2,
@@ -68,7 +68,7 @@ def update(
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
     step = exp_avg / mean_correction * learning_rate
     adapted = step * (1 / (sqrt(exp_avg_sq) + epsilon) * root_correction) * rectification
-    return var * shrink - where(is_rectified != 0, adapted, step), exp_avg, exp_avg_sq
+    return moved(var * shrink, -where(is_rectified != 0, adapted, step)), exp_avg, exp_avg_sq
 
 
 TORCH_RADAM = Rule(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, Rule, Slot, sqrt
+from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 from thalweg.rules.torch.arithmetic import (
     EPSILON,
     LEARNING_RATE,
@@ -29,7 +29,7 @@ def update(
     """Once per element."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
-    return var + step_size * grad / (sqrt(square_avg) + epsilon), square_avg
+    return moved(var, step_size * grad / (sqrt(square_avg) + epsilon)), square_avg
 
 
 def update_momentum(
@@ -50,7 +50,7 @@ def update_momentum(
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
     momentum_buffer = momentum_buffer * momentum + grad / (sqrt(square_avg) + epsilon)
-    return var + step_size * momentum_buffer, square_avg, momentum_buffer
+    return moved(var, step_size * momentum_buffer), square_avg, momentum_buffer
 
 
 def update_centered(
@@ -71,7 +71,7 @@ def update_centered(
     square_avg = square_avg * alpha + square_weight * grad * grad
     grad_avg = lerp(grad_avg, grad, square_weight)
     root = sqrt(square_avg - grad_avg * grad_avg) + epsilon
-    return var + step_size * grad / root, square_avg, grad_avg
+    return moved(var, step_size * grad / root), square_avg, grad_avg
 
 
 def update_centered_momentum(
@@ -95,7 +95,7 @@ def update_centered_momentum(
     grad_avg = lerp(grad_avg, grad, square_weight)
     root = sqrt(square_avg - grad_avg * grad_avg) + epsilon
     momentum_buffer = momentum_buffer * momentum + grad / root
-    return var + step_size * momentum_buffer, square_avg, momentum_buffer, grad_avg
+    return moved(var, step_size * momentum_buffer), square_avg, momentum_buffer, grad_avg
 
 
 _MOMENTUM = Hyper("momentum", 0.9, "share of the velocity that is kept")

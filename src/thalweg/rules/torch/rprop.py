@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, where
+from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, moved, where
 from thalweg.rules.torch.arithmetic import LEARNING_RATE, MAXIMIZE, direction_of
 
 
@@ -30,7 +30,7 @@ def update(
     step_size = minimum(maximum(step_size * factor, step_size_min), step_size_max)
     grad = where(agreement < 0, 0, grad)
     move = where(grad < 0, -1, where(grad > 0, 1, 0))  # torch's sign of NaN is 0
-    return var - move * step_size, grad, step_size
+    return moved(var, -(move * step_size)), grad, step_size
 
 
 TORCH_RPROP = Rule(

@@ -1,6 +1,7 @@
 """Gradient descent of torch, whose first velocity is the gradient itself, dampened or not."""
 
 from thalweg.formula import Hyper, Rule, Slot, where
+from thalweg.formula import moved as moved_by
 from thalweg.rules.torch.arithmetic import (
     LEARNING_RATE,
     MAXIMIZE,
@@ -26,7 +27,7 @@ def prepare_momentum(*, learning_rate, dampening, maximize, is_first):
 
 def update(var, grad, *, direction, weight_decay, step_size):
     """Once per element."""
-    return (var + step_size * decayed(grad * direction, var, weight_decay),)
+    return (moved_by(var, step_size * decayed(grad * direction, var, weight_decay)),)
 
 
 def update_momentum(
@@ -47,7 +48,7 @@ def update_momentum(
     moved = momentum_buffer * momentum + gradient_share * grad
     momentum_buffer = where(is_first != 0, grad, moved)
     step = where(nesterov != 0, grad + momentum * momentum_buffer, momentum_buffer)
-    return var + step_size * step, momentum_buffer
+    return moved_by(var, step_size * step), momentum_buffer
 
 
 TORCH_SGD = Rule(

@@ -1,6 +1,6 @@
 """SparseAdam of torch: Adam over the rows that a sparse gradient names, and no others."""
 
-from thalweg.formula import Rule, Slot, sqrt
+from thalweg.formula import Rule, Slot, moved, sqrt
 from thalweg.rules.torch.arithmetic import (
     BETA1,
     BETA2,
@@ -28,7 +28,7 @@ def update(
     grad = grad * direction
     exp_avg = exp_avg + (grad - exp_avg) * mean_weight
     exp_avg_sq = exp_avg_sq + (grad * grad - exp_avg_sq) * square_weight
-    return var + step_size * (exp_avg / (sqrt(exp_avg_sq) + epsilon)), exp_avg, exp_avg_sq
+    return moved(var, step_size * (exp_avg / (sqrt(exp_avg_sq) + epsilon))), exp_avg, exp_avg_sq
 
 
 TORCH_SPARSE_ADAM = Rule(

@@ -1,0 +1,10 @@
+"""Wrappers: from a rule another one, of whose step something else becomes.
+
+`cautious(ADAM)` is a rule as any other, for every optimizer that is handed one; those of
+`thalweg.optim` have them as options, too. Sparse gradients of a wrapped rule are made dense.
+"""
+
+from thalweg.rules.wrappers.lengths import sphere, trust_ratio
+from thalweg.rules.wrappers.masks import cautious, cautious_decay
+
+__all__ = ["cautious", "cautious_decay", "sphere", "trust_ratio"]

@@ -1,0 +1,61 @@
+"""Wrapped steps on a GPU, in Triton's interpreter: the bits of the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import thalweg
+from modern_inputs import gradients_of, params_of
+from rulebook import assert_same
+from thalweg import optim
+
+STEPS = 3
+
+
+def trained(engine, make, dtype, sparse=False):
+    params = params_of(dtype)[1:4]  # which an interpreter has done in time
+    made = make(params)
+    with thalweg.engine(engine):
+        for step in range(STEPS):
+            for param, grad in zip(params, gradients_of(step, dtype)[1:4], strict=True):
+                param.grad = grad.to_sparse(1) if sparse else grad
+            made.step()
+    kept = [each for param in params for each in made.state[param].values()]
+    return [each.detach() for each in (*params, *kept) if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cautious": True},
+        {"cautious_decay": True},
+        {"trust_ratio": True},
+        {"sphere": True},
+        {"cautious": True, "cautious_decay": True, "clip_grad_norm": 0.5},
+        {"sphere": True, "masters": True, "ema_decay": 0.9},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "tensorflow.AdamW", "Muon"])
+def test_bits(name, options, dtype):
+    if "cautious_decay" in options and name == "NAdam":
+        pytest.skip("it has no decay beside its step")
+    kind = optim.tensorflow.AdamW if "." in name else getattr(optim, name)
+
+    def make(params):
+        own = [param for param in params if name != "Muon" or param.dim() > 1]
+        return kind(own, lr=0.01, weight_decay=0.1, **options)
+
+    found, wanted = (trained(each, make, dtype) for each in ("cuda", "cpu"))
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("option", ["cautious", "trust_ratio", "sphere"])
+def test_bits_of_rows(option):
+    def make(params):
+        return optim.SGD(params, lr=0.01, **{option: True})
+
+    found, wanted = (trained(each, make, torch.float32, True) for each in ("cuda", "cpu"))
+    assert_same(found, wanted)

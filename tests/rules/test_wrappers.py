@@ -1,0 +1,139 @@
+"""Wrapped rules through Keras' `RuleOptimizer`: engines agree on every kind of gradient."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import thalweg
+from modern_inputs import gradients_of, params_of
+from rulebook import DTYPES, assert_same, label
+from thalweg import IndexedSlices, Rule, Variable
+from thalweg.errors import RuleError
+from thalweg.formula import Hyper, moved
+from thalweg.keras.optimizers import RuleOptimizer
+from thalweg.rules import ADAM, ADAM_W, LARS, MOMENTUM, NOVOGRAD, PROXIMAL_ADAGRAD, SGD, modern
+from thalweg.rules.weight_decay import with_decay
+from thalweg.rules.wrappers import cautious, cautious_decay, sphere, trust_ratio
+
+ROWS = [3, 1, 3]
+WRAPPED = [
+    *(
+        wrap(rule)
+        for wrap in (cautious, trust_ratio, sphere)
+        for rule in (ADAM, MOMENTUM, PROXIMAL_ADAGRAD)
+    ),
+    *(cautious_decay(rule) for rule in (ADAM_W, modern.ADAMW_DECOUPLED, modern.STABLE_ADAMW)),
+    *(wrap(cautious_decay(ADAM_W)) for wrap in (cautious, trust_ratio)),
+]
+BY_ITSELF = [modern.LAMB, modern.ADAMH, modern.CAUTIOUS_ADAMW, LARS, NOVOGRAD, cautious(SGD)]
+
+
+def trained(rule: Any, dtype: torch.dtype, kind: str, rate: float = 0.05) -> list[torch.Tensor]:
+    variables = [Variable(each.detach().clone(), f"w{place}")
+                 for place, each in enumerate(params_of(dtype)[2:])]  # fmt: skip
+    opt = RuleOptimizer(rule, learning_rate=rate)
+    for step in range(4):
+        given: list[Any] = gradients_of(step, dtype)[2:]
+        if kind == "sparse":
+            given = [IndexedSlices(g[: len(ROWS)], torch.tensor(ROWS), g.shape) for g in given]
+        if kind == "none" and step != 1:
+            given[0] = None
+        opt.apply_gradients(zip(given, variables, strict=True))
+    slots = [slot.name for slot in rule.slots if not slot.scalar]
+    return [*variables, *(opt.get_slot(var, name) for var in variables for name in slots)]
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("kind", ["dense", "sparse", "none"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=label)
+@pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
+def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
+    both: list[Any] = []
+    for engine in ("cpu", "reference"):
+        with thalweg.engine(engine):
+            both.append(trained(rule, dtype, kind))
+    assert_same(*both)
+    assert all(each.isfinite().all() for each in both[0])
+
+
+@pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
+def test_rows_are_those_of_a_dense_gradient(rule: Any) -> None:
+    def dense(step: int) -> list[torch.Tensor]:
+        made: list[torch.Tensor] = []
+        for grad in gradients_of(step, torch.float32)[2:]:
+            whole = torch.zeros_like(grad)
+            made.append(whole.index_add(0, torch.tensor(ROWS), grad[: len(ROWS)]))
+        return made
+
+    variables = [Variable(each.detach().clone(), "w") for each in params_of(torch.float32)[2:]]
+    opt = RuleOptimizer(rule, learning_rate=0.05)
+    for step in range(4):
+        opt.apply_gradients(zip(dense(step), variables, strict=True))
+    assert_same(variables, trained(rule, torch.float32, "sparse")[: len(variables)])
+
+
+@pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
+def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
+    thalweg.check_rule(rule)
+    again = pickle.loads(pickle.dumps(rule))
+    thalweg.check_rule(again)
+    assert (again.name, again.slots) == (rule.name, rule.slots)
+    assert_same(*(trained(each, torch.float32, "dense") for each in (rule, again)))
+    known = {rule.name: rule}
+    config = RuleOptimizer(rule).get_config()
+    assert RuleOptimizer.from_config(config, custom_objects=known).rule is rule
+
+
+@pytest.mark.parametrize("rule", BY_ITSELF, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("wrap", [cautious, trust_ratio, sphere], ids=lambda each: each.__name__)
+def test_what_measures_by_itself_has_no_step_to_measure(wrap: Any, rule: Rule) -> None:
+    with pytest.raises(RuleError, match=f"Rule {rule.name!r} .*: its step depends on its own meas"):
+        wrap(rule)
+
+
+def own(var: Any, grad: Any, *, rate: Any) -> Any:
+    return (moved(var, -(rate * grad)),)
+
+
+OWN = Rule(name="Own", update=own, hypers=(Hyper("rate", 0.5),))
+
+
+@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda each: each.__name__)
+def test_a_length_is_that_without_a_rate(wrap: Any) -> None:
+    with pytest.raises(RuleError, match=r"Rule .Own' .* needs a hyperparameter named 'learning_ra"):
+        wrap(OWN)
+
+
+def test_a_mask_needs_no_rate() -> None:
+    var = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    var.grad = torch.tensor([1.0, 0.0, -2.0, torch.nan])
+    thalweg.optim.RuleOptimizer([var], cautious(OWN)).step()
+    # Two of four elements move, twice as far.
+    torch.testing.assert_close(
+        var.detach(), torch.tensor([0.0, 2.0, 5.0, torch.nan]), equal_nan=True
+    )
+
+
+def test_what_leaves_the_sphere_is_refused() -> None:
+    rule = with_decay(SGD)
+    assert rule is not None
+    with pytest.raises(
+        RuleError, match=r"Rule .SGD with decay' on a sphere: its decay, which come"
+    ):
+        sphere(rule)
+
+
+def test_what_has_no_decay_is_refused() -> None:
+    with pytest.raises(RuleError, match=r"Rule .Adam with cautious decay.: update .* has no decay"):
+        RuleOptimizer(cautious_decay(ADAM))
+
+
+def test_a_rule_is_wrapped_once() -> None:
+    other = replace(SGD, name="other")
+    assert cautious(SGD) is cautious(SGD)
+    assert cautious(other).name == "other with cautious steps"
