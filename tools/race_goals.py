@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 
 from thalweg.race.target.goals import GOALS
 from thalweg.race.target.spaces import SPACES
@@ -28,20 +29,26 @@ def losses_of(problem: str, rate: float, seed: int) -> list[tuple[int, float]]:
 def main() -> None:
     """Print what is reached."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("problems", nargs="*", choices=[[], *GOALS], default=[])
+    parser.add_argument("problems", nargs="*")
     parser.add_argument("--seeds", type=int, default=9)
     chosen = parser.parse_args()
     rates = SPACES["optim:AdamW"].choices["lr"]
     for problem in chosen.problems or GOALS:
         found = {rate: losses_of(problem, rate, 100)[-1][1] for rate in rates}
         best = min(found, key=found.get)
-        print(f"{problem}: the last loss by rate {found}")
+        say(f"{problem}: the last loss by rate {found}")
         curves = [losses_of(problem, best, seed) for seed in range(100, 100 + chosen.seeds)]
         for tenth in range(1, 11):
             at = len(curves[0]) * tenth // 10 - 1
             losses = sorted(curve[at][1] for curve in curves)
-            print(f"  after {curves[0][at][0]} steps: {statistics.median(losses):.4f}, from"
-                  f" {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)  # fmt: skip
+            low, middle, high = losses[0], statistics.median(losses), losses[-1]
+            say(f"  after {curves[0][at][0]} steps: {middle:.4f}, from {low:.4f} to {high:.4f}")
+
+
+def say(line: str) -> None:
+    """Print it at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
