@@ -22,7 +22,7 @@ def default_rate(problem: str, name: str, of: str) -> float:
     """
     rates, own = DEFAULT_LEARNING_RATE[problem], name.rpartition(":")[2]
     if name.startswith(("optim:", "torch:")):
-        return rates[_LIKE.get(own.lower(), own)]
+        return rates.get(f"optim:{own}") or rates[_LIKE.get(own.lower(), own)]
     return rates[name if name in rates else of]
 
 
@@ -132,5 +132,40 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:LARSOptimizer": 4.0,
         "Lion": 0.0005,
         "openseq2seq:NovoGrad": 0.05,
+    },
+    "lm": {
+        "SGD": 0.2,
+        "Momentum": 0.05,
+        "Nesterov": 0.05,
+        "Adam": 0.002,
+        "AMSGrad": 0.002,
+        "Adamax": 0.01,
+        "Nadam": 0.002,
+        "Adagrad": 0.1,
+        "Adadelta": 1.0,
+        "RMSprop": 0.002,
+        "CenteredRMSprop": 0.002,
+        "MomentumRMSprop": 0.002,
+        "CenteredMomentumRMSprop": 0.002,
+        "Ftrl": 0.02,
+        "FtrlPower": 0.02,
+        "v1:GradientDescentOptimizer": 0.2,
+        "v1:MomentumOptimizer": 0.05,
+        "v1:AdagradOptimizer": 0.1,
+        "v1:AdagradDAOptimizer": 0.05,
+        "v1:AdadeltaOptimizer": 2.5,
+        "v1:RMSPropOptimizer": 0.002,
+        "v1:AdamOptimizer": 0.002,
+        "v1:LazyAdamOptimizer": 0.002,
+        "v1:NadamOptimizer": 0.002,
+        "v1:AdaMaxOptimizer": 0.01,
+        "v1:AdamWOptimizer": 0.002,
+        "v1:MomentumWOptimizer": 0.05,
+        "v1:FtrlOptimizer": 0.02,
+        "v1:ProximalAdagradOptimizer": 0.1,
+        "v1:ProximalGradientDescentOptimizer": 0.2,
+        "v1:LARSOptimizer": 4.0,
+        "Lion": 0.0015,
+        "openseq2seq:NovoGrad": 0.01,
     },
 }

@@ -65,7 +65,7 @@ def _encode(text: str) -> np.ndarray:
     """The class of each character."""
     table = np.full(128, CLASSES - 1, np.int64)
     table[[ord(character) for character in CHARACTERS]] = range(len(CHARACTERS))
-    codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return table[np.minimum(codes, 127)]
 
 
