@@ -105,14 +105,16 @@ def _watch(console: Console) -> Iterator[Callable[[float, str], None]]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    # Refreshed between trials: a thread of its own would take time from those that are timed.
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(), console=console, transient=True, refresh_per_second=2,
+        TimeElapsedColumn(), console=console, transient=True, auto_refresh=False,
     ) as bar:  # fmt: skip
         task = bar.add_task("first trials", total=1.0)
+        bar.refresh()
 
         def progress(share: float, text: str) -> None:
-            bar.update(task, description=text, completed=share)
+            bar.update(task, description=text, completed=share, refresh=True)
 
         yield progress
 
