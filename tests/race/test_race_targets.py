@@ -275,8 +275,8 @@ def test_places_and_ranks_that_studies_leave_open(costs: Any, told: str) -> None
 def test_what_tuning_takes_and_what_cannot_be_told() -> None:
     results = finished({"A": [[30, None], [20, None]], "B": [[40, 80], [41, 80]]})
     made = summary.summarize(results)
-    assert vars(made.tuning["A"]) == {"steps": 425.0, "hits": 2, "trials": 4}
-    assert vars(made.tuning["B"]) == {"steps": 120.5, "hits": 4, "trials": 4}
+    assert vars(made.tuning["A"]) == {"steps": 425.0, "hits": 2, "studies": 2}
+    assert vars(made.tuning["B"]) == {"steps": 120.5, "hits": 2, "studies": 2}
     assert [each.name for each in made.seconds] == ["A", "B"]
     notes = summary.write_notes(results, replace(made, quiet=0.5))
     assert "a timed run had 50% of one" in notes[-1]

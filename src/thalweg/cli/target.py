@@ -135,7 +135,7 @@ def _print(console: Console, results: Results, summary: Summary, written: list[P
 
 def _table_of_steps(plan: Plan, summary: Summary, width: int) -> Table:
     further = [
-        {"hits": f"{tuning.hits}/{tuning.trials}", "tuning": f"{tuning.steps:,.0f}"}
+        {"hits": f"{tuning.hits}/{tuning.studies}", "tuning": f"{tuning.steps:,.0f}"}
         for tuning in (summary.tuning[each.name] for each in summary.steps)
     ]
     return _table(plan, summary.steps, _tell_steps, further, width)

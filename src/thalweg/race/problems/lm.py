@@ -44,7 +44,7 @@ def load(seed: int) -> Problem:
             " digits."
         )
     random = np.random.default_rng(seed)
-    chosen = set(random.permutation(len(texts))[: int(len(texts) * TEST_SHARE)].tolist())
+    chosen = set(random.permutation(len(texts))[: max(1, round(len(texts) * TEST_SHARE))].tolist())
     train = np.concatenate([text for i, text in enumerate(texts) if i not in chosen])
     test = np.concatenate([text for i, text in enumerate(texts) if i in chosen])
     examples = _cut_examples(train, BATCH * STEPS, random)

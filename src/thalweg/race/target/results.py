@@ -7,6 +7,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,12 +105,14 @@ class Results:
     def fastest(self, problem: str, contestant: str, study: int) -> Key | None:
         """The trial of a study that reached the target first; None if none did."""
         keys = [Key(problem, contestant, study, trial) for trial in range(self.plan.trials)]
-        hits = [(steps, key) for key in keys if (steps := self.ran[key].steps) is not None]
+        own = {key: self.ran[key].steps for key in keys if key in self.ran}
+        hits = [(steps, key) for key, steps in own.items() if steps is not None]
         return min(hits)[1] if hits else None
 
-    def to_run(self) -> list[Key]:
-        """The trials that are still to be run."""
-        return [key for key in self.plan.trial_keys() if key not in self.ran]
+    def to_run(self) -> list[list[Key]]:
+        """The trials that are still to be run: those of a study one after the other."""
+        left = [key for key in self.plan.trial_keys() if key not in self.ran]
+        return [list(own) for _, own in groupby(left, key=lambda key: key[:3])]
 
     def to_time(self) -> list[Key]:
         """Those that are still to be timed, the contestants of a problem one after the other."""

@@ -54,19 +54,25 @@ def _arguments_of(results: Results, key: Key) -> tuple[str, Space, Point, int, i
 
 
 def _run_trials(results: Results, jobs: int) -> Generator[tuple[Key, Ran], None, None]:
-    """The results of trials as they come."""
+    """The results of trials as they come; who takes one keeps it before the next is asked for."""
     if jobs == 1:
-        for key in results.to_run():
-            yield key, run_trial(*_arguments_of(results, key))
+        for study in results.to_run():
+            for key in study:
+                yield key, run_trial(*_arguments_of(results, key), _steps_to_beat(results, key))
         return
     with _open_pool(jobs) as pool:
-        running: dict[Future[Ran], Key] = {
-            pool.submit(run_trial, *_arguments_of(results, key)): key for key in results.to_run()
-        }
-        while running:
-            over, _ = wait(running, return_when=FIRST_COMPLETED)
-            for each in over:
-                key = running.pop(each)
+
+        def begin(study: list[Key]) -> None:
+            key, *left = study
+            arguments = *_arguments_of(results, key), _steps_to_beat(results, key)
+            running[pool.submit(run_trial, *arguments)] = key, left
+
+        waiting, running = results.to_run(), dict[Future[Ran], tuple[Key, list[Key]]]()
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                begin(waiting.pop(0))
+            for each in wait(running, return_when=FIRST_COMPLETED)[0]:
+                key, left = running.pop(each)
                 try:
                     yield key, each.result()
                 except BrokenProcessPool as error:
@@ -74,6 +80,14 @@ def _run_trials(results: Results, jobs: int) -> Generator[tuple[Key, Ran], None,
                         f"a process that ran trials was killed, perhaps for its memory: --jobs"
                         f" {jobs} may be too many. --resume goes on from what is kept."
                     ) from error
+                if left:
+                    begin(left)
+
+
+def _steps_to_beat(results: Results, key: Key) -> int | None:
+    """Those of the fastest trial of the study before this one."""
+    fastest = results.fastest(*key[:3])
+    return None if fastest is None else results.ran[fastest].steps
 
 
 @contextmanager

@@ -19,13 +19,13 @@ class Tuning:
 
     Attributes:
         steps: Of all trials of a study on all problems, the mean over studies.
-        hits: How many trials reached the target.
-        trials: How many there were.
+        hits: In how many studies, of all problems, a trial reached the target.
+        studies: How many there were.
     """
 
     steps: float
     hits: int
-    trials: int
+    studies: int
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,14 @@ def summarize(results: Results) -> Summary:
 
 
 def _tuning_of(results: Results, name: str) -> Tuning:
-    own = [ran for key, ran in results.ran.items() if key.contestant == name]
-    return Tuning(
-        sum(ran.taken for ran in own) / results.plan.studies,
-        sum(ran.steps is not None for ran in own),
-        len(own),
-    )
+    plan = results.plan
+    taken = sum(ran.taken for key, ran in results.ran.items() if key.contestant == name)
+    found = [
+        results.fastest(problem, name, study) is not None
+        for problem in plan.problems
+        for study in range(plan.studies)
+    ]
+    return Tuning(taken / plan.studies, sum(found), len(found))
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
@@ -85,8 +87,8 @@ def write_notes(results: Results, summary: Summary) -> list[str]:
     notes = [
         f"Median of {plan.studies} studies; in each the fastest of {plan.trials} trials counts. -"
         " is a miss: infinite. score: the share of the problems within tau of the best, a mean over"
-        " tau from 1 to 4. tuning: steps of all trials of a study; hits: trials that reached the"
-        " target. Seconds are of forward, backward and step, in a second pass with one run at a"
+        " tau from 1 to 4. hits: studies that reached the target; tuning: steps of all trials"
+        " of a study. Seconds are of forward, backward and step, in a second pass with one run at a"
         " time, without the first step.",
         _tell_open(plan.studies, summary.steps, "steps"),
         _tell_open(plan.studies, summary.seconds, "time"),

@@ -57,8 +57,10 @@ def load(name: str) -> Problem:
     return PROBLEMS[name](DATA_SEED)
 
 
-def run_trial(name: str, space: Space, point: Point, seed: int, threads: int) -> Ran:
-    """Train until the target or the end.
+def run_trial(
+    name: str, space: Space, point: Point, seed: int, threads: int, fastest: int | None = None
+) -> Ran:
+    """Train until the target, or the end, or until another trial was faster.
 
     Args:
         name: Of the problem.
@@ -66,6 +68,7 @@ def run_trial(name: str, space: Space, point: Point, seed: int, threads: int) ->
         point: Of that space.
         seed: Decides the first weights, and the order of the examples.
         threads: How many threads torch uses.
+        fastest: Optional. The steps of another trial of the study, after which this one is over.
 
     Raises:
         EntryError: A step fails; says whose, and with which point.
@@ -76,6 +79,8 @@ def run_trial(name: str, space: Space, point: Point, seed: int, threads: int) ->
             lowest = min(lowest, loss)
             if loss <= goal.loss:
                 return Ran(taken, taken, lowest, seconds)
+            if fastest is not None and taken >= fastest:
+                break
     return Ran(None, taken, lowest, seconds)
 
 
