@@ -23,8 +23,9 @@ from thalweg.race.run import run
 @pytest.fixture(autouse=True)
 def _short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stdlib_text, "PACKAGES", "argparse ast collections typing")
+    monkeypatch.setattr(stdlib_text, "PACKAGES", "argparse ast collections contextlib csv enum json")
     monkeypatch.setattr(lm, "FEWEST_CHARACTERS", 10_000)
+    monkeypatch.setattr(stdlib_text, "FEWEST_TOKENS", 10_000)
     monkeypatch.setattr(lm, "STEPS", 6)
 
 
@@ -73,7 +74,7 @@ HIDDEN = {
 def test_hidden_matrices_of_each_problem(name: str) -> None:
     if name in ("digits", "lines"):
         pytest.importorskip("sklearn")
-    problem = PROBLEMS[name](0) if name != "stdlib" else stdlib_text.load(0)
+    problem = PROBLEMS[name](0)
     model = problem.make_model()
     own = {id(param) for param in problem.hidden_matrices(model)}
     assert [name for name, each in model.named_parameters() if id(each) in own] == HIDDEN[name]

@@ -82,8 +82,6 @@ class Transformer(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(CLASSES, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
-        for table in (self.characters, self.positions):
-            nn.init.normal_(table.weight, std=0.02)
         self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         self.scores = nn.Linear(WIDTH, CLASSES)

@@ -32,7 +32,7 @@ def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
             (_mirror(number, base) + shift) % 1.0
             for base, shift in zip(_BASES, shifts, strict=False)
         )
-        for number in range(1, count + 1)
+        for number in range(count)
     ]
 
 
