@@ -23,10 +23,10 @@ from thalweg.race.run import run
 @pytest.fixture(autouse=True)
 def _short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stdlib_text, "PACKAGES", "argparse ast collections contextlib csv enum json")
+    monkeypatch.setattr(stdlib_text, "PACKAGES", "argparse ast contextlib csv enum json")
     monkeypatch.setattr(lm, "FEWEST_CHARACTERS", 10_000)
     monkeypatch.setattr(stdlib_text, "FEWEST_TOKENS", 10_000)
-    monkeypatch.setattr(lm, "STEPS", 6)
+    monkeypatch.setattr(lm, "STEPS", 4)
 
 
 def test_a_seed_has_the_same_examples_and_another_has_others() -> None:
@@ -36,8 +36,8 @@ def test_a_seed_has_the_same_examples_and_another_has_others() -> None:
         assert torch.equal(examples.inputs, same.inputs)
         assert not torch.equal(examples.inputs, getattr(other, each).inputs)
         assert torch.equal(examples.inputs[:, 1:], examples.targets[:, :-1])
-    assert one.train.inputs.shape == (96, 64)
-    assert one.steps_per_epoch == 6
+    assert one.train.inputs.shape == (64, 64)
+    assert one.steps_per_epoch == 4
 
 
 @pytest.mark.parametrize(

@@ -302,8 +302,8 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["race", "--target", "--jobs", "1", *arguments])
 
 
-SHORT = ("--trials", "2", "--studies", "2", "--problem", "digits,lm",
-         "--optimizers", "adamw,optim:Lion,ScheduleFreeAdamW,Muon")  # fmt: skip
+SHORT = ("--trials", "2", "--studies", "2", "--problem", "lm",
+         "--optimizers", "adamw,ScheduleFreeAdamW,optim:Muon")  # fmt: skip
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None:
@@ -332,18 +332,18 @@ def test_a_race_that_is_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert whole.exit_code == 0, whole.output
     assert whole.stdout == Path("target.json").read_text()
     Path("target.json").unlink()
-    for where, count, kept in (("run_trial", 9, 9), ("run_trial", 20, 29), ("time_trial", 3, 32)):
+    for where, count, kept in (("run_trial", 5, 5), ("run_trial", 4, 9), ("time_trial", 2, 12)):
         with monkeypatch.context() as patch:
             stop_after(patch, where, count)
             done = invoke(*SHORT, *(["--resume"] if Path("target.json").exists() else []))
         assert done.exit_code == 130
-        assert f"stopped; {kept} of 32 trials are kept" in done.stderr
+        assert f"stopped; {kept} of 12 trials are kept" in done.stderr
         assert len(json.loads(Path("target.json").read_text())["trials"]) == kept
         refused = invoke(*SHORT)
         assert refused.exit_code == 2
         assert "has trials of a race that was stopped" in refused.stderr
     timed = [row for row in json.loads(Path("target.json").read_text())["trials"] if "timed" in row]
-    assert len(timed) == 3
+    assert len(timed) == 2
     done = invoke(*SHORT, "--resume")
     assert done.exit_code == 0, done.output
     assert "Steps to the target" in done.stdout
