@@ -27,6 +27,8 @@ def _short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm, "FEWEST_CHARACTERS", 10_000)
     monkeypatch.setattr(stdlib_text, "FEWEST_TOKENS", 10_000)
     monkeypatch.setattr(lm, "STEPS", 4)
+    monkeypatch.setattr(lm, "SAMPLE", 8)
+    monkeypatch.setattr(lm, "TEST_EXAMPLES", 8)
 
 
 def test_a_seed_has_the_same_examples_and_another_has_others() -> None:

@@ -20,7 +20,7 @@ def save(results: Results, summary: Summary, path: Path) -> None:
     import matplotlib
 
     made = figure(results.plan, summary)
-    options = {"svg.hashsalt": "thalweg", "svg.fonttype": "none"}
+    options: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none"}
     with matplotlib.rc_context(options), report.whole(path) as file:
         made.savefig(file, format="svg", metadata={"Date": None})
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -94,10 +96,7 @@ def _steps_to_beat(results: Results, key: Key) -> int | None:
 def _open_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that know nothing of Ctrl-C, and end with the block, whatever they do."""
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), signal.signal,
-        (signal.SIGINT, signal.SIG_IGN),
-    )  # fmt: skip
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process)
     try:
         yield pool
     except BaseException:
@@ -106,3 +105,16 @@ def _open_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
             each.terminate()
         raise
     pool.shutdown()
+
+
+def _begin_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Else it would wait for work forever where the process that gives it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
