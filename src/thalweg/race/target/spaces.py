@@ -1,11 +1,11 @@
 """Who can race to a target: each with one published search space, and a schedule of its own.
 
 Numbers are those of the sources. Those of MARIN are the grids of "Fantastic Pretraining Optimizers
-and Where to Find Them" for its smallest model, with what is beside each grid: gradients are clipped
-to a norm of 1, SOAP changes its bases every tenth step, Muon does not warm up. Others warm up in 5 %
-of the steps, as AlgoPerf's baselines; all but schedule-free ones then fall as a cosine. Epsilons are
-those of the classes. Regularization that is none of an optimizer's (dropout, smoothed labels) and
-sizes of batches are left out.
+and Where to Find Them" for its smallest model, with what is beside each grid: gradients are
+clipped to a norm of 1, SOAP changes its bases every tenth step, Muon does not warm up. Others warm
+up in 5 % of the steps, as AlgoPerf's baselines; all but schedule-free ones then fall as a cosine.
+Epsilons are those of the classes. Regularization that is none of an optimizer's (dropout, smoothed
+labels) and sizes of batches are left out.
 """
 
 from __future__ import annotations
