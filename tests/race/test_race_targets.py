@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -487,3 +492,27 @@ def test_a_narrow_terminal_gets_fewer_columns() -> None:
         table = command._table_of_steps(results.plan, made, width)
         assert len(table.columns) <= count
     assert str(table.columns[0].header) == "optimizer"
+
+
+@pytest.mark.slow
+def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    command = [
+        sys.executable, "-m", "thalweg", "race", "--target", "--jobs", "2", "--trials", "2",
+        "--studies", "1", "--problem", "digits", "--optimizers", "AdamW,Lion,Muon",
+    ]  # fmt: skip
+    path = tmp_path / "target.json"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not path.exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        *_, said = process.stderr.read().splitlines()
+    assert process.returncode == 130
+    assert re.search(r"stopped; \d of 6 trials are kept", said)
+    kept = len(json.loads(path.read_text())["trials"])
+    done = subprocess.run(
+        [*command, "--resume"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < kept < len(json.loads(path.read_text())["trials"]) == 6
