@@ -252,7 +252,7 @@ def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Res
         steps = costs[key.contestant][key.study][key.trial]
         results.ran[key] = Ran(steps, steps or 400, 0.5, 1.0)
         if steps is not None:
-            results.timed[key] = Timed(steps / 10, 1.0)
+            results.timed[key] = Timed(steps / 10, steps / 10)
     return results
 
 
@@ -283,10 +283,23 @@ def test_what_tuning_takes_and_what_cannot_be_told() -> None:
     assert vars(made.tuning["A"]) == {"steps": 425.0, "hits": 2, "studies": 2}
     assert vars(made.tuning["B"]) == {"steps": 120.5, "hits": 2, "studies": 2}
     assert [each.name for each in made.seconds] == ["A", "B"]
-    notes = summary.write_notes(results, replace(made, quiet=0.5))
-    assert "a timed run had 50% of one" in notes[-1]
-    assert "cannot tell B from A" in notes[1]
-    assert json.loads(json.dumps(summary.as_json(made), allow_nan=False))["quiet"] == 1.0
+    assert "cannot tell B from A" in summary.write_notes(results, made)[1]
+    assert json.loads(json.dumps(summary.as_json(made), allow_nan=False))["by_clock"] is True
+
+
+def test_times_are_the_processors_where_others_took_the_cores() -> None:
+    results = finished({"A": [[30], [20]], "B": [[40], [41]]})
+    made = summary.summarize(results)
+    assert [each.costs["digits"] for each in made.seconds] == [2.5, 4.05]
+    for key, timed in results.timed.items():
+        results.timed[key] = replace(timed, seconds=100.0)
+    made = summary.summarize(results)
+    assert [each.costs["digits"] for each in made.seconds] == [2.5, 4.05]
+    assert (
+        "a timed run had 2% of one. So times are the proc" in summary.write_notes(results, made)[-1]
+    )
+    results.plan = replace(results.plan, threads=2)  # of several threads it says nothing
+    assert summary.summarize(results).seconds[0].costs["digits"] == 100.0
 
 
 def test_the_picture_is_the_same_each_time(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from thalweg.race.target.profile import LONGEST, Placed, curve_of, ratios_of
 from thalweg.race.target.results import Plan, Results
 from thalweg.race.target.summary import Summary
 
+BY_TIME = ("by time of the processor", "by time")
 APART = 0.008  # between curves that would lie on each other
 
 
@@ -35,7 +36,7 @@ def figure(plan: Plan, summary: Summary) -> Any:
         for number, name in enumerate(plan.spaces)
     }
     for axes, title, placed in zip(
-        made.subplots(1, 2, sharey=True), ("by steps", "by time"),
+        made.subplots(1, 2, sharey=True), ("by steps", BY_TIME[summary.by_clock]),
         (summary.steps, summary.seconds), strict=True,
     ):  # fmt: skip
         _draw_profiles(axes, placed, styles)

@@ -44,7 +44,8 @@ def steps_of(results: Results, key: Key) -> float:
 
 def seconds_of(results: Results, key: Key) -> float:
     """The seconds of one that was timed."""
-    return results.timed[key].seconds
+    timed = results.timed[key]
+    return timed.seconds if results.by_clock else timed.cpu
 
 
 def place_all(results: Results, measure: Callable[[Results, Key], float]) -> list[Placed]:

@@ -19,6 +19,7 @@ from thalweg.race.target.spaces import Point, Space
 from thalweg.race.target.trial import Ran, Timed
 
 FORMAT = 1
+QUIET = 0.9  # of the time that a process alone has of a core
 
 
 class Key(NamedTuple):
@@ -109,6 +110,17 @@ class Results:
         hits = [(steps, key) for key, steps in own.items() if steps is not None]
         return min(hits)[1] if hits else None
 
+    @property
+    def quiet(self) -> float:
+        """The share of its time that a timed run had a core for itself, the least of all."""
+        shares = [each.cpu / each.seconds for each in self.timed.values() if each.seconds]
+        return min(1.0, *shares) if shares else 1.0
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether times are the clock's. Where others took the cores, they are the processor's."""
+        return self.plan.threads > 1 or self.quiet >= QUIET
+
     def to_run(self) -> list[list[Key]]:
         """The trials that are still to be run: those of a study one after the other."""
         left = [key for key in self.plan.trial_keys() if key not in self.ran]
@@ -164,7 +176,7 @@ def resume(plan: Plan, path: Path) -> Results:
             results.ran[key] = _ran_of(row)
             if "timed" in row:
                 timed = row["timed"]
-                results.timed[key] = Timed(float(timed["seconds"]), float(timed["share"]))
+                results.timed[key] = Timed(float(timed["seconds"]), float(timed["cpu"]))
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, error) from error
     return results

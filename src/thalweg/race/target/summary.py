@@ -10,8 +10,6 @@ from typing import Any
 from thalweg.race.target.profile import Placed, place_all, seconds_of, steps_of
 from thalweg.race.target.results import Results
 
-QUIET = 0.9  # of the time that a process alone has of a core
-
 
 @dataclass(frozen=True)
 class Tuning:
@@ -36,13 +34,13 @@ class Summary:
         steps: The contestants by steps to the target.
         seconds: And by time.
         tuning: What their searches took, by name.
-        quiet: The share of its time that a timed run had a core for itself, the least of all.
+        by_clock: Whether times are the clock's, and not the processor's.
     """
 
     steps: list[Placed]
     seconds: list[Placed]
     tuning: dict[str, Tuning]
-    quiet: float
+    by_clock: bool
 
 
 def summarize(results: Results) -> Summary:
@@ -51,7 +49,7 @@ def summarize(results: Results) -> Summary:
         place_all(results, steps_of),
         place_all(results, seconds_of),
         {name: _tuning_of(results, name) for name in results.plan.spaces},
-        min((each.share for each in results.timed.values()), default=1.0),
+        results.by_clock,
     )
 
 
@@ -72,7 +70,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "steps": [_row_of(each) for each in summary.steps],
         "seconds": [_row_of(each) for each in summary.seconds],
         "tuning": {name: vars(each) for name, each in summary.tuning.items()},
-        "quiet": summary.quiet,
+        "by_clock": summary.by_clock,
     }
 
 
@@ -93,10 +91,10 @@ def write_notes(results: Results, summary: Summary) -> list[str]:
         _tell_open(plan.studies, summary.steps, "steps"),
         _tell_open(plan.studies, summary.seconds, "time"),
     ]
-    if summary.quiet < QUIET:
+    if not summary.by_clock:
         notes.append(
-            f"Other processes took cores away: a timed run had {summary.quiet:.0%} of one. Times"
-            " may be wrong; steps are not."
+            f"Other processes took cores away: a timed run had {results.quiet:.0%} of one. So times"
+            " are the processor's, not the clock's."
         )
     return notes
 

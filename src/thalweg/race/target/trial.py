@@ -40,15 +40,15 @@ class Ran:
 
 @dataclass(frozen=True)
 class Timed:
-    """How long a trial takes to where it reached the target, while nothing else runs.
+    """How long a trial takes to where it reached the target, when no other one runs.
 
     Attributes:
         seconds: Of its steps, as those of `Ran`.
-        share: Of them in which this process had a core, and none other did.
+        cpu: The seconds of them in which this process had a processor.
     """
 
     seconds: float
-    share: float
+    cpu: float
 
 
 @cache
@@ -109,10 +109,8 @@ def follow_trial(
 def time_trial(name: str, space: Space, point: Point, seed: int, threads: int, steps: int) -> Timed:
     """Take the first steps of a trial once more, and measure nothing but time."""
     with _begin_training(name, space, point, seed, threads) as training:
-        begin, began = perf_counter(), process_time()
         training.advance(steps)
-        wall, used = perf_counter() - begin, process_time() - began
-    return Timed(training.seconds, min(used / wall, 1.0) if wall else 1.0)
+    return Timed(training.seconds, training.cpu)
 
 
 @contextmanager
@@ -145,11 +143,12 @@ class _Training:
     schedule: Any
     taken: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
 
     def advance(self, count: int) -> bool:
         """Take steps; says whether all losses were numbers."""
         for rows in self.order[self.taken : self.taken + count]:
-            begin = perf_counter()
+            begin, began = perf_counter(), process_time()
             self.optimizer.zero_grad()
             loss = self.problem.loss(self.model, rows)
             loss.backward()
@@ -157,6 +156,7 @@ class _Training:
             self.taken += 1
             if self.taken > 1:
                 self.seconds += perf_counter() - begin
+                self.cpu += process_time() - began
             if not math.isfinite(loss.item()):
                 return False
         return True
