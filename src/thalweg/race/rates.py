@@ -105,6 +105,10 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:LARSOptimizer": 1.0,
         "Lion": 0.004,
         "openseq2seq:NovoGrad": 0.02,
+        "optim:Muon": 0.005,
+        "optim:NorMuon": 0.005,
+        "optim:LAMB": 0.005,
+        "optim:AdamH": 0.02,
         "optim:ScheduleFreeAdamW": 0.05,
     },
     "stdlib": {
@@ -183,5 +187,6 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "optim:KLSOAP": 0.01,
         "optim:ScheduleFreeAdamW": 0.02,
         "optim:LAMB": 0.01,
+        "optim:Adan": 0.02,
     },
 }
