@@ -178,7 +178,7 @@ def test_embedding_table_is_large_and_its_gradients_sparse() -> None:
 def test_standard_library_without_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     from thalweg.race.problems import stdlib_text
 
-    monkeypatch.setattr(stdlib_text, "_root", lambda: Path("nowhere"))
+    monkeypatch.setattr(stdlib_text, "root", lambda: Path("nowhere"))
     result = invoke("race", "--problem", "stdlib")
     assert result.exit_code == 1
     assert "found 0 .py files" in result.stderr
@@ -434,7 +434,7 @@ def test_outputs_are_tried_before_the_race(
 @pytest.fixture
 def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody at a terminal, who gives the answers."""
-    from thalweg.cli import race as command
+    from thalweg.cli import outputs as command
 
     class Terminal:
         def isatty(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,29 @@ class ByPairs:
     def __init__(self, learning_rate: float, **options: object) -> None:
         self.learning_rate, self._options = learning_rate, options
         self._made: list[Any] = []  # at the first step
+        self._matrices: set[int] | None = None
+
+    @property
+    def is_of_matrices(self) -> bool:
+        """Whether its class takes matrices alone, so that AdamW has all other variables."""
+        return getattr(self.made_of, "_of_matrices", False) or self.made_of.__name__ == "Muon"
+
+    def choose_matrices(self, variables: Iterable[Any]) -> None:
+        """Say which variables a class of matrices has; else it has all of two or more dimensions.
+
+        Args:
+            variables: Those, such as the hidden matrices of a model; before the first step.
+        """
+        self._matrices = {id(var) for var in variables}
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Have variables be what they are to be evaluated with: their means, if schedule-free."""
+        with ExitStack() as stack:
+            for made in self._made:
+                if getattr(made, "_has_means", False):
+                    stack.enter_context(made.swapped())
+            yield
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
         """Take a step with these gradients, which the variables have as their own from then on."""
@@ -42,16 +66,25 @@ class ByPairs:
         """What takes a step: AdamW has the variables that a class for matrices does not take."""
         made_of, options = self.made_of, {"lr": self.learning_rate, **self._options}
         if getattr(made_of, "_of_matrices", False):
-            matrices = {"params": [x for x in variables if x.dim() > 1], "rule": made_of, **options}
-            others = [var for var in variables if var.dim() < 2]
+            own, others = self._split(variables, lambda var: var.dim() > 1)
+            matrices = {"params": own, "rule": made_of, **options}
             rest = {"params": others, "rule": "AdamW", "lr": self.learning_rate}
             return [optim.Mixed([group for group in (matrices, rest) if group["params"]])]
         if made_of.__name__ != "Muon":
             return [made_of(variables, **options)]
-        flat = [var for var in variables if var.dim() == 2]
-        others = [var for var in variables if var.dim() != 2]
+        flat, others = self._split(variables, lambda var: var.dim() == 2)
         kinds = ((made_of, flat, options), (torch.optim.AdamW, others, {"lr": options["lr"]}))
         return [kind(own, **given) for kind, own, given in kinds if own]
+
+    def _split(
+        self, variables: list[Any], fits: Callable[[Any], bool]
+    ) -> tuple[list[Any], list[Any]]:
+        """The matrices, and all others."""
+        chosen = {id(var) for var in variables if fits(var)}
+        if self._matrices is not None:
+            chosen &= self._matrices
+        others = [var for var in variables if id(var) not in chosen]
+        return [var for var in variables if id(var) in chosen], others
 
     def _choose_rule(self) -> Rule:
         """The rule that it runs, or that torch's own is like."""

@@ -10,6 +10,12 @@ import click
 INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
 
 
+class Stopped(click.ClickException):
+    """Ctrl-C has ended a command that keeps what was done until then."""
+
+    exit_code = INTERRUPTED
+
+
 class Whole(click.ParamType):
     """A whole number of at least `least`."""
 

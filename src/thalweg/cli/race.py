@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
-from thalweg.cli.options import INTERRUPTED, Whole, clamp_threads
+from thalweg.cli.options import Stopped, Whole, clamp_threads, usable_cores
+from thalweg.cli.outputs import check_writable, refuse_folder
 from thalweg.cli.ranks import launch_ranks
 
 if TYPE_CHECKING:
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
 
 
 SWEEP = "sweep"
+PROBLEMS = ("digits", "lines", "stdlib", "lm")
+OF_TARGETS = ("trials", "studies", "resume", "jobs")  # options that go with --target alone
+OF_RACES = ("lr", "epochs", "seeds", "nproc", "logdir")  # and those that do not go with it
+BATCHES = {"lm": 16}  # where they are smaller than the most ranks
 
 
 class Rates(NamedTuple):
@@ -56,6 +59,20 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
     return Rates(shared, named)
 
 
+def _parse_problems(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    """`lm` or `digits,lm`; nothing if none is named."""
+    found = [] if value is None else [each.strip().lower() for each in value.split(",")]
+    for name in found:
+        if name not in PROBLEMS:
+            listed = ", ".join(map(repr, PROBLEMS))
+            raise click.BadParameter(f"'{name}' is not one of {listed}.")
+        if found.count(name) > 1:
+            raise click.BadParameter(f"'{name}' comes twice.")
+    return tuple(found)
+
+
 @click.command(short_help="Train one model with several optimizers, side by side.")
 @click.option(
     "--optimizers",
@@ -63,7 +80,8 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
     help="Who races: names, v1: before those of TensorFlow 1 (v1:AdamOptimizer), optim: before "
     "those of thalweg.optim, torch: before torch's own, or file.py:NAME for a rule or optimizer of "
     "yours; thalweg rules lists all. "
-    "[default: all eight of Keras; those cheap on sparse gradients for stdlib]",
+    "[default: all eight of Keras; those cheap on sparse gradients for stdlib; modern rules for lm "
+    "and with --target]",
 )
 @click.option(
     "--lr",
@@ -76,7 +94,8 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
 @click.option(
     "--epochs",
     type=Whole(1),
-    help="Passes over the training examples. [default: 15 for digits, 3 for lines, 1 for stdlib]",
+    help="Passes over the training examples. [default: 15 for digits, 3 for lines, 1 for stdlib "
+    "and lm]",
 )
 @click.option(
     "--seed",
@@ -110,19 +129,21 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
 )
 @click.option(
     "--problem",
-    type=click.Choice(["digits", "lines", "stdlib"], case_sensitive=False),
-    default="digits",
-    show_default=True,
+    "problems",
+    callback=_parse_problems,
+    metavar="[digits|lines|stdlib|lm]",
     help="Handwritten digits with a small convolutional network; lines of such digits, read with "
-    "CTC; or the next token in Python's own standard library with a large embedding table and "
-    "sparse gradients.",
+    "CTC; the next token in Python's own standard library with a large embedding table and "
+    "sparse gradients; or the next character there with a small transformer. Several with "
+    "--target, as digits,lm. [default: digits; with --target all]",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
     show_default=True,
-    help="Folder for race.png and race.json; one that is not there is made if you agree.",
+    help="Folder for race.png and race.json, with --target for target.svg and target.json; one "
+    "that is not there is made if you agree.",
 )
 @click.option(
     "--logdir",
@@ -130,7 +151,40 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
     help="Folder for TensorBoard events; every race gets a new folder in it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.option(
+    "--target",
+    is_flag=True,
+    help="Race to a loss that is fixed for each problem, as AlgoPerf does: everyone tries points "
+    "of its published search space, and the fastest one counts. Half an hour on two cores.",
+)
+@click.option(
+    "--trials",
+    type=Whole(1, 1000),
+    default=5,
+    show_default=True,
+    help="With --target: how many points a study tries.",
+)
+@click.option(
+    "--studies",
+    type=Whole(1, 100),
+    default=3,
+    show_default=True,
+    help="With --target: how many studies, of which the median counts.",
+)
+@click.option(
+    "--jobs",
+    type=Whole(1, 256),
+    help="With --target: how many trials run at once; times are taken of one at a time. "
+    "[default: as many as there are cores]",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="With --target: go on from target.json, after Ctrl-C.",
+)
+@click.pass_context
 def race(
+    context: click.Context,
     optimizers: str | None,
     lr: Rates,
     epochs: int | None,
@@ -138,10 +192,15 @@ def race(
     seeds: int,
     threads: int,
     nproc: int,
-    problem: str,
+    problems: tuple[str, ...],
     out: Path,
     logdir: Path | None,
     as_json: bool,
+    target: bool,
+    trials: int,
+    studies: int,
+    jobs: int | None,
+    resume: bool,
 ) -> None:
     """Train one model with several optimizers, side by side, on real data.
 
@@ -158,11 +217,31 @@ def race(
       thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
       thalweg race --optimizers Adam,Nadam --lr sweep --seeds 5
       thalweg race --problem stdlib --logdir runs
+      thalweg race --problem lm --optimizers optim:AdamW,optim:Muon
       thalweg race --nproc 2
+      thalweg race --target --trials 5 --studies 3
     """
     from thalweg.race.errors import need_modules
 
-    need_modules("matplotlib", *(["sklearn"] if problem != "stdlib" else []))
+    _check_options(context, target)
+    problems = problems or (PROBLEMS if target else PROBLEMS[:1])
+    need_modules("matplotlib", *(["sklearn"] if {"digits", "lines"} & set(problems) else []))
+    if target:
+        from thalweg.cli.target import Targets, race_to_targets
+
+        names = None if optimizers is None else _split_names(optimizers)
+        jobs = jobs or max(1, usable_cores() // threads)
+        race_to_targets(
+            Targets(names, problems, trials, studies, seed, threads, jobs, out, resume, as_json)
+        )
+        return
+    problem, *others = problems
+    if others:
+        raise click.UsageError("--problem: one at a time; with --target, several.")
+    if nproc > BATCHES.get(problem, nproc):
+        raise click.UsageError(
+            f"--nproc {nproc} is more than the {BATCHES[problem]} examples in a batch of {problem}."
+        )
     if logdir is not None:
         need_modules("tensorboard")
     if seed + seeds > 2**63:
@@ -171,17 +250,11 @@ def race(
     chosen = Chosen(optimizers, lr, epochs, each, threads, problem, out, logdir, as_json)
     written = [out / "race.json", out / "race.png"]
     _choose_contestants(chosen)
-    _check_writable(out, written)
+    check_writable(out, written)
     if nproc > 1:
         launch_ranks(nproc, _run_race, chosen, written)
     else:
         _run_race(chosen, written)
-
-
-class Stopped(click.ClickException):
-    """Ctrl-C has ended the race."""
-
-    exit_code = INTERRUPTED
 
 
 class Chosen(NamedTuple):
@@ -198,16 +271,38 @@ class Chosen(NamedTuple):
     as_json: bool
 
 
+def _check_options(context: click.Context, target: bool) -> None:
+    """Refuse options that would do nothing."""
+    given = [name for name in (OF_RACES if target else OF_TARGETS)
+             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]  # fmt: skip
+    if given and target:
+        raise click.UsageError(f"--{given[0]} does not go with --target: {_INSTEAD[given[0]]}.")
+    if given:
+        raise click.UsageError(f"--{given[0]} goes with --target.")
+
+
+_INSTEAD = {
+    "lr": "rates are drawn from search spaces",
+    "epochs": "the steps are those of the target",
+    "seeds": "--studies says how many there are",
+    "nproc": "a trial runs in one process, and --jobs of them at once",
+    "logdir": "it writes no events",
+}
+
+
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _choose_contestants(chosen: Chosen) -> list[Any]:
     from thalweg.race.contestants import line_up
     from thalweg.race.errors import RaceError
     from thalweg.race.problems import DEFAULT_OPTIMIZERS
     from thalweg.race.sweep import enter_rates
 
-    names = (chosen.optimizers or "").split(",")
     try:
         racing = line_up(
-            [name.strip() for name in names if name.strip()] if chosen.optimizers is not None
+            _split_names(chosen.optimizers) if chosen.optimizers is not None
             else DEFAULT_OPTIMIZERS[chosen.problem],
             chosen.lr.named, chosen.problem, rate=chosen.lr.shared,
         )  # fmt: skip
@@ -267,33 +362,6 @@ def _say_where(result: Outcome) -> str:
     )
 
 
-def _check_writable(folder: Path, files: list[Path]) -> None:
-    """Found out before the race, not after it."""
-    try:
-        _ask_for(folder)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise _refuse_folder("--out", folder, error) from error
-    for file in files:
-        if file.is_dir():
-            raise click.BadParameter(f"'{file}' is a folder.", param_hint="--out")
-
-
-def _ask_for(folder: Path) -> None:
-    """Make a folder that is not there, if somebody is there to agree."""
-    try:
-        folder.stat()
-    except FileNotFoundError:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            command = f"mkdir -p {shlex.quote(str(folder))}"
-            raise click.BadParameter(
-                f"there is no folder '{folder}'; make it first: {command}", param_hint="--out"
-            ) from None
-        click.confirm(f"There is no folder '{folder}'. Make it?", abort=True, err=True)
-        folder.mkdir(parents=True, exist_ok=True)
-
-
 @contextmanager
 def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
     if logdir is None:
@@ -305,12 +373,8 @@ def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
         try:
             made = stack.enter_context(events.folder(logdir, problem))
         except OSError as error:
-            raise _refuse_folder("--logdir", logdir, error) from error
+            raise refuse_folder("--logdir", logdir, error) from error
         yield made
-
-
-def _refuse_folder(option: str, folder: Path, error: OSError) -> click.BadParameter:
-    return click.BadParameter(f"cannot write to '{folder}': {error.strerror}.", param_hint=option)
 
 
 def _print_race(console: Any, result: Outcome, written: list[Path]) -> None:

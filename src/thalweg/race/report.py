@@ -173,7 +173,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
             "threads": race.threads,
             "ranks": race.ranks,
         },
-        "versions": _list_versions(),
+        "versions": list_versions(),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         "seconds": outcome.seconds,
         "stopped": outcome.stopped,
@@ -247,7 +247,8 @@ def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
     }
 
 
-def _list_versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
+    """The versions of what computes."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -147,15 +147,12 @@ def run(
     epochs = problem.epochs if epochs is None else epochs
     strategy = Strategy.alone() if strategy is None else strategy
     start_time = perf_counter()
-    with _set_threads(threads), torch.random.fork_rng(devices=[]):
+    with set_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         start = problem.make_model()
         order = problem.order(epochs, seed)
         _warm_up(problem, start, order[0])
-        lanes = [
-            Lane(contestant, copy.deepcopy(start), contestant.make(contestant.learning_rate))
-            for contestant in contestants
-        ]
+        lanes = [_make_lane(contestant, problem, start) for contestant in contestants]
         ranks = strategy.num_replicas_in_sync
         race = Race(problem, lanes, epochs, seed, threads, len(order), ranks)
         try:
@@ -165,6 +162,20 @@ def run(
                 raise
             race.stop()
     return race
+
+
+def _make_lane(contestant: Contestant, problem: Problem, start: nn.Module) -> Lane:
+    lane = Lane(contestant, copy.deepcopy(start), contestant.make(contestant.learning_rate))
+    if isinstance(lane.optimizer, ByPairs) and lane.optimizer.is_of_matrices:
+        lane.optimizer.choose_matrices(problem.hidden_matrices(lane.model))
+    return lane
+
+
+def _evaluate(lane: Lane, problem: Problem) -> Scores:
+    if not isinstance(lane.optimizer, ByPairs):
+        return problem.scores(lane.model)
+    with lane.optimizer.evaluated():
+        return problem.scores(lane.model)
 
 
 def _take_turns(
@@ -179,7 +190,7 @@ def _take_turns(
             if lane.diverged_at is None:
                 _advance_lane(lane, problem, order[first:last], strategy)
                 if last % every == 0 or last == race.steps:
-                    lane.evaluations.append(Evaluation(last, problem.scores(lane.model)))
+                    lane.evaluations.append(Evaluation(last, _evaluate(lane, problem)))
             race.step, race.seconds = last, perf_counter() - start_time
             if progress is not None:
                 progress(race)
@@ -244,7 +255,8 @@ def _warm_up(problem: Problem, model: nn.Module, rows: Tensor) -> None:
 
 
 @contextmanager
-def _set_threads(count: int) -> Iterator[None]:
+def set_threads(count: int) -> Iterator[None]:
+    """Have torch use so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

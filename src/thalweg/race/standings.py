@@ -93,16 +93,32 @@ def rank_contestants(races: Sequence[Race]) -> list[Standing]:
         found.sort(key=lambda each: order.index(id(each.lanes[0])))
     else:
         found.sort(key=lambda each: (-each.accuracy, each.train_loss))
-    for rank, each in enumerate(found, start=1):
-        each.first = each.last = rank
-        if len(races) > 1:
-            each.first = 1 + sum(_is_better(other, each) for other in found)
-            each.last = len(found) - sum(_is_better(each, other) for other in found)
+    ranks = open_ranks([each.accuracies for each in found])
+    for each, (first, last) in zip(found, ranks, strict=True):
+        each.first, each.last = first, last
     return found
 
 
-def _is_better(one: Standing, other: Standing) -> bool:
-    differences = [a - b for a, b in zip(one.accuracies, other.accuracies, strict=True)]
+def open_ranks(values: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """The best and the worst rank that pairs of values leave open, from 1.
+
+    Args:
+        values: Those of each contestant, one for each seed, more being better; the contestants by
+            rank, which is all that one seed has.
+    """
+    if len(values[0]) == 1:
+        return [(rank, rank) for rank in range(1, len(values) + 1)]
+    return [
+        (
+            1 + sum(_is_better(other, each) for other in values),
+            len(values) - sum(_is_better(each, other) for other in values),
+        )
+        for each in values
+    ]
+
+
+def _is_better(one: Sequence[float], other: Sequence[float]) -> bool:
+    differences = [a - b for a, b in zip(one, other, strict=True)]
     count = len(differences)
     t = _T[count - 2] if count - 2 < len(_T) else _FEWEST_T
     return statistics.fmean(differences) > t * statistics.stdev(differences) / math.sqrt(count)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thalweg.race.problems import digits, lines, stdlib_text
+from thalweg.race.problems import digits, lines, lm, stdlib_text
 from thalweg.race.problems.problem import Problem
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "digits": digits.load,
     "lines": lines.load,
     "stdlib": stdlib_text.load,
+    "lm": lm.load,
 }
 DEFAULT_OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "digits": digits.OPTIMIZERS,
     "lines": lines.OPTIMIZERS,
     "stdlib": stdlib_text.OPTIMIZERS,
+    "lm": lm.OPTIMIZERS,
 }
 
 __all__ = ["DEFAULT_OPTIMIZERS", "PROBLEMS", "Problem"]

@@ -32,6 +32,7 @@ def load(seed: int) -> Problem:
         make_model=model,
         batch_size=32,
         epochs=15,
+        output="8.*",
     )
 
 

@@ -46,6 +46,10 @@ class Lines(Problem):
         test_loss, errors = measured(model, self.test)
         return Scores(train_loss, test_loss, max(0.0, 1 - errors))
 
+    def test_loss(self, model: nn.Module) -> float:
+        """The mean loss per label on the test lines; nothing is read."""
+        return mean_loss(model, self.test)
+
 
 def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES) -> Lines:
     """The problem; the seed decides which images are for testing, and what stands in a line."""
@@ -68,6 +72,7 @@ def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES
         make_model=LineReader,
         batch_size=32,
         epochs=3,
+        output="classes.*",
     )
 
 
@@ -167,6 +172,19 @@ def distance(one: list[int], other: list[int]) -> int:
 
 
 @torch.no_grad()
+def mean_loss(model: nn.Module, examples: Examples) -> float:
+    """The mean loss per label."""
+    loss = 0.0
+    model.eval()
+    for inputs, targets in zip(
+        examples.inputs.split(CHUNK), examples.targets.split(CHUNK), strict=True
+    ):
+        loss += line_loss(model(inputs), targets).item() * len(targets)
+    model.train()
+    return loss / len(examples.targets)
+
+
+@torch.no_grad()
 def measured(model: nn.Module, examples: Examples) -> tuple[float, float]:
     """The mean loss per label, and the label error rate: edits over labels."""
     loss, edits, labels = 0.0, 0, 0
@@ -190,6 +208,7 @@ __all__: list[Any] = [
     "line_loss",
     "lines",
     "load",
+    "mean_loss",
     "measured",
     "read",
 ]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from thalweg.optim import hidden_matrices
+
 CHUNK = 1024
 
 
@@ -41,6 +43,7 @@ class Problem:
         make_model: Makes the model with new weights from torch's random generator.
         batch_size: Examples in a step.
         epochs: Passes over the training examples, unless the user says otherwise.
+        output: The parameters of the model's last layer, by a pattern of names; None asks it.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Problem:
     make_model: Callable[[], nn.Module]
     batch_size: int
     epochs: int
+    output: str | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -76,10 +80,19 @@ class Problem:
         train_loss, _ = _measure(model, self.train_sample)
         return Scores(train_loss, *_measure(model, self.test))
 
+    def test_loss(self, model: nn.Module) -> float:
+        """The mean loss on the test examples."""
+        return _measure(model, self.test)[0]
+
+    def hidden_matrices(self, model: nn.Module) -> list[nn.Parameter]:
+        """What rules of matrices update: all weights of layers but those of the first and last."""
+        named = dict(model.named_parameters())
+        return [named[name] for name in hidden_matrices(model, output=self.output)]
+
 
 @torch.no_grad()
 def _measure(model: nn.Module, examples: Examples) -> tuple[float, float]:
-    loss, right, count = 0.0, 0, len(examples.targets)
+    loss, right, count = 0.0, 0, examples.targets.numel()
     for inputs, targets in zip(
         examples.inputs.split(CHUNK), examples.targets.split(CHUNK), strict=True
     ):

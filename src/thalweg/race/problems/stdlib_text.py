@@ -44,7 +44,7 @@ def load(seed: int) -> Problem:
     texts = [TOKEN.findall(path.read_text("utf-8", "replace")) for path in files()]
     if sum(map(len, texts)) < FEWEST_TOKENS:
         raise RaceError(
-            f"problem 'stdlib' found {len(texts)} .py files of the standard library in {_root()}; "
+            f"problem 'stdlib' found {len(texts)} .py files of the standard library in {root()}; "
             "this Python comes without its sources. Race on --problem digits."
         )
     frequent = Counter(token for text in texts for token in text).most_common()
@@ -63,10 +63,12 @@ def load(seed: int) -> Problem:
         make_model=NextToken,
         batch_size=512,
         epochs=1,
+        output="scores.*",
     )
 
 
-def _root() -> Path:
+def root() -> Path:
+    """The folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -74,11 +76,11 @@ def files() -> list[Path]:
     """The sources, in the same order everywhere."""
     found: list[Path] = []
     for name in PACKAGES.split():
-        module, package = _root() / f"{name}.py", _root() / name
+        module, package = root() / f"{name}.py", root() / name
         if module.is_file():
             found.append(module)
         inner = sorted(package.rglob("*.py")) if package.is_dir() else []
-        found += [path for path in inner if not SKIPPED & set(path.relative_to(_root()).parts)]
+        found += [path for path in inner if not SKIPPED & set(path.relative_to(root()).parts)]
     return found
 
 

@@ -1,0 +1,47 @@
+"""Where a command writes: found out before it begins, not after it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+
+def check_writable(folder: Path, files: list[Path]) -> None:
+    """Refuse a folder that cannot be written to, and files that are folders.
+
+    Raises:
+        click.BadParameter: Names it, as --out.
+        click.Abort: The folder is not there, and nobody wants it.
+    """
+    try:
+        _ask_for(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise refuse_folder("--out", folder, error) from error
+    for file in files:
+        if file.is_dir():
+            raise click.BadParameter(f"'{file}' is a folder.", param_hint="--out")
+
+
+def _ask_for(folder: Path) -> None:
+    """Make a folder that is not there, if somebody is there to agree."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            command = f"mkdir -p {shlex.quote(str(folder))}"
+            raise click.BadParameter(
+                f"there is no folder '{folder}'; make it first: {command}", param_hint="--out"
+            ) from None
+        click.confirm(f"There is no folder '{folder}'. Make it?", abort=True, err=True)
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_folder(option: str, folder: Path, error: OSError) -> click.BadParameter:
+    """What is raised where a folder cannot be written to."""
+    return click.BadParameter(f"cannot write to '{folder}': {error.strerror}.", param_hint=option)

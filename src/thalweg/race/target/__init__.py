@@ -1,0 +1,1 @@
+"""The race to a target: AlgoPerf's protocol, with tuning as a part of what is measured."""

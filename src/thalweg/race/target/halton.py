@@ -1,0 +1,46 @@
+"""Halton's sequence: points that fill a cube evenly, however many of them are taken."""
+
+from __future__ import annotations
+
+from random import Random
+
+_BASES = (2, 3, 5, 7, 11, 13, 17, 19)
+
+
+def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
+    """The first points of the sequence, all shifted by one random vector.
+
+    Args:
+        count: How many.
+        dimensions: Of the cube, up to 8.
+        seed: Decides the shift.
+
+    Returns:
+        Points with coordinates in [0, 1).
+
+    Source: Halton 1960; the shift is that of Cranley and Patterson 1976.
+
+    Example:
+        >>> points = halton(4, 2, seed=0)
+        >>> sorted(int(4 * x) for x, _ in points)  # one in each quarter
+        [0, 1, 2, 3]
+    """
+    random = Random(seed)
+    shifts = [random.random() for _ in _BASES[:dimensions]]
+    return [
+        tuple(
+            (_mirror(number, base) + shift) % 1.0
+            for base, shift in zip(_BASES, shifts, strict=False)
+        )
+        for number in range(count)
+    ]
+
+
+def _mirror(number: int, base: int) -> float:
+    """The digits of a number, behind the point and the other way round."""
+    value, place = 0.0, 1.0
+    while number:
+        number, digit = divmod(number, base)
+        place /= base
+        value += digit * place
+    return value
