@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.common_factor import Factor
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.options.accumulation import Accumulation
 from thalweg.core.options.average import Average
@@ -27,6 +26,7 @@ from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, Trust
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
+    from thalweg.core.common_factor import Factor
     from thalweg.core.gradient_stats import GradientStats
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
