@@ -84,12 +84,9 @@ class PlainStep:
         """
         found, column = self._snapshot, self._column
         begun = found.count.value
-        if self._part.columns is not self._columns:  # a careful step was planned anew
+        # Else a careful step was planned anew, or others have written a number.
+        if self._part.columns is not self._columns or not column.is_known:
             return None
-        if not column.is_known:
-            column.read()
-            if column.common is None:
-                return None
         step = column.common + 1
         for each in self._scalars:
             group = groups[each.place]

@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from thalweg import graph
 from thalweg.graph.variables import scatter_node as scattered  # the documented name
 from thalweg.ground.scattering import UPDATES, scatter
@@ -37,7 +35,7 @@ def AssignSubVariableOp(*, resource: Any, value: Any, name: str | None = None) -
     return _operation_or_none(resource.assign_sub(value, name=name))
 
 
-def ReadVariableOp(*, resource: object, dtype: object, name: str | None = None) -> Tensor:
+def ReadVariableOp(*, resource: object, dtype: object, name: str | None = None) -> Any:
     """The value of a variable; `dtype` is its own."""
     return identity(resource, name)
 
@@ -50,7 +48,7 @@ def ResourceGather(
     batch_dims: int = 0,
     validate_indices: bool = True,
     name: str | None = None,
-) -> Tensor:
+) -> Any:
     """The rows of a variable that `indices` names; `dtype` is its own.
 
     Raises:
@@ -67,7 +65,7 @@ def _operation_or_none(made: object) -> Any:
 
 
 def _scatter_function(update: str) -> Callable[..., Any]:
-    def function(*, resource: Tensor, indices: Any, updates: Any, name: str | None = None) -> Any:
+    def function(*, resource: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
         if isinstance(resource, graph.GraphVariable):
             title = name or f"ResourceScatter{update.capitalize()}"
             return scattered(resource, indices, updates, update, title).op

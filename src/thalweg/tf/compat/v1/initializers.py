@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -74,7 +73,7 @@ class VarianceScaling(Initializer):
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Tensor:
+    ) -> torch.Tensor:
         inputs, outputs = fans(tuple(shape))
         size = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
         variance, kind = self.scale / max(1.0, size), dtype or self.dtype
@@ -107,14 +106,14 @@ class Orthogonal(Initializer):
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Tensor:
+    ) -> torch.Tensor:
         if len(shape) < 2:
             raise InvalidArgumentError("An orthogonal tensor must have at least two dimensions.")
         rows, columns = math.prod(shape[:-1]), shape[-1]
         flat = (max(rows, columns), min(rows, columns))
         normal = graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
 
-        def turn(given: object) -> Tensor:
+        def turn(given: object) -> torch.Tensor:
             q, r = torch.linalg.qr(given)
             q = q * torch.sign(torch.diagonal(r))  # so that it is uniformly distributed
             return self.gain * (q.T if rows < columns else q).reshape(tuple(shape))
@@ -130,7 +129,7 @@ class Identity(Initializer):
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Tensor:
+    ) -> torch.Tensor:
         if len(shape) != 2:
             raise InvalidArgumentError("An identity matrix has two dimensions.")
         kind = as_dtype(dtype or self.dtype)
@@ -147,7 +146,7 @@ class UniformUnitScaling(Initializer):
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Tensor:
+    ) -> torch.Tensor:
         limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
         return graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 
