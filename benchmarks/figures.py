@@ -140,8 +140,7 @@ def main() -> int:
         groups = {name: both[name] for name in GROUPS if both.get(name)}
         whole = Record(made.machine, groups, is_one_run=not (kept or failed))
         whole.save()
-        if not failed:
-            tables.write(whole)
+        tables.write(whole)
     if failed:
         log.print(f"Could not be measured: {', '.join(failed)}.", style="red")
         return 2

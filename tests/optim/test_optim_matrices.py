@@ -13,7 +13,7 @@ import torch
 
 import thalweg
 from matrix_inputs import MATRIX_CASES, MATRIX_TABLE, MatrixCase
-from modern_inputs import train
+from modern_inputs import BESIDE, train
 from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.engines import layout
@@ -114,20 +114,7 @@ def kept(made: Any, params: Any) -> list[torch.Tensor]:
     return [each for own in states for each in own.values() if isinstance(each, torch.Tensor)]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"clip_grad_norm": 0.5},
-        {"clip_grad_value": 0.125},
-        {"masters": True},
-        {"ema_decay": 0.9},
-        {"lookahead": 2},
-        {"accumulate": 2},
-        {"state_dtype": torch.float64},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", BESIDE, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each_case
 def test_engines_agree_under_every_option(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg
-from modern_inputs import CASES, TABLE, Case, gradients_of, params_of, train
+from modern_inputs import BESIDE, CASES, TABLE, Case, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import (
@@ -137,20 +137,7 @@ def steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) -> Any
     return params, made
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"clip_grad_norm": 0.5},
-        {"clip_grad_value": 0.125},
-        {"masters": True},
-        {"ema_decay": 0.9},
-        {"lookahead": 2},
-        {"accumulate": 2},
-        {"state_dtype": torch.float64},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", BESIDE, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each_case
 def test_engines_agree_under_every_option(

@@ -9,34 +9,19 @@ import torch
 
 import thalweg
 from modern_inputs import gradients_of, params_of
+from rule_trainings import KINDS, trained
 from rulebook import DTYPES, assert_same, label
-from thalweg import IndexedSlices, Variable
+from thalweg import Variable
 from thalweg.errors import InvalidTypeError
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules.modern import MODERN_RULES
 
-ROWS = [3, 1, 3]
 OF_ELEMENTS = [rule for rule in MODERN_RULES if not rule.passes]
 OF_MATRICES = [rule for rule in MODERN_RULES if rule.passes]
 
 
-def trained(rule: Any, dtype: torch.dtype, kind: str) -> list[torch.Tensor]:
-    variables = [Variable(each.detach().clone(), f"w{place}")
-                 for place, each in enumerate(params_of(dtype)[2:])]  # fmt: skip
-    opt = RuleOptimizer(rule, learning_rate=0.05)
-    for step in range(4):
-        given: list[Any] = gradients_of(step, dtype)[2:]
-        if kind == "sparse":
-            given = [IndexedSlices(g[: len(ROWS)], torch.tensor(ROWS), g.shape) for g in given]
-        if kind == "none" and step != 1:
-            given[0] = None
-        opt.apply_gradients(zip(given, variables, strict=True))
-    slots = [slot.name for slot in rule.slots if not slot.scalar]
-    return [*variables, *(opt.get_slot(var, name) for var in variables for name in slots)]
-
-
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", ["dense", "sparse", "none"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("rule", OF_ELEMENTS, ids=lambda rule: rule.name)
 def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:

@@ -11,8 +11,9 @@ import torch
 
 import thalweg
 from modern_inputs import gradients_of, params_of
+from rule_trainings import KINDS, ROWS, trained
 from rulebook import DTYPES, assert_same, label
-from thalweg import IndexedSlices, Rule, Variable
+from thalweg import Rule, Variable
 from thalweg.errors import RuleError
 from thalweg.formula import Hyper, moved
 from thalweg.keras.optimizers import RuleOptimizer
@@ -20,7 +21,6 @@ from thalweg.rules import ADAM, ADAM_W, LARS, MOMENTUM, NOVOGRAD, PROXIMAL_ADAGR
 from thalweg.rules.weight_decay import with_decay
 from thalweg.rules.wrappers import cautious, cautious_decay, sphere, trust_ratio
 
-ROWS = [3, 1, 3]
 WRAPPED = [
     *(
         wrap(rule)
@@ -33,23 +33,8 @@ WRAPPED = [
 BY_ITSELF = [modern.LAMB, modern.ADAMH, modern.CAUTIOUS_ADAMW, LARS, NOVOGRAD, cautious(SGD)]
 
 
-def trained(rule: Any, dtype: torch.dtype, kind: str, rate: float = 0.05) -> list[torch.Tensor]:
-    variables = [Variable(each.detach().clone(), f"w{place}")
-                 for place, each in enumerate(params_of(dtype)[2:])]  # fmt: skip
-    opt = RuleOptimizer(rule, learning_rate=rate)
-    for step in range(4):
-        given: list[Any] = gradients_of(step, dtype)[2:]
-        if kind == "sparse":
-            given = [IndexedSlices(g[: len(ROWS)], torch.tensor(ROWS), g.shape) for g in given]
-        if kind == "none" and step != 1:
-            given[0] = None
-        opt.apply_gradients(zip(given, variables, strict=True))
-    slots = [slot.name for slot in rule.slots if not slot.scalar]
-    return [*variables, *(opt.get_slot(var, name) for var in variables for name in slots)]
-
-
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("kind", ["dense", "sparse", "none"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
 def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:

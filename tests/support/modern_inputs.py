@@ -16,6 +16,17 @@ from torch import Tensor
 STEPS = 40
 SHAPES = ((), (7,), (24, 16), (16, 24), (6, 8, 3, 3), (300, 5))
 DECAYS = (0.0, 0.1)
+# What lies around a step, one at a time: the same numbers on every engine.
+BESIDE: tuple[dict[str, Any], ...] = (
+    {},
+    {"clip_grad_norm": 0.5},
+    {"clip_grad_value": 0.125},
+    {"masters": True},
+    {"ema_decay": 0.9},
+    {"lookahead": 2},
+    {"accumulate": 2},
+    {"state_dtype": torch.float64},
+)
 
 
 @dataclass(frozen=True)

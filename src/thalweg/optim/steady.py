@@ -207,15 +207,15 @@ class SteadyStep:
             or current(self.selection) != self.selection
         ):
             return False
-        if self._plain is not None and "found_inf" not in own and "grad_scale" not in own:
-            other = self._plain.take(self.groups)
+        if self._plain is not None:
+            has_scaler = "found_inf" in own or "grad_scale" in own
+            other = None if has_scaler else self._plain.take(self.groups)
             if other is not None:
                 if other:
                     cache.forget_quick()
                 else:
                     own["_opt_called"] = True
                 return not other
-        if self._plain is not None:
             self._plain.leave_scalars()
         pairs, then = None, ()
         if self._has_sums:

@@ -42,20 +42,20 @@ class PlainStep:
     def _find_programs(self) -> list[list[Program]] | None:
         """For each group what makes the scalars of its kernels; None if Python makes any."""
         made: list[list[Program]] = []
-        records: list[tuple[Program, Any]] = []
+        placed: list[tuple[Program, Any]] = []
         for each in self._scalars:
-            own = [kernel for kernel in self._kernels if each.place in kernel.places]
-            programs = [each.program_for(kernel.dtype) for kernel in own]
-            if any(kernel.measures is not None for kernel in own) or None in programs:
-                return None
-            made.append([program for program in programs if program is not None])
-            records += [
-                (program, kernel.program(kernel.places.index(each.place)))
-                for kernel, program in zip(own, made[-1], strict=True)
-            ]
-        for program, where in records:
+            own: list[Program] = []
+            for kernel in self._kernels:
+                if each.place in kernel.places:
+                    program = None if kernel.measures else each.program_for(kernel.dtype)
+                    if program is None:
+                        return None
+                    own.append(program)
+                    placed.append((program, kernel.program(kernel.places.index(each.place))))
+            made.append(own)
+        for program, where in placed:
             program.place(*where)
-        self._records = [record for _, (record, *_) in records]
+        self._records = [record for _, (record, *_) in placed]
         return made
 
     def leave_scalars(self) -> None:

@@ -100,7 +100,8 @@ def computed(program, operation, x, y, z):
 def run(program):
     """Do what a program says, and set the scalars that come of it in each row.
 
-    Returns 1 where one is not as it is to be, and is an error; else 0.
+    Returns 1, and sets none, where a number would be an error in Python: one that is not finite, or
+    too large for the type of the scalars. Else 0.
     """
     registers, narrow = float64_pointer(program[REGISTERS]), program[STORED_FLOAT32]
     operations, count = int64_pointer(program[OPERATIONS + 1]), program[OPERATIONS]

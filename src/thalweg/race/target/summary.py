@@ -82,8 +82,10 @@ def _row_of(placed: Placed) -> dict[str, Any]:
 def write_notes(results: Results, summary: Summary) -> list[str]:
     """How the tables rank, and what they cannot tell."""
     plan = results.plan
+    of_studies = "One study" if plan.studies == 1 else f"Median of {plan.studies} studies"
+    of_trials = "the only trial" if plan.trials == 1 else f"the fastest of {plan.trials} trials"
     notes = [
-        f"Median of {plan.studies} studies; in each the fastest of {plan.trials} trials counts. -"
+        f"{of_studies}, of which {of_trials} counts. -"
         " is a miss: infinite. score: the share of the problems within tau of the best, a mean over"
         " tau from 1 to 4. hits: studies that reached the target; tuning: steps of all trials"
         " of a study. Seconds are of forward, backward and step, in a second pass with one run at a"
