@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, 
 from thalweg import optim
 from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
+from thalweg.errors import InvalidArgumentError
+from thalweg.rules.torch import TORCH_ADAM
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
@@ -199,3 +204,44 @@ def test_scalars_are_those_of_the_step_whoever_makes_them(
             if step in between:
                 between[step](opt, number + step)
         compare(sides, range(step, step + 1), lambda step: set(), {})
+
+
+def _divides(step: Any) -> Any:
+    return 0 / (8 - step)
+
+
+def _overflows(step: Any) -> Any:
+    return 0 * 1e45**step
+
+
+@pytest.mark.parametrize("late", [_divides, _overflows])
+def test_what_is_an_error_in_python_is_one_of_the_step(
+    late: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where scalars are made natively: Python refuses steps 8 and 7, which change nothing."""
+    usual: Any = TORCH_ADAM.prepare
+
+    def prepare(
+        *, learning_rate: Any, beta1: Any, beta2: Any, weight_decay: Any,
+        decoupled_weight_decay: Any, maximize: Any, t: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        given = learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t
+        made = usual(**dict(zip(inspect.signature(usual).parameters, given, strict=True)))
+        return {**made, "direction": 1.0 + late(t)}
+
+    prepare.__module__ = usual.__module__  # what is the user's is called in Python
+    rule = replace(TORCH_ADAM, prepare=prepare)
+    monkeypatch.setattr(optim.Adam, "_choose_rule", staticmethod(lambda group: rule))
+    own = params(3)
+    opt = optim.Adam(own)
+    steps = 7 if late is _divides else 6
+    for step in range(steps):
+        give(own, step)
+        opt.step()
+    assert taken(opt) == steps - 2
+    before = copy.deepcopy(everything(opt, own))
+    give(own, steps)
+    with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
+        opt.step()
+    for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
+        assert same(one, other), what
