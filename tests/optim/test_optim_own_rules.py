@@ -86,7 +86,22 @@ MEASURED = Rule(
     per_variable=measured,
     slots=(Slot("shrunk", scalar=True),),
 )
-RULES = {rule.name: rule for rule in (SLOW, POWERS, CENTERED, MEASURED)}
+HEADS = replace(CENTERED, name="Heads", passes=(CENTERED.passes[0], Stage(center, heads=3)))
+
+
+def counted(*, learning_rate, count):
+    return {"rate": learning_rate / (count + 1), "count": count + 1}
+
+
+def shrinking_slowly(var, grad, *, rate, shrink):
+    return (var - rate * shrink * grad,)
+
+
+COUNTED = replace(  # one number is of `prepare`, the other of `per_variable`
+    MEASURED, name="Counted", update=shrinking_slowly, prepare=counted,
+    slots=(Slot("count", scalar=True), Slot("shrunk", scalar=True)),
+)  # fmt: skip
+RULES = {rule.name: rule for rule in (SLOW, POWERS, CENTERED, MEASURED, HEADS, COUNTED)}
 
 
 def model() -> nn.Sequential:

@@ -86,8 +86,7 @@ def _prepared(rule: Rule) -> Rule:
     """A rule whose `prepare` makes all that depends on the step: its powers, too."""
     users = rule.prepare
     wanted = () if users is None else tuple(signature(users).parameters)
-    numbers = [] if rule.per_variable else [slot.name for slot in rule.scalar_slots]
-    known = {*(hyper.name for hyper in rule.hypers), *numbers, "t"}
+    known = {*(each.name for each in (*rule.hypers, *rule.numbers)), "t"}
     asked = [name for name in wanted if name in known]
     if rule.powers:
         asked += [*rule.powers.values(), "t"]
