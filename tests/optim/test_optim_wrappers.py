@@ -296,6 +296,28 @@ def test_a_state_without_a_radius_takes_the_norm_that_it_finds() -> None:
         strict.load_state_dict(tensorflow.Adam(params, lr=0.01).state_dict())
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"), [*(("AdamW", {option: True}) for option in WRAPPERS), ("AdamH", {})]
+)
+def test_complex_numbers_are_pairs(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    dice = torch.Generator().manual_seed(0)
+    param = torch.randn(4, 3, dtype=dtype, generator=dice).requires_grad_()
+    pairs = torch.view_as_real(param.detach()).clone().requires_grad_()
+    made = getattr(optim, name)([param], lr=0.1, **options)
+    other = getattr(optim, name)([pairs], lr=0.1, **options)
+    for _ in range(3):
+        param.grad = torch.randn(4, 3, dtype=dtype, generator=dice)
+        pairs.grad = torch.view_as_real(param.grad).clone()
+        made.step()
+        other.step()
+        made.load_state_dict(copy.deepcopy(made.state_dict()))
+    assert_same([torch.view_as_real(param.detach())], [pairs.detach()])
+    assert {*made.state[param]} == {*other.state[pairs]}
+    if "radius" in made.state[param]:
+        assert_same([made.state[param]["radius"]], [other.state[pairs]["radius"]])
+
+
 def test_several_rules_in_one_step() -> None:
     params = params_of(torch.float32)
     groups = [
