@@ -318,6 +318,21 @@ def test_complex_numbers_are_pairs(name: str, options: dict[str, Any], dtype: to
         assert_same([made.state[param]["radius"]], [other.state[pairs]["radius"]])
 
 
+@pytest.mark.parametrize("radius", [torch.ones(3), torch.ones(1), 3.0, "long"], ids=str)
+@pytest.mark.parametrize(("name", "options"), [("AdamW", {"sphere": True}), ("AdamH", {})])
+def test_a_state_whose_radius_is_no_number_is_refused(
+    name: str, options: dict[str, Any], radius: Any
+) -> None:
+    params = params_of(torch.float32)
+    made = steps(getattr(optim, name)(params, lr=0.01, **options), params)
+    before = kept(made, params)
+    state = copy.deepcopy(made.state_dict())
+    state["state"][2]["radius"] = radius
+    with pytest.raises(CheckpointMismatchError, match="'2/radius' is"):
+        made.load_state_dict(state)
+    assert_same(kept(made, params), before)
+
+
 def test_several_rules_in_one_step() -> None:
     params = params_of(torch.float32)
     groups = [
