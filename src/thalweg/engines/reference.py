@@ -428,7 +428,9 @@ def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars
             values = numpy_formula(formula, dtype)(
                 *map(_to_numpy, taken), **_pick_scalars(formula, scalars, dtype)
             )[0]
-        return leaves_of(np.asarray(values, np.float64).reshape(-1))
+        # A formula that reads no element, such as a count, gives one number for all of them.
+        values = np.broadcast_to(np.asarray(values, np.float64), tuple(taken[0].shape))
+        return leaves_of(values.reshape(-1))
     values = torch_evaluate(formula, taken, scalars)[0].double()
     return leaves_of(values.reshape(-1)).cpu().numpy()
 
