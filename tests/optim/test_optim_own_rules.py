@@ -241,6 +241,14 @@ def test_groups_that_are_refused(name: str) -> None:
     assert not made._named
 
 
+@pytest.mark.parametrize("name", ["lookahead", "cautious", "ema_decay", "params", "rule"])
+def test_a_hyperparameter_is_not_called_as_an_option(name: str) -> None:
+    rule = replace(SLOW, hypers=(*SLOW.hypers, Hyper(name, 1.0)))
+    for given in ({}, {"cautious": True}):
+        with pytest.raises(RuleError, match=f"has a hyperparameter named '{name}', which means"):
+            optim.RuleOptimizer(model().parameters(), rule, **given)
+
+
 def test_two_rules_of_one_name_are_refused() -> None:
     twin = replace(SLOW)
     net = model()
