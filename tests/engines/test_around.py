@@ -171,9 +171,22 @@ def _three(var: Any, grad: Any) -> Any:
     return (moved(var, grad, 1),)  # pyright: ignore
 
 
+def _more_after_it(var: Any, grad: Any) -> Any:
+    made = moved(var, grad)
+    return (made * 2,)
+
+
+def _another_of_its_name(var: Any, grad: Any) -> Any:
+    var = moved(var, grad)
+    var = var * 2
+    return (var,)
+
+
 @pytest.mark.parametrize(
     ("update", "message"),
     [
+        (_more_after_it, "`made` is what it has `moved`, and what it returns first is another"),
+        (_another_of_its_name, "`var` is what it has `moved`, and what it returns first is anoth"),
         (_two, r"test_around.py:\d+\): a formula says `moved\(base, step\)` once"),
         (_inside, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
         (_slot, r"a formula says `moved\(base, step\)` once, of what it returns first or"),

@@ -369,6 +369,17 @@ def test_what_begins_at_zero_has_no_sphere(kind: Any, recwarn: Any) -> None:
     assert abs(other.norm() / made.state[other]["radius"] - 1) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("name", "own"), [each for each in RULES if each[0] not in ("SparseAdam", "ASGD")]
+)
+def test_decay_leaves_no_sphere(name: str, own: dict[str, Any]) -> None:
+    params = params_of(torch.float64)
+    norms = [param.detach().norm() for param in params]
+    decay = {} if name == "Rprop" else {"weight_decay": 0.5}
+    steps(getattr(optim, name)(params, lr=0.1, sphere=True, **{**own, **decay}), params)
+    torch.testing.assert_close([param.detach().norm() for param in params], norms)
+
+
 def test_a_parameter_stays_on_its_sphere_where_nothing_moves() -> None:
     param = params_of(torch.float32)[2]
     before = param.detach().clone()
