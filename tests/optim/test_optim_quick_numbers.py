@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -245,3 +246,58 @@ def test_what_is_an_error_in_python_is_one_of_the_step(
         opt.step()
     for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
         assert same(one, other), what
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["AdamW", "Adamax", "RAdam", "SGD"])
+@pytest.mark.parametrize(
+    "rate",
+    [np.float32(0.1), np.float16(0.1), np.float64(0.1), np.array(0.1, np.float32), 1],
+    ids=repr,
+)
+def test_rates_are_of_the_type_that_they_were_given_in(
+    rate: Any, name: str, dtype: torch.dtype
+) -> None:
+    """NumPy divides a float32 by Python's numbers in float32, whoever makes the scalars."""
+    sides: list[Side] = []
+    for _ in range(2):
+        own = [Parameter(param.to(dtype)) for param in params(3)]
+        sides.append((getattr(optim, name)(in_groups(own, lr=0.02), lr=rate), own))
+    compare(sides, range(6), lambda step: set(), {})
+    assert taken(sides[0][0]) == 4
+    for opt, _ in sides:
+        opt.param_groups[1]["lr"] = rate
+    compare(sides, range(6, 12), lambda step: set(), {})
+    assert taken(sides[0][0]) > 0
+
+
+def _halve(group: dict[str, Any]) -> None:
+    group["lr"] *= 0.5
+
+
+def _forget_sooner(group: dict[str, Any]) -> None:
+    group["betas"][0] = 0.5
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # of torch, whose tensors take arrays
+@pytest.mark.parametrize("name", ["Adam", "RAdam", "Adamax"])
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [({"lr": np.array(0.1)}, _halve), ({"lr": 0.1, "betas": [0.9, 0.99]}, _forget_sooner)],
+    ids=["an array", "a list"],
+)
+def test_options_that_are_written_to_in_place_are_read(
+    name: str, options: dict[str, Any], change: Callable[[dict[str, Any]], None]
+) -> None:
+    made: list[list[Parameter]] = []
+    for module in (optim, torch.optim):
+        own = params(3)
+        opt = getattr(module, name)([{"params": own, **copy.deepcopy(options)}])
+        for step in range(9):
+            give(own, step)
+            if step == 6:
+                change(opt.param_groups[0])
+            opt.step()
+        made.append(own)
+    for got, wanted in zip(*made, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-6)
