@@ -19,7 +19,7 @@ from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, 
 from thalweg import optim
 from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.rules.torch import TORCH_ADAM
 
 pytestmark = pytest.mark.skipif(
@@ -301,3 +301,26 @@ def test_options_that_are_written_to_in_place_are_read(
         made.append(own)
     for got, wanted in zip(*made, strict=True):
         torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 100.0}], ids=str)
+@pytest.mark.parametrize("name", ["Adam", "NAdam"])
+def test_a_number_that_was_written_before_a_refused_step_is_seen(
+    name: str, around: dict[str, Any]
+) -> None:
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(3)
+        sides.append((getattr(optim, name)(own, lr=0.1, **around), own))
+    compare(sides, range(4), lambda step: set(), {})
+    assert taken(sides[0][0]) == 2
+    for opt, own in sides:
+        for number, param in enumerate(own):
+            opt.state[param]["step"].fill_(50.0 * (number + 1))
+        (group,) = opt.param_groups
+        rate, group["lr"] = group["lr"], "none"
+        with pytest.raises(InvalidTypeError):
+            opt.step()
+        group["lr"] = rate
+    compare(sides, range(4, 8), lambda step: set(), {})
+    assert [float(each["step"]) for each in sides[0][0].state.values()] == [54.0, 104.0, 154.0]

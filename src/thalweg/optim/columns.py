@@ -55,10 +55,12 @@ class Column:
 
     Attributes:
         common: The number that all parameters have; None if they differ.
+        reads: How often others had written, and the numbers were read.
     """
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name = name
+        self.reads = 0
         self.dtype = block.dtype
         self._views = views
         self._block = block
@@ -84,6 +86,7 @@ class Column:
     def read(self) -> None:
         """Look at the numbers, if any was written by others."""
         if not self.is_known:
+            self.reads += 1
             own = self._block if self._places is None else self._block[self._places]
             # A step's number is Python's, as torch has it; others keep the type of their state.
             self._know(list(map(self._scalar, own.tolist())))
