@@ -50,6 +50,7 @@ class SteadyStep:
     def __init__(self, optimizer: Any, repeated: Sequence[Repeated]) -> None:
         self._class = type(optimizer)
         self.groups = optimizer.param_groups
+        self._group_count = len(self.groups)
         self.state = optimizer.state
         self.shares = list(map(SteadyShare, repeated))
         self.selection = self.shares[0].hooks.selection
@@ -200,6 +201,7 @@ class SteadyStep:
             type(optimizer) is not self._class
             or cache.quick is not self  # another thread took a careful step
             or own.get("param_groups") is not self.groups
+            or len(self.groups) != self._group_count
             or own.get("state") is not self.state
             or is_traced()
             or replicas() > 1
