@@ -20,6 +20,7 @@ from thalweg import optim
 from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.optim import tensorflow
 from thalweg.rules.torch import TORCH_ADAM
 
 pytestmark = pytest.mark.skipif(
@@ -324,3 +325,30 @@ def test_a_number_that_was_written_before_a_refused_step_is_seen(
         group["lr"] = rate
     compare(sides, range(4, 8), lambda step: set(), {})
     assert [float(each["step"]) for each in sides[0][0].state.values()] == [54.0, 104.0, 154.0]
+
+
+@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 100.0}], ids=str)
+@pytest.mark.parametrize(
+    ("make", "number", "said"),
+    [
+        (optim.ADOPT, -5.0, "Group 0 takes no step"),  # a root of it is complex
+        (tensorflow.Adam, 2**63 - 1, "'step' would become 9223372036854775808, beyond int64"),
+    ],
+    ids=["complex", "beyond int64"],
+)
+def test_numbers_that_no_native_step_holds_are_left_to_the_careful_one(
+    make: Any, number: float, said: str, around: dict[str, Any]
+) -> None:
+    own = params(3)
+    opt = make(own, lr=0.1, **around)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    assert taken(opt) == 2
+    for each in opt.state.values():
+        each["step"].fill_(number)
+    before = copy.deepcopy(everything(opt, own))
+    with pytest.raises(InvalidArgumentError, match=said):
+        opt.step()
+    for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
+        assert same(one, other), what

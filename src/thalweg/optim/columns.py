@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
+from thalweg.errors import InvalidArgumentError
 from thalweg.ground.switches import writable
+from thalweg.variable import dtype_name
 
 CPU = torch.device("cpu")
 STEP = "step"
@@ -39,6 +41,18 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
         with np.errstate(over="ignore"):
             return float(np.float32(value))
     return value
+
+
+def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
+    """Refuse a count beyond its type, before anything is written.
+
+    Raises:
+        InvalidArgumentError: Names it.
+    """
+    if dtype.is_floating_point or not isinstance(value, int):
+        return
+    if value > torch.iinfo(dtype).max:
+        raise InvalidArgumentError(f"'{name}' would become {value}, beyond {dtype_name(dtype)}.")
 
 
 def _plainly(value: object) -> object:
@@ -113,7 +127,13 @@ class Column:
         return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C."""
+        """What writes a number for each parameter, or one for all, as functions in C.
+
+        Raises:
+            InvalidArgumentError: A count is beyond its type.
+        """
+        for value in values:
+            _check_count(self.name, value, self.dtype)
         if len(values) == 1 and self._places is None:
             return [partial(self._block.fill_, _stored(values[0], self._block.dtype))]
         dtype = self._block.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -250,15 +251,12 @@ class SteadyStep:
         snapshot, (begun, pairs, then) = self.snapshot, given
         try:
             following = self._prepare(optimizer, begun, pairs, is_beyond)
+            if following is None:
+                return None
+            for k, value in enumerate(chain.from_iterable(map(itemgetter(1), following))):
+                snapshot.set_number(k, value)
         except ERRORS:  # the careful way says it
             return None
-        if following is None:
-            return None
-        k = 0
-        for _, values in following:
-            for value in values:
-                snapshot.set_number(k, value)
-                k += 1
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
