@@ -190,6 +190,24 @@ def test_parameters_that_leave_their_groups_are_left_alone() -> None:
     assert (own[1] - moved).abs().max() > 0.1  # at the rate of the other group
 
 
+@pytest.mark.parametrize("without", [set(), {2, 3}], ids=["with gradients", "without"])
+@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 1.0}], ids=str)
+def test_a_group_may_be_removed(around: dict[str, Any], without: set[int]) -> None:
+    own = params()
+    opt = optim.Adam([{"params": own[:2]}, {"params": own[2:]}], **around)
+    for step in range(4):
+        give(own, step, without)
+        opt.step()
+    assert taken(opt) == 2
+    opt.param_groups.pop()
+    before = [param.detach().clone() for param in own]
+    give(own, 4, without)
+    opt.step()
+    assert [torch.equal(*each) for each in zip(own, before, strict=True)] == [False] * 2 + [
+        True
+    ] * 2
+
+
 @pytest.mark.parametrize("changes", [{"lr": 0.5}, {"t0": 1.0}], ids=str)
 def test_numbers_that_differ_between_groups_are_written_to_each(changes: dict[str, Any]) -> None:
     sides: list[tuple[Any, list[Parameter]]] = []

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -18,7 +19,8 @@ from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, 
 from thalweg import optim
 from thalweg.core.plan_cache import PlanCache
 from thalweg.engines import probe
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.optim import tensorflow
 from thalweg.rules.torch import TORCH_ADAM
 
 pytestmark = pytest.mark.skipif(
@@ -242,6 +244,111 @@ def test_what_is_an_error_in_python_is_one_of_the_step(
     before = copy.deepcopy(everything(opt, own))
     give(own, steps)
     with pytest.raises(InvalidArgumentError, match=rf"Group 0 takes no .* in step {steps + 1}\."):
+        opt.step()
+    for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
+        assert same(one, other), what
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["AdamW", "Adamax", "RAdam", "SGD"])
+@pytest.mark.parametrize(
+    "rate",
+    [np.float32(0.1), np.float16(0.1), np.float64(0.1), np.array(0.1, np.float32), 1],
+    ids=repr,
+)
+def test_rates_are_of_the_type_that_they_were_given_in(
+    rate: Any, name: str, dtype: torch.dtype
+) -> None:
+    """NumPy divides a float32 by Python's numbers in float32, whoever makes the scalars."""
+    sides: list[Side] = []
+    for _ in range(2):
+        own = [Parameter(param.to(dtype)) for param in params(3)]
+        sides.append((getattr(optim, name)(in_groups(own, lr=0.02), lr=rate), own))
+    compare(sides, range(6), lambda step: set(), {})
+    assert taken(sides[0][0]) == 4
+    for opt, _ in sides:
+        opt.param_groups[1]["lr"] = rate
+    compare(sides, range(6, 12), lambda step: set(), {})
+    assert taken(sides[0][0]) > 0
+
+
+def _halve(group: dict[str, Any]) -> None:
+    group["lr"] *= 0.5
+
+
+def _forget_sooner(group: dict[str, Any]) -> None:
+    group["betas"][0] = 0.5
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # of torch, whose tensors take arrays
+@pytest.mark.parametrize("name", ["Adam", "RAdam", "Adamax"])
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [({"lr": np.array(0.1)}, _halve), ({"lr": 0.1, "betas": [0.9, 0.99]}, _forget_sooner)],
+    ids=["an array", "a list"],
+)
+def test_options_that_are_written_to_in_place_are_read(
+    name: str, options: dict[str, Any], change: Callable[[dict[str, Any]], None]
+) -> None:
+    made: list[list[Parameter]] = []
+    for module in (optim, torch.optim):
+        own = params(3)
+        opt = getattr(module, name)([{"params": own, **copy.deepcopy(options)}])
+        for step in range(9):
+            give(own, step)
+            if step == 6:
+                change(opt.param_groups[0])
+            opt.step()
+        made.append(own)
+    for got, wanted in zip(*made, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 100.0}], ids=str)
+@pytest.mark.parametrize("name", ["Adam", "NAdam"])
+def test_a_number_that_was_written_before_a_refused_step_is_seen(
+    name: str, around: dict[str, Any]
+) -> None:
+    sides: list[Side] = []
+    for _ in range(2):
+        own = params(3)
+        sides.append((getattr(optim, name)(own, lr=0.1, **around), own))
+    compare(sides, range(4), lambda step: set(), {})
+    assert taken(sides[0][0]) == 2
+    for opt, own in sides:
+        for number, param in enumerate(own):
+            opt.state[param]["step"].fill_(50.0 * (number + 1))
+        (group,) = opt.param_groups
+        rate, group["lr"] = group["lr"], "none"
+        with pytest.raises(InvalidTypeError):
+            opt.step()
+        group["lr"] = rate
+    compare(sides, range(4, 8), lambda step: set(), {})
+    assert [float(each["step"]) for each in sides[0][0].state.values()] == [54.0, 104.0, 154.0]
+
+
+@pytest.mark.parametrize("around", [{}, {"clip_grad_norm": 100.0}], ids=str)
+@pytest.mark.parametrize(
+    ("make", "number", "said"),
+    [
+        (optim.ADOPT, -5.0, "Group 0 takes no step"),  # a root of it is complex
+        (tensorflow.Adam, 2**63 - 1, "'step' would become 9223372036854775808, beyond int64"),
+    ],
+    ids=["complex", "beyond int64"],
+)
+def test_numbers_that_no_native_step_holds_are_left_to_the_careful_one(
+    make: Any, number: float, said: str, around: dict[str, Any]
+) -> None:
+    own = params(3)
+    opt = make(own, lr=0.1, **around)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    assert taken(opt) == 2
+    for each in opt.state.values():
+        each["step"].fill_(number)
+    before = copy.deepcopy(everything(opt, own))
+    with pytest.raises(InvalidArgumentError, match=said):
         opt.step()
     for (what, one), (_, other) in zip(everything(opt, own), before, strict=True):
         assert same(one, other), what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -193,11 +194,30 @@ def _huge(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
             each.grad.mul_(dice.choice([1e30, 1e-30, float("nan"), float("inf")]))
 
 
+def _group_removed(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    if len(opt.param_groups) > 1:
+        for each in opt.param_groups.pop()["params"]:
+            opt.state.pop(each, None)  # which torch's `state_dict` has no place for
+
+
+def _numbers_apart(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    """Numbers of steps are written, and a step is refused before the next one."""
+    for each in opt.state.values():
+        if isinstance(number := each.get("step"), Tensor):
+            number.fill_(dice.choice([5, 20]))
+    group = opt.param_groups[0]
+    rate, group["lr"] = group["lr"], "none"
+    with contextlib.suppress(TypeError, ValueError):
+        opt.step()
+    group["lr"] = rate
+
+
 CHANGES = [
     _data, _no_gradient, _rate, _rate_of_a_tensor, _decay, _slot_replaced, _slot_written,
     _state_lost, _state_loaded, _swapped, _strided, _shared, _rows, _frozen, _thawed, _written,
     _of_a_class, _constrained, _scaled, _unscaled, _heard, _group_added, _rate_written,
-    _sum_replaced, _sum_lost, _sum_shared, _options_reordered, _huge,
+    _sum_replaced, _sum_lost, _sum_shared, _options_reordered, _huge, _group_removed,
+    _numbers_apart,
 ]  # fmt: skip
 
 

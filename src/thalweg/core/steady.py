@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from struct import Struct
+from struct import error as StructError
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -37,7 +38,8 @@ from thalweg.ground.locks import importing
 if TYPE_CHECKING:
     from thalweg.core.steady_measures import SteadyMeasures
 
-ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError)  # of the numbers of a step
+# Of the numbers of a step; the last is of a scalar that is complex, say.
+ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from thalweg.core.section import Call, run
+from thalweg.errors import InvalidArgumentError
 from thalweg.ground.switches import writable
+from thalweg.variable import dtype_name
 
 CPU = torch.device("cpu")
 STEP = "step"
@@ -41,6 +43,18 @@ def _stored(value: object, dtype: torch.dtype) -> Any:
     return value
 
 
+def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
+    """Refuse a count beyond its type, before anything is written.
+
+    Raises:
+        InvalidArgumentError: Names it.
+    """
+    if dtype.is_floating_point or not isinstance(value, int):
+        return
+    if value > torch.iinfo(dtype).max:
+        raise InvalidArgumentError(f"'{name}' would become {value}, beyond {dtype_name(dtype)}.")
+
+
 def _plainly(value: object) -> object:
     return value
 
@@ -55,10 +69,12 @@ class Column:
 
     Attributes:
         common: The number that all parameters have; None if they differ.
+        reads: How often others had written, and the numbers were read.
     """
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name = name
+        self.reads = 0
         self.dtype = block.dtype
         self._views = views
         self._block = block
@@ -84,6 +100,7 @@ class Column:
     def read(self) -> None:
         """Look at the numbers, if any was written by others."""
         if not self.is_known:
+            self.reads += 1
             own = self._block if self._places is None else self._block[self._places]
             # A step's number is Python's, as torch has it; others keep the type of their state.
             self._know(list(map(self._scalar, own.tolist())))
@@ -110,7 +127,13 @@ class Column:
         return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C."""
+        """What writes a number for each parameter, or one for all, as functions in C.
+
+        Raises:
+            InvalidArgumentError: A count is beyond its type.
+        """
+        for value in values:
+            _check_count(self.name, value, self.dtype)
         if len(values) == 1 and self._places is None:
             return [partial(self._block.fill_, _stored(values[0], self._block.dtype))]
         dtype = self._block.dtype

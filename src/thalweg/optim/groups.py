@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from operator import is_
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from thalweg.core.groups import Group
@@ -37,10 +38,13 @@ class Options:
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
         self._names, self._seen = list(group), list(group.values())
+        pairs = [own for key, own in group.items() if key in PAIRS and isinstance(own, list)]
+        self._lists = [(own, [*own]) for own in pairs]  # of which an item may be replaced
         known = {**fixed, **named(group, rule)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
-        # A tensor keeps its place when a schedule writes to it.
-        self._moving = [name for name, each in self._hypers.items() if isinstance(each, Tensor)]
+        # These keep their place when a schedule writes to them.
+        kinds = (Tensor, np.ndarray)
+        self._moving = [name for name, each in self._hypers.items() if isinstance(each, kinds)]
         self._numbers = {name: _checked(name, each) for name, each in self._hypers.items()}
         wanted = () if rule.prepare is None else inspect.signature(rule.prepare).parameters
         self._wanted = list(wanted)
@@ -48,11 +52,16 @@ class Options:
     def hold(self, group: Group) -> bool:
         """Whether they are those of the group still."""
         seen = self._seen
-        return len(group) == len(seen) and all(map(is_, group.values(), seen))
+        if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
+            return False
+        return not self._lists or self._are_lists_alike()
+
+    def _are_lists_alike(self) -> bool:
+        return all(len(own) == len(was) and all(map(is_, own, was)) for own, was in self._lists)
 
     @property
     def moves(self) -> bool:
-        """Whether a hyperparameter is a tensor, which others may write to."""
+        """Whether a hyperparameter is a tensor or an array, which others may write to."""
         return bool(self._moving)
 
     @property
@@ -65,9 +74,13 @@ class Options:
     def hold_beside_rate(self, group: Group) -> bool:
         """Whether all are those of the group still but `lr`, which a schedule sets."""
         names, seen = self._names, self._seen
-        return list(group) == names and all(
-            now is was or name == "lr"
-            for name, now, was in zip(names, group.values(), seen, strict=True)
+        return (
+            list(group) == names
+            and all(
+                now is was or name == "lr"
+                for name, now, was in zip(names, group.values(), seen, strict=True)
+            )
+            and self._are_lists_alike()
         )
 
     def check_memory(self) -> None:
@@ -77,7 +90,8 @@ class Options:
             LayoutError: Names it.
         """
         for name in self._moving:
-            check_number(self._hypers[name], title_of(name))
+            if isinstance(value := self._hypers[name], Tensor):
+                check_number(value, title_of(name))
 
     def given(self) -> dict[str, Any]:
         """Hyperparameters by name."""

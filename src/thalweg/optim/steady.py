@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class SteadyStep:
     def __init__(self, optimizer: Any, repeated: Sequence[Repeated]) -> None:
         self._class = type(optimizer)
         self.groups = optimizer.param_groups
+        self._group_count = len(self.groups)
         self.state = optimizer.state
         self.shares = list(map(SteadyShare, repeated))
         self.selection = self.shares[0].hooks.selection
@@ -200,6 +202,7 @@ class SteadyStep:
             type(optimizer) is not self._class
             or cache.quick is not self  # another thread took a careful step
             or own.get("param_groups") is not self.groups
+            or len(self.groups) != self._group_count
             or own.get("state") is not self.state
             or is_traced()
             or replicas() > 1
@@ -248,15 +251,12 @@ class SteadyStep:
         snapshot, (begun, pairs, then) = self.snapshot, given
         try:
             following = self._prepare(optimizer, begun, pairs, is_beyond)
+            if following is None:
+                return None
+            for k, value in enumerate(chain.from_iterable(map(itemgetter(1), following))):
+                snapshot.set_number(k, value)
         except ERRORS:  # the careful way says it
             return None
-        if following is None:
-            return None
-        k = 0
-        for _, values in following:
-            for value in values:
-                snapshot.set_number(k, value)
-                k += 1
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)

@@ -84,8 +84,9 @@ class PlainStep:
         """
         found, column = self._snapshot, self._column
         begun = found.count.value
-        # Else a careful step was planned anew, or others have written a number.
-        if self._part.columns is not self._columns or not column.is_known:
+        # Else a careful step was planned anew, or others have written a number: that may have been
+        # read by a step that was refused.
+        if self._part.columns is not self._columns or not column.is_known or column.common is None:
             return None
         step = column.common + 1
         for each in self._scalars:

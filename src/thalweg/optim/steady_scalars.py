@@ -18,6 +18,8 @@ from thalweg.optim.tensor_rate import TensorRate
 from thalweg.variable import check_number
 
 _HIGHEST = 1e30
+# Rates with which Python computes in float64; NumPy makes float32 of others.
+_WIDE = (float, int, np.float64)
 
 
 class GroupScalars:
@@ -96,6 +98,8 @@ class TorchScalars(GroupScalars):
         """
         known = self._known
         if self._is_made_anew or self._rate is not None or "learning_rate" not in known:
+            return None
+        if type(self._given.get("learning_rate", 0.0)) not in _WIDE:
             return None
 
         def make(symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class SteadyShare:
         self.keys: Sequence[Hashable] = self.places
         self._others: list[Hashable] = []  # keys but for the first
         self._are_one: list[bool] = []  # for each column whether all have one number, in a row
+        self._reads: list[int] = []  # of each column, when its numbers were looked at last
         self._launches: Sequence[Launch] = ()
         self._scalars: dict[Hashable, Any] = {}  # by key
         # Those that the call makes, of each launch and place, if the hooks need none of them.
@@ -119,6 +120,7 @@ class SteadyShare:
 
     def find_alike(self) -> None:
         """Find out which parameters are alike."""
+        self._reads = [column.reads for column in self.columns]
         differing = [column.values for column in self.columns if column.common is None]
         if differing:
             self.keys = list(zip(self.places, *differing, strict=True))
@@ -162,11 +164,12 @@ class SteadyShare:
 
     def read(self) -> bool:
         """Look at the numbers of parameters; whether those that were alike still are."""
-        for column in self.columns:
-            if not column.is_known:
-                column.read()
+        for k, column in enumerate(self.columns):
+            column.read()
+            if column.reads != self._reads[k]:  # also by a careful step, which was refused
                 if column.common is None and not self._are_alike(column.values):
                     return False
+                self._reads[k] = column.reads
         return self.part.columns is self.columns  # else a careful step was planned anew
 
     def _are_alike(self, values: Sequence[Any]) -> bool:
