@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import pickle
 from typing import Any
 
@@ -288,3 +289,39 @@ def test_a_count_in_float32_stands_still_where_torchs_does(is_loaded: bool) -> N
     assert [float(number) for number in numbers(sides[0])] == [2.0**24] * len(sides[0].state)
     for one, other in zip(*map(numbers, sides), strict=True):
         assert torch.equal(one, other)
+
+
+def by_data(number: torch.Tensor) -> None:
+    number.data.fill_(40)
+
+
+def through_numpy(number: torch.Tensor) -> None:
+    number.numpy()[...] = 40
+
+
+def from_outside(number: torch.Tensor) -> None:
+    """As a process group does, which writes what another rank has."""
+    ctypes.c_float.from_address(number.data_ptr()).value = 40
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.9}, {"clip_grad_norm": 1.0}])
+@pytest.mark.parametrize("which", ["all", "one"])
+@pytest.mark.parametrize("write", [by_data, through_numpy, from_outside])
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam"])
+def test_writes_that_no_version_tells_of_are_seen(
+    name: str, write: Any, which: str, options: dict[str, Any]
+) -> None:
+    ours, theirs = made_by(optim, name, **options), made_by(torch.optim, name)
+    for opt in (ours, theirs):
+        for first, last in ((0, 5), (5, 7)):
+            steps(opt, first, last)
+            every = [own["step"] for own in opt.state.values()]
+            for number in every if which == "all" else every[1:2]:
+                write(number)
+        steps(opt, 7, 9)
+    found, wanted = ([own["step"].item() for own in opt.state.values()] for opt in (ours, theirs))
+    assert found == wanted
+    assert 42 in found
+    if not options:
+        for one, other in zip(ours.state, theirs.state, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

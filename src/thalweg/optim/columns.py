@@ -98,12 +98,16 @@ class Column:
         return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
 
     def read(self) -> None:
-        """Look at the numbers, if any was written by others."""
-        if not self.is_known:
+        """Look at the numbers, and whether any was written by others.
+
+        No version tells of writes through NumPy, by `.data` and by collectives.
+        """
+        own = self._block if self._places is None else self._block[self._places]
+        found = own.tolist()
+        if not self.is_known or found != self.values:
             self.reads += 1
-            own = self._block if self._places is None else self._block[self._places]
             # A step's number is Python's, as torch has it; others keep the type of their state.
-            self._know(list(map(self._scalar, own.tolist())))
+            self._know(list(map(self._scalar, found)))
             self._version = self._block._version
 
     def _know(self, values: list[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -253,8 +253,8 @@ class SteadyStep:
             following = self._prepare(optimizer, begun, pairs, is_beyond)
             if following is None:
                 return None
-            for k, value in enumerate(chain.from_iterable(map(itemgetter(1), following))):
-                snapshot.set_number(k, value)
+            for k, (value, now) in enumerate(chain.from_iterable(map(_with_present, following))):
+                snapshot.set_number(k, value, now)
         except ERRORS:  # the careful way says it
             return None
         self.launches.set_threads(snapshot)
@@ -308,3 +308,10 @@ class SteadyStep:
             given = optimizer._around, unscaling, len(self._owners), GradientReport()
             self._how = unscaling, gradient_transforms(*given, optimizer._is_torchs)
         return self._how[1]
+
+
+def _with_present(following: Following) -> Iterable[tuple[Any, Any]]:
+    """What numbers become, each with what it is now."""
+    column, values = following
+    now = column.values if column.common is None else [column.common] * len(values)
+    return zip(values, now, strict=True)

@@ -100,7 +100,7 @@ class PlainStep:
                     kernel.set_scalars(made)
             else:
                 self._give(step, self._programs)
-            found.set_number(0, step)
+            found.set_number(0, step, column.common)
         except ERRORS:  # the careful way says it
             return None
         if self._has_threads:

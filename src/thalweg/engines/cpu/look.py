@@ -72,7 +72,7 @@ DICT = 24  # the dictionary, how many entries, where keys and values are listed 
 TENSOR = 192
 GRADIENT = 64
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
-COLUMN = 32  # where numbers lie, how many, their kind, what they become
+COLUMN = 48  # where numbers lie, how many, their kind, what they become; what they are, if known
 WATCH = 24  # where a number lies, how many bytes it has, what they are
 
 # Words of the block of `look_norm`.
@@ -313,6 +313,25 @@ def bits_of(watch):
     return int64(uint32_pointer(watch[0])[0])
 
 
+def column_differs(column, words):
+    """Whether others have written to numbers, which versions need not tell."""
+    if words[5] == 0:
+        return 0
+    if words[2] == INT64:
+        for i in range(words[1]):
+            if int64_pointer(words[0])[i] != words[4]:
+                return 1
+        return 0
+    known = float64_pointer(column + 32)[0]
+    for i in range(words[1]):
+        if words[2] == FLOAT32:
+            if float32_pointer(words[0])[i] != float32(known):
+                return 1
+        elif float64_pointer(words[0])[i] != known:
+            return 1
+    return 0
+
+
 def look(block):
     """What is not as it was; 0 if everything is."""
     if lists_differ(block):
@@ -337,6 +356,10 @@ def look(block):
     for k in range(block[WATCHED]):
         watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
         if bits_of(watch) != watch[2]:
+            return WRITTEN_BY_OTHERS
+    for k in range(block[COLUMNS]):
+        column = block[COLUMNS + 1] + COLUMN * k
+        if column_differs(column, int64_pointer(column)):
             return WRITTEN_BY_OTHERS
     for k in range(block[GRADIENTS]):
         found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k), k)

@@ -217,9 +217,19 @@ class Snapshot:
         self.count = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
         self._call = routine()
 
-    def set_number(self, place: int, number: Any) -> None:
-        """Say what the numbers of a column become."""
-        self._numbers[place][look.COLUMN // 8 * place + 3] = number
+    def set_number(self, place: int, number: Any, now: Any = None) -> None:
+        """Say what the numbers of a column become.
+
+        Args:
+            place: Which column it is.
+            number: The number.
+            now: Optional. What they are to be before.
+        """
+        numbers, first = self._numbers[place], look.COLUMN // 8 * place
+        numbers[first + 3] = number
+        if now is not None:
+            numbers[first + 4] = now
+            self.columns[place, 5] = 1
 
     def expect(self, place: int, kind: int, number: Any) -> None:
         """Say what a number that is watched is to be.
