@@ -115,7 +115,7 @@ def _class(node: ast.ClassDef, module: Any) -> str:
 
 def _is_shown(node: _Function, body: list[str]) -> bool:
     is_written = node.name == "__init__" and any("def __init__" in each for each in body)
-    is_public = not node.name.startswith("_") or node.name in ("__init__", "_has_means", "_single")
+    is_public = not node.name.startswith("_") or node.name == "__init__"
     return is_public and not is_written
 
 

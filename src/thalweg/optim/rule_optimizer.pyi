@@ -1,6 +1,6 @@
 # Written by tools/stubs.py from what constructors take.
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -104,6 +104,4 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 beta1 and beta2, `eps` for epsilon; and what is done around an update (see
                 `thalweg.optim.step_options`).
         """
-    @property
-    def _single(self) -> Collection[str]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
