@@ -26,7 +26,7 @@ optim.tensorflow.Ftrl(PARAMS, l3=0.1)  # wrong
 optim.tensorflow.Adam(PARAMS, betas=0.9)  # wrong
 optim.Mixed(PARAMS, lr=0.1)  # wrong
 optim.RuleOptimizer(PARAMS, "Adam")  # wrong
-print(optim.Adamm)  # wrong
+KIND = optim.Adamm  # wrong
 optim.lr_scheduler.StepLR(MODEL, 3)  # wrong
-optim.AdamW(PARAMS).last_step.count  # wrong
+COUNT = optim.AdamW(PARAMS).last_step.count  # wrong
 torch.nn.Linear(2, 2)
