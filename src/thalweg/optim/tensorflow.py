@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class SGD(RuleOptimizer):
     """`thalweg.keras.optimizers.SGD`: the learning rate is inside of the velocity.
 
