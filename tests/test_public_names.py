@@ -6,16 +6,36 @@ import importlib
 
 import pytest
 
-MODULES = """
-    thalweg thalweg.autodiff thalweg.checkpoint thalweg.checkpoint.tensorflow thalweg.conform
-    thalweg.distribute thalweg.graph thalweg.keras thalweg.keras.optimizers thalweg.openseq2seq
-    thalweg.openseq2seq.optimizers thalweg.openseq2seq.optimizers.lr_policies
-    thalweg.openseq2seq.optimizers.optimizers thalweg.optim thalweg.optim.adamw
-    thalweg.optim.tensorflow thalweg.rules thalweg.rules.modern thalweg.rules.torch
-    thalweg.rules.wrappers thalweg.schedules thalweg.v1 thalweg.v1.contrib
-    thalweg.v1.contrib.layers thalweg.v1.contrib.opt thalweg.v1.summary thalweg.v1.train
-    thalweg.v1.train.experimental
-""".split()
+MODULES = [
+    "thalweg",
+    "thalweg.autodiff",
+    "thalweg.checkpoint",
+    "thalweg.checkpoint.tensorflow",
+    "thalweg.conform",
+    "thalweg.distribute",
+    "thalweg.graph",
+    "thalweg.keras",
+    "thalweg.keras.optimizers",
+    "thalweg.openseq2seq",
+    "thalweg.openseq2seq.optimizers",
+    "thalweg.openseq2seq.optimizers.lr_policies",
+    "thalweg.openseq2seq.optimizers.optimizers",
+    "thalweg.optim",
+    "thalweg.optim.adamw",
+    "thalweg.optim.tensorflow",
+    "thalweg.rules",
+    "thalweg.rules.modern",
+    "thalweg.rules.torch",
+    "thalweg.rules.wrappers",
+    "thalweg.schedules",
+    "thalweg.v1",
+    "thalweg.v1.contrib",
+    "thalweg.v1.contrib.layers",
+    "thalweg.v1.contrib.opt",
+    "thalweg.v1.summary",
+    "thalweg.v1.train",
+    "thalweg.v1.train.experimental",
+]
 BESIDE = {"thalweg": {"__version__", "tf"}}  # whose import lends names: no star asks for it
 
 

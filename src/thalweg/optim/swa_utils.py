@@ -1,11 +1,10 @@
 """`torch.optim.swa_utils` itself, by this name, too."""
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from torch.optim import swa_utils
-
 if TYPE_CHECKING:  # what checkers and editors see
-    from torch.optim.swa_utils import *  # noqa: F403
+    from torch.optim.swa_utils import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
-sys.modules[__name__] = swa_utils
+sys.modules[__name__] = import_module("torch.optim.swa_utils")
