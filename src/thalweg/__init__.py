@@ -142,7 +142,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__", "tf"])  # which lends names where it is imported
 
 
 # Those whose optimizers files describe, in the order in which they are asked for a name.

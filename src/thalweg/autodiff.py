@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class UnconnectedGradients(enum.Enum):
     """What stands for the gradient of a source that the target does not depend on."""
 

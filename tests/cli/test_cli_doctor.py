@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 import thalweg
 from thalweg.cli import doctor
 from thalweg.cli.main import main
+from thalweg.engines.cpu import team
 from thalweg.engines.cuda import available
 
 
@@ -34,6 +36,8 @@ def test_versions_engines_and_threads(folder):
     assert found["versions"]["torch"] == torch.__version__
     assert found["engines"] == {"reference": "", "cpu": "", "cuda": available.why_unavailable()}
     assert found["threads"] == torch.get_num_threads()
+    if sys.platform == "linux":
+        assert found["threads_of_a_step"] == {"number": found["threads"], "trouble": ""}
     assert found["kernels"] == {"folder": str(folder), "trouble": ""}
     assert len(found["gpus"]) == torch.cuda.device_count()
     assert list(folder.iterdir()) == []
@@ -48,6 +52,17 @@ def test_lines_for_eyes(folder, monkeypatch):
     assert found["engine cpu"] == "yes"
     assert found["engine cuda"] == "no: torch sees no GPU"
     assert found["kernels"] == f"{folder} (private, can be written)"
+
+
+@pytest.mark.parametrize(
+    ("threads", "line"),
+    [(1, "1"), (4, "1: the OpenMP library of torch was not found")],
+)
+def test_steps_of_one_thread(folder, monkeypatch, threads, line):
+    monkeypatch.setattr(team, "gomp_parallel", lambda: None)
+    monkeypatch.setattr(team, "team_size", lambda: threads)
+    (found,) = (each for each in run().splitlines() if each.startswith("threads of a step"))
+    assert found.removeprefix("threads of a step").strip() == line
 
 
 def test_what_is_not_installed(folder, monkeypatch):

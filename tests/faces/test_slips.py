@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import thalweg
-from thalweg import v1
+from thalweg import rules, v1
 from thalweg.errors import NumericsWarning
-from thalweg.keras.optimizers import SGD, Adam
+from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
 from thalweg.openseq2seq import from_config
 
 
@@ -117,6 +117,26 @@ SLIPS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "step": (lambda: Adam().step(), AttributeError, "no attribute 'step'. Call minimize(loss"),
     "zero_grad": (lambda: Adam().zero_grad(), AttributeError, "call zero_grad() of the module"),
+    "a scheduler of torch": (
+        lambda: Adam().param_groups,  # pyright: ignore
+        AttributeError,
+        "use thalweg.optim.tensorflow.Adam, which has the same numbers",
+    ),
+    "the state of a subclass": (
+        lambda: type("Own", (SGD,), {})().state,
+        AttributeError,
+        "use thalweg.optim.tensorflow.SGD, which has the same numbers",
+    ),
+    "groups of a rule": (
+        lambda: RuleOptimizer(rules.ADAM).add_param_group({}),  # pyright: ignore
+        AttributeError,
+        "use one of thalweg.optim",
+    ),
+    "parameters": (
+        lambda: Adam(torch.nn.Linear(2, 1).parameters()),  # pyright: ignore
+        TypeError,
+        "not to the constructor; thalweg.optim has optimizers that take them there",
+    ),
     "a short name": (lambda: v1.contrib.opt.AdamW, AttributeError, "mean 'AdamWOptimizer'?"),  # pyright: ignore
     "no engine": (lambda: thalweg.engine("gpu"), ValueError, "engine must be one of"),  # pyright: ignore
     "an eager placeholder": (

@@ -31,7 +31,7 @@ TENSORFLOWS = [
     (name, option)
     for name in tensorflow.__all__
     for option in inspect.signature(getattr(tensorflow, name)).parameters
-    if option not in ("params", "lr", "around")
+    if option not in ("params", "lr", "capturable", *KEYWORDS)
 ]
 OURS: dict[str, Any] = {
     "clip_grad_norm": 1e-6,

@@ -40,6 +40,9 @@ def doctor(as_json: bool) -> None:
     look = found["native_look"]
     lines["steps in one call"] = f"no: {look}" if look else "yes"
     lines["threads of torch"] = str(found["threads"])
+    lines["threads of a step"] = str(found["threads_of_a_step"]["number"])
+    if why := found["threads_of_a_step"]["trouble"]:
+        lines["threads of a step"] += f": {why}"
     lines["processor"] = _suits(found["processor"])
     kernels = found["kernels"]
     kept = f"not kept: {kernels['trouble']}" if kernels["trouble"] else "private, can be written"
@@ -64,10 +67,23 @@ def _examine_machine() -> dict[str, Any]:
         "engines": {"reference": "", "cpu": "", "cuda": why_unavailable()},
         "native_look": snapshot.trouble(),
         "threads": torch.get_num_threads(),
+        "threads_of_a_step": _threads_of_a_step(),
         "processor": _processor(),
         "kernels": _kernels_folder(),
         "gpus": [_describe_gpu(number) for number in range(torch.cuda.device_count())],
     }
+
+
+def _threads_of_a_step() -> dict[str, object]:
+    """How many threads a step on the CPU has, and why it is one where torch has several."""
+    from thalweg.engines.cpu import team
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is told here
+        is_there = team.gomp_parallel() is not None
+    if is_there or team.team_size() == 1:
+        return {"number": team.team_size(), "trouble": ""}
+    return {"number": 1, "trouble": "the OpenMP library of torch was not found"}
 
 
 def _version_of(package: str) -> str | None:

@@ -10,3 +10,7 @@ from thalweg.conform.errors import ConformError
 from thalweg.conform.side import Side
 
 __all__ = ["ConformError", "Outcome", "Parting", "Side", "compare"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -210,7 +210,10 @@ def hint(value: object) -> str:
         isinstance(each, torch.Tensor | dict) for each in cast("Sequence[Any]", value)
     )
     if is_list or isinstance(value, Iterator | torch.nn.Module | dict):
-        return " Variables go to minimize() or apply_gradients(), not to the constructor."
+        return (
+            " Variables go to minimize() or apply_gradients(), not to the constructor;"
+            " thalweg.optim has optimizers that take them there."
+        )
     return ""
 
 

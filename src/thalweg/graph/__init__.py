@@ -220,4 +220,9 @@ __all__ = [
     "zeros_initializer",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 register(port)

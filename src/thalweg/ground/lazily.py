@@ -85,7 +85,6 @@ def offering(
         return vars(sys.modules[owner]).setdefault(name, found)
 
     def list_names() -> list[str]:
-        own = vars(sys.modules[owner])
-        return sorted({*own, *own["__all__"]})
+        return sorted(vars(sys.modules[owner])["__all__"])
 
     return get, list_names

@@ -3,3 +3,7 @@
 from thalweg.keras import optimizers as optimizers
 
 __all__ = ["optimizers"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,3 +12,7 @@ __all__ = [
     "policy_params",
     "training_length",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,10 +5,14 @@ with torch's numbers; all others (`LBFGS`, `Adafactor`, `lr_scheduler`, ...) are
 `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the form of the twelve. `Mixed` runs
 several of them in one step, each on groups of its own, which `groups` and `hidden_matrices` choose.
 `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
+
+Modules are here, too: `thalweg.optim.adamw` has the class of this package, and
+`thalweg.optim.lr_scheduler`, `swa_utils`, `optimizer` and `lbfgs` are torch's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +36,8 @@ from thalweg.optim.kinds import HOMES
 from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
+    from torch.optim import LBFGS, Adafactor, Optimizer, lr_scheduler, swa_utils
+
     from thalweg.optim import tensorflow
     from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
@@ -71,10 +77,12 @@ __all__ = [
     "ASGD",
     "KLSOAP",
     "LAMB",
+    "LBFGS",
     "SGD",
     "SOAP",
     "AdEMAMix",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamH",
@@ -94,6 +102,7 @@ __all__ = [
     "NAdam",
     "NAdamW",
     "NorMuon",
+    "Optimizer",
     "RAdam",
     "RMSprop",
     "Rprop",
@@ -104,6 +113,8 @@ __all__ = [
     "StableAdamW",
     "groups",
     "hidden_matrices",
+    "lr_scheduler",
+    "swa_utils",
     "tensorflow",
 ]
 _HOMES = {
@@ -112,18 +123,24 @@ _HOMES = {
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "hidden",
 }
-__all__ += [name for name in torch.optim.__all__ if name not in __all__]
+# Names that a release of torch has beyond these.
+__all__ += [n for n in dir(torch.optim) if not (n.startswith("_") or n in __all__)]  # pyright: ignore
 
 
-def __getattr__(name: str) -> Any:
+def _get(name: str) -> Any:
     if name == "tensorflow":
         return importlib.import_module("thalweg.optim.tensorflow")
     if name in _HOMES:
         return getattr(importlib.import_module(f"thalweg.optim.{_HOMES[name]}"), name)
-    if name.startswith("__"):
-        raise AttributeError(f"module 'thalweg.optim' has no attribute {name!r}")
-    return getattr(torch.optim, name)
+    if not name.startswith("__"):
+        with contextlib.suppress(AttributeError):
+            return getattr(torch.optim, name)
+    raise AttributeError(f"module 'thalweg.optim' has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # which is to see a name that is misspelt
+    __getattr__ = _get
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *dir(torch.optim)})
+    return sorted(__all__)

@@ -52,6 +52,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     With momentum `state[p]` holds `momentum_buffer`, which is the first gradient at first. Sparse
     gradients with momentum or decay are left to torch.
 
+    Args:
+        dampening: The share of a gradient that the momentum does not get.
+
     Source: Sutskever et al. 2013; torch.optim.SGD
     """
 
@@ -92,6 +95,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
 
     `state[p]` holds `step`, `square_avg` and, as needed, `momentum_buffer` and `grad_avg`.
 
+    Args:
+        alpha: What the running mean of squares keeps in a step.
+
     Source: Hinton's lecture 6, Graves 2013; torch.optim.RMSprop
     """
 
@@ -112,6 +118,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     """`torch.optim.Adagrad` in one pass; sparse gradients update their rows.
 
     `state[p]` holds `step` and `sum` from the beginning.
+
+    Args:
+        lr_decay: The rate is divided by 1 + lr_decay times the number of the steps before.
 
     Source: Duchi et al. 2011; torch.optim.Adagrad
     """
@@ -171,6 +180,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
 
     `state[p]` holds `step`, `mu_product`, `exp_avg` and `exp_avg_sq`.
 
+    Args:
+        momentum_decay: How fast the schedule of the momentum rises; torch's name of Keras' decay.
+
     Source: Dozat 2016; torch.optim.NAdam
     """
 
@@ -223,6 +235,11 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
 
     `state[p]` holds `step`, `eta`, `mu` and the mean `ax`.
 
+    Args:
+        lambd: How much of each parameter decays, and how fast the rate falls.
+        alpha: The power by which the rate falls.
+        t0: The step after which parameters are averaged.
+
     Source: Polyak & Juditsky 1992; torch.optim.ASGD
     """
 
@@ -243,6 +260,10 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
     """`torch.optim.Rprop` in one pass.
 
     `state[p]` holds `step`, `prev` and `step_size`.
+
+    Args:
+        etas: The factors of a step's size where the sign of a gradient changes, and where it stays.
+        step_sizes: The smallest and the largest size of a step.
 
     Source: Riedmiller & Braun 1993; torch.optim.Rprop
     """

@@ -26,6 +26,7 @@ from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
+from thalweg.optim.constructors import publish, tell_own_constructor, with_options
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
@@ -36,7 +37,7 @@ from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
 from thalweg.optim.sharded import told_to_all
-from thalweg.optim.step_options import KEYWORDS, GradientReport, StepOptions, gradient_transforms
+from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 
 class _Share(NamedTuple):
@@ -74,15 +75,18 @@ class FusedTorchOptimizer(FusedOptimizer):
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
     _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
-    __signature__: ClassVar[inspect.Signature]
+    _accepted: ClassVar[inspect.Signature]  # what its constructor takes, or that of its parent
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
 
     def __init_subclass__(cls) -> None:
         # What a constructor takes is read by people and by frameworks.
         own = cls._signature()
-        added = inspect.signature(StepOptions).parameters.values()
-        cls.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+        cls._accepted = with_options(own)
+        if cls.__module__.startswith("thalweg."):
+            publish(cls, cls._accepted)
+        else:
+            tell_own_constructor(cls, cls._accepted)
         apart = ("params", *HOW, *cls._unread)
         cls._wanted = [name for name in own.parameters if name not in apart]
         cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
@@ -90,11 +94,11 @@ class FusedTorchOptimizer(FusedOptimizer):
     @classmethod
     def _signature(cls) -> inspect.Signature:
         """What is taken beside options."""
-        return inspect.signature(cls._torch)
+        return inspect.signature(cls._torch, eval_str=True)
 
     def __init__(self, *args: Any, **keywords: object) -> None:
         try:
-            self.__signature__.bind(*args, **keywords)
+            self._accepted.bind(*args, **keywords)
         except TypeError:  # which Python tells before anybody looks at a value
             rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
             self._torch.__init__(self, *args, **rest)

@@ -24,6 +24,7 @@ from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
+from thalweg.optim.constructors import publish, tell_own_constructor, with_options
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named, number, title_of
 from thalweg.optim.hooks import Repeated
@@ -101,6 +102,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             own = inspect.signature(cls.__init__).parameters.values()
             plain = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
             cls._decided = cls._decided | {*plain[1:]} - {"params"}
+            _publish_arguments(cls)
+        else:
+            tell_own_constructor(cls, inspect.signature(RuleOptimizer))
 
     def __init__(
         self,
@@ -322,3 +326,15 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}
         return {**super().__getstate__(), **own}
+
+
+def _publish_arguments(cls: type[RuleOptimizer]) -> None:
+    """Have a constructor say all that it takes, options among it."""
+    own = inspect.signature(cls.__init__, eval_str=True)
+    named = [each for each in own.parameters.values() if each.name not in ("self", "around")]
+    beside = [] if "capturable" in own.parameters else [_CAPTURABLE]
+    publish(cls, with_options(own.replace(parameters=named), *beside))
+
+
+_CAPTURABLE = inspect.signature(RuleOptimizer, eval_str=True).parameters["capturable"]
+_publish_arguments(RuleOptimizer)

@@ -46,7 +46,7 @@ class RulesBySelector:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
             own_rule = own.pop("rule") if isinstance(rule, Mapping) else rule
             kind = kind_of(own_rule)
-            known = {*kind.__signature__.parameters, *kind._fixed}
+            known = {*kind._accepted.parameters, *kind._fixed}
             for name in own:
                 if name not in known:
                     near = did_you_mean(name, known)
@@ -59,7 +59,7 @@ class RulesBySelector:
 
     def takes(self, place: int, name: str) -> bool:
         """Whether the rule of a selector has such an option."""
-        return name in self._kinds[place].__signature__.parameters
+        return name in self._kinds[place]._accepted.parameters
 
     def all_have(self, name: str) -> bool:
         """Whether each selector gives an option itself."""

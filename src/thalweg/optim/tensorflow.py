@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class SGD(RuleOptimizer):
     """`thalweg.keras.optimizers.SGD`: the learning rate is inside of the velocity.
 
@@ -173,7 +177,11 @@ class Adamax(RuleOptimizer):
 
 
 class Nadam(RuleOptimizer):
-    """`thalweg.keras.optimizers.Nadam`; `decay` is that of the momentum's schedule."""
+    """`thalweg.keras.optimizers.Nadam`.
+
+    Args:
+        decay: How fast the schedule of the momentum rises.
+    """
 
     _exact = ("epsilon", "decay")
     _extra = {"momentum_cache": 1.0}
@@ -279,6 +287,11 @@ class RMSprop(RuleOptimizer):
 
 class Ftrl(RuleOptimizer):
     """`thalweg.keras.optimizers.Ftrl`, which makes the variable anew from `linear`.
+
+    Args:
+        learning_rate_power: The power by which the rate falls; not above 0.
+        l2_shrinkage: Strength of a penalty of the size of the variable, in its gradient.
+        beta: Is added to the root of the accumulator.
 
     Raises:
         ValueError: A number has the wrong sign.

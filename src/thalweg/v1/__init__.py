@@ -27,4 +27,9 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "tuple",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted({*__all__})
+
+
 __getattr__ = attribute_of("")

@@ -8,3 +8,7 @@ from thalweg.checkpoint.torch_optim.exporting import to_torch
 from thalweg.checkpoint.torch_optim.importing import from_torch
 
 __all__ = ["from_torch", "to_torch"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -38,3 +38,7 @@ __all__ = [
     "Schedule",
     "from_thalweg",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

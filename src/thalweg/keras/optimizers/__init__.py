@@ -35,4 +35,9 @@ __all__ = [
     "serialize",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 OPTIMIZERS.tell_all("", (SGD, Adam, Adamax, Nadam, Adagrad, Adadelta, RMSprop, Ftrl, RuleOptimizer))

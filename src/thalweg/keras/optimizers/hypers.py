@@ -21,12 +21,30 @@ from thalweg.schedules.formulas import inverse_time
 from thalweg.schedules.serialization import serialize
 from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
 
-# What people of torch.optim look for.
+# What people of torch.optim look for, and what its schedulers and trainers around it ask for.
 _TORCH = {
+    "add_param_group": ". Variables are those that steps are given.",
+    "defaults": ". Hyperparameters are attributes.",
     "param_groups": ". Give several optimizers their own variables.",
+    "state": ". get_slot(variable, name) is what it remembers.",
     "step": ". Call minimize(loss, variables), or apply_gradients(gradients_and_variables).",
     "zero_grad": ". It keeps no gradients: call zero_grad() of the module.",
 }
+
+
+def _in_torchs_form(kind: type) -> str:
+    """The class in torch's form with the same numbers, of a class of Keras or what derives of it.
+
+    Schedulers of torch, and trainers, take no other: they ask for `torch.optim.Optimizer`.
+    """
+    own = [each.__name__ for each in kind.__mro__ if each.__module__.startswith(_PACKAGE)]
+    name = own[0] if own else "Optimizer"
+    if name in ("Optimizer", "RuleOptimizer"):
+        return "one of thalweg.optim"
+    return f"thalweg.optim.tensorflow.{name}, which has the same numbers"
+
+
+_PACKAGE = "thalweg.keras.optimizers."
 
 
 class Hypers(TrackableSlots):
@@ -107,6 +125,9 @@ class Hypers(TrackableSlots):
         if hyper is not None and key in hyper:
             return self._get_hyper(key)
         hint = _TORCH.get(name, "")
+        if hint:
+            own = _in_torchs_form(type(self))
+            hint += f" For what asks for an optimizer of torch, use {own}."
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -20,6 +20,11 @@ __all__ = [
     "optimizers",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 OPTIMIZERS.tell_all("openseq2seq:", (novograd.NovoGrad, mp_wrapper.MixedPrecisionOptimizerWrapper))
 LOSS_SCALERS.tell_all("", (automatic_loss_scaler.AutomaticLossScaler,))
 RATES.tell_all(

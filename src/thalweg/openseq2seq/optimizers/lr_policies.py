@@ -27,6 +27,21 @@ from thalweg.v1.train.decay import follow_rate
 from thalweg.v1.train.followed import remember_source
 from thalweg.variable import as_dtype, dtype_name
 
+__all__ = [
+    "cosine_decay",
+    "exp_decay",
+    "fixed_lr",
+    "inv_poly_decay",
+    "piecewise_constant",
+    "poly_decay",
+    "transformer_policy",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 

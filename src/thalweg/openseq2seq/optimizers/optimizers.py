@@ -24,3 +24,7 @@ __all__ = [
     "post_process_gradients",
     "reduce_gradients",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -32,6 +32,13 @@ class AdEMAMix(ModernOptimizer):
     In the first `alpha_warmup` steps of a parameter `alpha` rises from 0, and in the first
     `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training.
 
+    Args:
+        betas: What the two means of gradients, fast and slow, and that of squares keep in a step:
+            the fast one, the squares, the slow one.
+        alpha: The weight of the slow mean.
+        alpha_warmup: In how many steps `alpha` rises from 0; 0 is none.
+        beta3_warmup: In how many steps `betas[2]` rises from `betas[0]`; 0 is none.
+
     Source: Pagliardini et al. 2024, https://arxiv.org/abs/2409.03137
     """
 
@@ -57,6 +64,10 @@ class ADOPT(ModernOptimizer):
     What is divided is clipped to the number of the steps before to the power `clip_exp`, the
     authors' or timm's 0.333; with `decoupled` decay is AdamW's.
 
+    Args:
+        clip_exp: The power of the number of steps before to which what is divided is clipped.
+        decoupled: Whether decay is AdamW's, beside the step.
+
     Source: Taniguchi et al. 2024, https://arxiv.org/abs/2411.02853
     """
 
@@ -80,6 +91,10 @@ class Adan(ModernOptimizer):
     `betas` are what is kept of the means of gradients, of differences and of squares. Variables are
     divided by 1 + lr * weight_decay after the step, or, with `no_prox`, shrink as AdamW's do.
 
+    Args:
+        betas: What is kept of the means of gradients, of their differences and of squares.
+        no_prox: Whether decay is AdamW's.
+
     Source: Xie et al. 2022, https://arxiv.org/abs/2208.06677; timm.optim.Adan
     """
 
@@ -102,6 +117,10 @@ class LAMB(ModernOptimizer):
 
     Parameters without decay take Adam's step, unless `always_adapt`; with `trust_clip` no step is
     longer than Adam's. Others clip the norm of gradients to 1 first: `clip_grad_norm=1.0`.
+
+    Args:
+        trust_clip: Whether no step is longer than Adam's.
+        always_adapt: Whether parameters without decay take such steps, too.
 
     Source: You et al. 2019, https://arxiv.org/abs/1904.00962; timm.optim.Lamb
     """

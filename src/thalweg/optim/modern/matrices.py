@@ -40,7 +40,7 @@ class OfMatrices:
     _choices: ClassVar[dict[str, str]] = _MUONS
     _unread = tuple(_MUONS)
     _made: Callable[..., Rule]
-    __signature__: Signature
+    _accepted: ClassVar[Signature]
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
@@ -49,7 +49,7 @@ class OfMatrices:
         Raises:
             ValueError: An option is not what it can be.
         """
-        names = [name for name in cls._choices if name in cls.__signature__.parameters]
+        names = [name for name in cls._choices if name in cls._accepted.parameters]
         given = {cls._choices[name]: _read(name, group[name]) for name in names}
         try:
             return cls._made(**given)
@@ -116,6 +116,9 @@ class NorMuon(OfMatrices, ModernOptimizer):
     """Muon, whose rows are divided by a running root of their mean squares.
 
     Steps are as long as Muon's; with `update_scale="match_rms"` about as AdamW's, as in the paper.
+
+    Args:
+        update_scale: How long steps are: "preserve_norm" or "match_rms".
 
     Source: Li et al. 2025, https://arxiv.org/abs/2510.05491
     """

@@ -36,7 +36,7 @@ class DeclaredArguments(Arguments):
         super().__setstate__(state)
         own: Any = self
         for name in self._added:
-            default = own.defaults.get(name, own.__signature__.parameters[name].default)
+            default = own.defaults.get(name, own._accepted.parameters[name].default)
             for group in own.param_groups:
                 group.setdefault(name, default)
 
@@ -55,7 +55,7 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        own = inspect.signature(cls._arguments)
+        own = inspect.signature(cls._arguments, eval_str=True)
         _, *parameters = own.parameters.values()  # without `self`
         return own.replace(parameters=parameters)
 

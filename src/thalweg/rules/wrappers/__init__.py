@@ -8,3 +8,7 @@ from thalweg.rules.wrappers.lengths import sphere, trust_ratio
 from thalweg.rules.wrappers.masks import cautious, cautious_decay
 
 __all__ = ["cautious", "cautious_decay", "sphere", "trust_ratio"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,4 +7,9 @@ from thalweg.v1.missing import attribute_of
 
 __all__ = ["framework", "layers", "opt"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __getattr__ = attribute_of("contrib")

@@ -165,6 +165,11 @@ __all__ = [
     "weighted_moving_average",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __getattr__ = attribute_of("train")
 
 OPTIMIZERS.tell_all(

@@ -5,4 +5,9 @@ from thalweg.v1.missing import attribute_of
 
 __all__ = ["l2_regularizer"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __getattr__ = attribute_of("contrib.layers")

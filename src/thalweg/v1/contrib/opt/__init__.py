@@ -28,6 +28,11 @@ __all__ = [
     "extend_with_decoupled_weight_decay",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __getattr__ = attribute_of("contrib.opt")
 
 OPTIMIZERS.tell_all(

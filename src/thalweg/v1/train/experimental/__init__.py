@@ -11,4 +11,9 @@ __all__ = [
     "MixedPrecisionLossScaleOptimizer",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __getattr__ = attribute_of("train.experimental")

@@ -1,0 +1,11 @@
+"""`torch.optim._muon`, with `Muon` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from thalweg.optim.modern.matrices import Muon
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["Muon"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,13 @@
+"""`torch.optim.adadelta`, with `Adadelta` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.adadelta import adadelta
+
+from thalweg.optim.classes import Adadelta
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["Adadelta", "adadelta"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,13 @@
+"""`torch.optim.adagrad`, with `Adagrad` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.adagrad import adagrad
+
+from thalweg.optim.classes import Adagrad
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["Adagrad", "adagrad"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

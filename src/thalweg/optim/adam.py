@@ -1,0 +1,13 @@
+"""`torch.optim.adam`, with `Adam` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.adam import adam
+
+from thalweg.optim.classes import Adam
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["Adam", "adam"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,13 @@
+"""`torch.optim.adamax`, with `Adamax` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.adamax import adamax
+
+from thalweg.optim.classes import Adamax
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["Adamax", "adamax"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

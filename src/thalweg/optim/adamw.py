@@ -1,0 +1,13 @@
+"""`torch.optim.adamw`, with `AdamW` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.adamw import adamw
+
+from thalweg.optim.classes import AdamW
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["AdamW", "adamw"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,44 @@
+"""What the arguments of constructors are for, where they mean the same in most classes.
+
+What one means in a class alone is said in the docstring of that class, which is looked at first;
+keywords of options are said in `thalweg.core.options`.
+"""
+
+NOTES = """Arguments of optimizers of torch's kind.
+
+Args:
+    params: Parameters, pairs of a name and a parameter, or groups, which may have arguments of
+        their own.
+    lr: The learning rate, a number or a tensor of shape ().
+    betas: What the running means of gradients and of their squares keep in a step.
+    beta2: What the running mean of squares keeps in a step.
+    eps: A small number that keeps a divisor from 0.
+    weight_decay: How much of each parameter decays; 0 is none.
+    decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the gradient.
+    momentum: What the running mean of gradients keeps in a step.
+    nesterov: Whether momentum is Nesterov's.
+    amsgrad: Whether steps are divided by the largest running mean of squares so far.
+    maximize: Whether the objective is maximized.
+    foreach: As torch's; it chooses nothing where a step is one pass over memory.
+    fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+    capturable: Whether steps on a GPU can be captured in a CUDA graph.
+    differentiable: Whether gradients flow through the step, which is torch's own then.
+    initial_accumulator_value: What the sum of squares begins with.
+    rho: What the running mean of squares keeps in a step.
+    centered: Whether to divide by the root of the variance.
+    heads: Into how many blocks of rows a matrix is cut, each of which is one of its own.
+    ns_coefficients: Three numbers of Newton-Schulz iterations, a tuple of such for each of them, or
+        "original", "quintic" or "polar_express".
+    ns_steps: How many Newton-Schulz iterations a step has.
+    ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
+    adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
+        "rms_to_rms"; None is "original".
+    precondition_frequency: In how many steps the basis changes once.
+    max_precondition_dim: Sides that are longer keep their own basis.
+    shampoo_beta: What the running means of gradients' products keep in a step.
+    warmup_steps: In how many steps the rate rises to what it is.
+    r: The weight of a step in the mean is its number to this power.
+    weight_lr_power: The same weight is multiplied by the largest rate so far to this power.
+    l1: Strength of the L1 penalty.
+    l2: Strength of the L2 penalty.
+"""

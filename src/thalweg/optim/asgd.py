@@ -1,0 +1,13 @@
+"""`torch.optim.asgd`, with `ASGD` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.asgd import asgd
+
+from thalweg.optim.classes import ASGD
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["ASGD", "asgd"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,1084 @@
+# Written by tools/stubs.py from what constructors take.
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+
+class Adam(FusedTorchOptimizer, torch.optim.Adam):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.001,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `Adam`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            betas: What the running means of gradients and of their squares keep in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            amsgrad: Whether steps are divided by the largest running mean of squares so far.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+            decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
+                gradient.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.001,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `AdamW`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            betas: What the running means of gradients and of their squares keep in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            amsgrad: Whether steps are divided by the largest running mean of squares so far.
+            maximize: Whether the objective is maximized.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class SGD(FusedTorchOptimizer, torch.optim.SGD):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.001,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `SGD`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            momentum: What the running mean of gradients keeps in a step.
+            dampening: The share of a gradient that the momentum does not get.
+            weight_decay: How much of each parameter decays; 0 is none.
+            nesterov: Whether momentum is Nesterov's.
+            maximize: Whether the objective is maximized.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.01,
+        alpha: float = 0.99,
+        eps: float = 1e-08,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        *,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `RMSprop`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            alpha: What the running mean of squares keeps in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            momentum: What the running mean of gradients keeps in a step.
+            centered: Whether to divide by the root of the variance.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.01,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `Adagrad`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            lr_decay: The rate is divided by 1 + lr_decay times the number of the steps before.
+            weight_decay: How much of each parameter decays; 0 is none.
+            initial_accumulator_value: What the sum of squares begins with.
+            eps: A small number that keeps a divisor from 0.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-06,
+        weight_decay: float = 0,
+        foreach: bool | None = None,
+        *,
+        capturable: bool = False,
+        maximize: bool = False,
+        differentiable: bool = False,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `Adadelta`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            rho: What the running mean of squares keeps in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            maximize: Whether the objective is maximized.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.002,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        capturable: bool = False,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `Adamax`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            betas: What the running means of gradients and of their squares keep in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.002,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0,
+        momentum_decay: float = 0.004,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `NAdam`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            betas: What the running means of gradients and of their squares keep in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            momentum_decay: How fast the schedule of the momentum rises; torch's name of Keras'
+                decay.
+            decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
+                gradient.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `RAdam`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            betas: What the running means of gradients and of their squares keep in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
+                gradient.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        maximize: bool = False,
+        *,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `SparseAdam`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            betas: What the running means of gradients and of their squares keep in a step.
+            eps: A small number that keeps a divisor from 0.
+            maximize: Whether the objective is maximized.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.01,
+        lambd: float = 0.0001,
+        alpha: float = 0.75,
+        t0: float = 1000000.0,
+        weight_decay: float = 0,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        capturable: bool = False,
+        *,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `ASGD`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            lambd: How much of each parameter decays, and how fast the rate falls.
+            alpha: The power by which the rate falls.
+            t0: The step after which parameters are averaged.
+            weight_decay: How much of each parameter decays; 0 is none.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
+
+class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.01,
+        etas: tuple[float, float] = (0.5, 1.2),
+        step_sizes: tuple[float, float] = (1e-06, 50),
+        *,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `Rprop`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            etas: The factors of a step's size where the sign of a gradient changes, and where it
+                stays.
+            step_sizes: The smallest and the largest size of a step.
+            capturable: Whether steps on a GPU can be captured in a CUDA graph.
+            foreach: As torch's; it chooses nothing where a step is one pass over memory.
+            maximize: Whether the objective is maximized.
+            differentiable: Whether gradients flow through the step, which is torch's own then.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """

@@ -1,0 +1,13 @@
+"""`torch.optim.nadam`, with `NAdam` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.nadam import nadam
+
+from thalweg.optim.classes import NAdam
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["NAdam", "nadam"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,13 @@
+"""`torch.optim.radam`, with `RAdam` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.radam import radam
+
+from thalweg.optim.classes import RAdam
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["RAdam", "radam"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

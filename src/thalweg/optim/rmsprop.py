@@ -1,0 +1,13 @@
+"""`torch.optim.rmsprop`, with `RMSprop` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.rmsprop import rmsprop
+
+from thalweg.optim.classes import RMSprop
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["RMSprop", "rmsprop"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,13 @@
+"""`torch.optim.rprop`, with `Rprop` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.rprop import rprop
+
+from thalweg.optim.classes import Rprop
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["Rprop", "rprop"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

@@ -1,0 +1,13 @@
+"""`torch.optim.sgd`, with `SGD` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim.sgd import sgd
+
+from thalweg.optim.classes import SGD
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["SGD", "sgd"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

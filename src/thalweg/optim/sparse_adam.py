@@ -1,0 +1,11 @@
+"""`torch.optim.sparse_adam`, with `SparseAdam` of this package; all else in it is torch's own."""
+
+from typing import TYPE_CHECKING
+
+from thalweg.optim.classes import SparseAdam
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["SparseAdam"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)

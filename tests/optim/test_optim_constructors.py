@@ -1,0 +1,111 @@
+"""What constructors say that they take: to `inspect`, to readers, and in stubs."""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg import optim
+from thalweg.optim.constructors import notes_in
+from thalweg.optim.step_options import KEYWORDS
+
+STUBS = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "stubs.py"))
+NAMES = [
+    name
+    for name in (*optim.__all__, *(f"tensorflow.{name}" for name in optim.tensorflow.__all__))
+    if getattr(attrgetter(name)(optim), "__module__", "").startswith("thalweg.")
+    and isinstance(attrgetter(name)(optim), type)
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constructors_say_every_option_with_its_type(name: str) -> None:
+    cls = attrgetter(name)(optim)
+    of_class, (first, *of_init) = (
+        [*inspect.signature(each).parameters.values()] for each in (cls, cls.__init__)
+    )
+    assert first.name == "self"
+    assert of_class == of_init
+    assert {*KEYWORDS} <= {each.name for each in of_class}
+    for each in of_class:
+        assert each.kind is not each.VAR_POSITIONAL
+        assert each.annotation is not each.empty
+        assert not isinstance(each.annotation, str)
+    assert cls.__init__.__qualname__ == f"{cls.__name__}.__init__"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constructors_say_what_each_argument_is_for(name: str) -> None:
+    cls = attrgetter(name)(optim)
+    notes = notes_in(cls.__init__.__doc__, "Args:")
+    assert [*notes] == [*inspect.signature(cls).parameters]
+    assert all(text[0][0].isupper() or text[0][0] in '"1`' for text in notes.values())
+
+
+def test_a_class_has_the_last_word_on_its_arguments() -> None:
+    assert "power" in optim.ASGD.__init__.__doc__.partition("alpha: ")[2].splitlines()[0]
+    assert "squares" in optim.RMSprop.__init__.__doc__.partition("alpha: ")[2].splitlines()[0]
+
+
+class _Own(optim.Adam):
+    def __init__(self, params: Any, rate: float, *, extra: int = 3) -> None:
+        super().__init__(params, lr=rate, clip_grad_norm=1.0)
+        self.extra = extra
+
+
+class _OwnMatrices(optim.Muon):
+    def __init__(self, params: Any, rate: float = 0.1) -> None:
+        super().__init__(params, lr=rate)
+
+
+class _OwnTensorFlow(optim.tensorflow.Ftrl):
+    def __init__(self, params: Any, rate: float = 0.1) -> None:
+        super().__init__(params, lr=rate)
+
+
+class _Mixin:
+    def __init__(self, *args: Any, more: int = 1, **keywords: Any) -> None:
+        self.more = more
+        super().__init__(*args, **keywords)
+
+
+class _Beside(_Mixin, optim.Adam):
+    pass
+
+
+class _Plain(optim.Adam):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("cls", "wanted", "given"),
+    [
+        (_Own, ["params", "rate", "extra"], {"rate": 0.5, "extra": 4}),
+        (_OwnMatrices, ["params", "rate"], {"rate": 0.5}),
+        (_OwnTensorFlow, ["params", "rate"], {"rate": 0.5}),
+        (_Beside, ["args", "more", "keywords"], {"lr": 0.5, "more": 2}),
+        (_Plain, [*inspect.signature(optim.Adam).parameters], {"lr": 0.5, "ema_decay": 0.9}),
+    ],
+)
+def test_subclasses_of_users_say_what_they_take(cls: Any, wanted: Any, given: Any) -> None:
+    assert [*inspect.signature(cls).parameters] == wanted
+    param = torch.nn.Parameter(torch.ones(2, 2))
+    made = cls([param], **given)
+    assert made.param_groups[0]["lr"] == 0.5
+    param.grad = torch.ones(2, 2)
+    made.step()
+    assert not torch.equal(param, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("module", STUBS["MODULES"])
+def test_stubs_are_as_constructors(module: str) -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("stubs say what a newer torch takes")
+    kept = STUBS["path_of"](module).read_text()
+    assert kept == STUBS["stub_of"](module), "write it: python tools/stubs.py"

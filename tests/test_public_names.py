@@ -1,0 +1,52 @@
+"""`dir()` of each public module shows its public names, and no others."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+MODULES = [
+    "thalweg",
+    "thalweg.autodiff",
+    "thalweg.checkpoint",
+    "thalweg.checkpoint.tensorflow",
+    "thalweg.conform",
+    "thalweg.distribute",
+    "thalweg.graph",
+    "thalweg.keras",
+    "thalweg.keras.optimizers",
+    "thalweg.openseq2seq",
+    "thalweg.openseq2seq.optimizers",
+    "thalweg.openseq2seq.optimizers.lr_policies",
+    "thalweg.openseq2seq.optimizers.optimizers",
+    "thalweg.optim",
+    "thalweg.optim.adamw",
+    "thalweg.optim.tensorflow",
+    "thalweg.rules",
+    "thalweg.rules.modern",
+    "thalweg.rules.torch",
+    "thalweg.rules.wrappers",
+    "thalweg.schedules",
+    "thalweg.v1",
+    "thalweg.v1.contrib",
+    "thalweg.v1.contrib.layers",
+    "thalweg.v1.contrib.opt",
+    "thalweg.v1.summary",
+    "thalweg.v1.train",
+    "thalweg.v1.train.experimental",
+]
+BESIDE = {"thalweg": {"__version__", "tf"}}  # whose import lends names: no star asks for it
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_dir_shows_public_names_alone(name: str) -> None:
+    module = importlib.import_module(name)
+    assert dir(module) == sorted({*module.__all__} | BESIDE.get(name, set()))
+    assert all(hasattr(module, each) for each in dir(module))
+
+
+def test_schedules_of_keras_are_a_module() -> None:
+    optimizers = importlib.import_module("thalweg.keras.optimizers")
+    module = importlib.import_module("thalweg.keras.optimizers.schedules")
+    assert module is optimizers.schedules is importlib.import_module("thalweg.schedules")

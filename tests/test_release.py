@@ -1,0 +1,143 @@
+"""What a release needs is here, and the script that checks it sees what is not."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOL = runpy.run_path(str(ROOT / "tools" / "release.py"))
+FILES = (
+    *TOOL["TEMPLATES"],
+    "pyproject.toml",
+    "CHANGELOG.md",
+    "README.md",
+    "src/thalweg/version.py",
+)
+
+
+def found(check: str, root: Path) -> list[str]:
+    return list(TOOL[check](root))
+
+
+@pytest.mark.parametrize("check", ["versions", "links", "templates"])
+def test_the_repository_has_what_a_release_needs(check: str) -> None:
+    assert found(check, ROOT) == []
+
+
+def test_the_changelog_lacks_a_date_at_most() -> None:
+    assert [each for each in found("changelog", ROOT) if "has no date" not in each] == []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for folder in ("docs", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, dirs_exist_ok=True)
+    return tmp_path
+
+
+def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def edit(root: Path) -> None:
+        text = (root / name).read_text()
+        assert old in text
+        (root / name).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+BROKEN: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "another version": (
+        "versions",
+        edited("CITATION.cff", "version: 0.1.0", "version: 0.0.9"),
+        "CITATION.cff has 0.0.9, pyproject.toml 0.1.0",
+    ),
+    "no version": (
+        "versions",
+        edited("src/thalweg/version.py", "__version__ = ", "version = "),
+        "version.py has no version",
+    ),
+    "no heading": ("changelog", edited("CHANGELOG.md", "## 0.1.0", "## 0.0.9"), "no heading for"),
+    "another heading": (
+        "changelog",
+        edited("CHANGELOG.md", "### Added", "### News"),
+        "'News' of 0.1.0 is none of Added, Changed, Fixed, Numerics",
+    ),
+    "a link to a file": (
+        "links",
+        edited("README.md", "[docs/torch.md] |", "[docs/torch.md](docs/torch.md) |"),
+        "the link docs/torch.md is not whole",
+    ),
+    "a link to nothing": (
+        "links",
+        edited("README.md", "main/docs/torch.md", "main/docs/torches.md"),
+        "leads to no file",
+    ),
+    "no template": (
+        "templates",
+        lambda root: (root / ".github/pull_request_template.md").unlink(),
+        "pull_request_template.md is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize(("check", "damage", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_missing_is_told(
+    check: str, damage: Callable[[Path], Any], message: str, copy: Path
+) -> None:
+    damage(copy)
+    (told,) = [each for each in found(check, copy) if "has no date" not in each]
+    assert message in told
+
+
+def git(root: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
+    subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
+
+
+def test_a_tag_is_looked_for(copy: Path) -> None:
+    git(copy, "init")
+    git(copy, "add", ".")
+    git(copy, "commit", "-m", "all")
+    assert found("tag", copy) == ["HEAD has no tag v0.1.0"]
+    git(copy, "tag", "v0.1.0")
+    assert found("tag", copy) == []
+    (copy / "README.md").write_text("")
+    assert found("tag", copy) == ["there are changes that are not committed"]
+
+
+def test_what_was_built_is_looked_at(copy: Path) -> None:
+    (told,) = found("wheel", copy)
+    assert told.startswith("dist has nothing, not thalweg-0.1.0-py3-none-any.whl")
+    (copy / "dist").mkdir()
+    summary = TOOL["project_in"](copy)["description"]
+    with zipfile.ZipFile(copy / "dist" / "thalweg-0.1.0-py3-none-any.whl", "w") as wheel:
+        said = f"Metadata-Version: 2.4\nVersion: 0.1.0\nSummary: {summary}\n"
+        wheel.writestr("thalweg-0.1.0.dist-info/METADATA", said)
+        for name in TOOL["IN_WHEEL"][1:]:
+            wheel.writestr(name, "")
+    with tarfile.open(copy / "dist" / "thalweg-0.1.0.tar.gz", "w:gz"):
+        pass
+    assert found("wheel", copy) == [
+        "the wheel has no thalweg/py.typed",
+        "the source distribution has no tests",
+    ]
+
+
+def test_the_address_is_written_everywhere(copy: Path) -> None:
+    git(copy, "init")
+    git(copy, "add", ".")
+    changed = TOOL["move"](copy, "https://github.com/someone/fork/")
+    assert {"README.md", "pyproject.toml", "CITATION.cff"} <= {*changed}
+    assert found("links", copy) == []
+    assert "github.com/thalweg/thalweg" not in (copy / "README.md").read_text()

@@ -1,0 +1,188 @@
+"""Check what a release needs: `python tools/release.py`, and `--built` when it is tagged and built.
+
+    python tools/release.py --address https://github.com/OWNER/NAME
+
+writes another address of the repository into every file that has the present one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = ("Added", "Changed", "Fixed", "Numerics", "Deprecated", "Removed")
+TEMPLATES = (
+    "CITATION.cff", "SECURITY.md", "CONTRIBUTING.md", "LICENSE", ".readthedocs.yaml",
+    ".github/pull_request_template.md", ".github/ISSUE_TEMPLATE/bug.yml", "docs/stability.md",
+    "docs/releasing.md",
+)  # fmt: skip
+IN_WHEEL = (
+    "thalweg/py.typed", "thalweg/optim/classes.pyi", "thalweg/optim/tensorflow.pyi",
+    "thalweg/optim/lr_scheduler.py",
+)  # fmt: skip
+Check = Callable[[Path], Iterator[str]]
+
+
+def project_in(root: Path) -> dict[str, Any]:
+    """The table `project` of pyproject.toml."""
+    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+
+
+def versions(root: Path) -> Iterator[str]:
+    """One version, wherever it is said."""
+    wanted = project_in(root)["version"]
+    places = {
+        "src/thalweg/version.py": r'^__version__ = "(.*)"$',
+        "CITATION.cff": r"^version: (.*)$",
+    }
+    for place, pattern in places.items():
+        found = re.findall(pattern, (root / place).read_text(), re.MULTILINE)
+        if found != [wanted]:
+            yield f"{place} has {', '.join(found) or 'no version'}, pyproject.toml {wanted}"
+
+
+def changelog(root: Path) -> Iterator[str]:
+    """The version has a date, and its entries are under known headings."""
+    version, text = project_in(root)["version"], (root / "CHANGELOG.md").read_text()
+    found = re.search(rf"^## {re.escape(version)}\b(.*)$", text, re.MULTILINE)
+    if found is None:
+        yield f"CHANGELOG.md has no heading for {version}"
+        return
+    if not re.fullmatch(r" \(\d{4}-\d{2}-\d{2}\)", found[1]):
+        yield f"CHANGELOG.md: '## {version}{found[1]}' has no date: '## {version} (YYYY-MM-DD)'"
+    (part, *_) = re.split(r"^## ", text[found.end() :], maxsplit=1, flags=re.MULTILINE)
+    (before, *parts) = re.split(r"^### (.*)$", part, flags=re.MULTILINE)
+    if "\n- " in before or not parts:
+        yield f"CHANGELOG.md: entries of {version} are under {', '.join(SECTIONS)}"
+    for title in parts[::2]:
+        if title not in SECTIONS:
+            yield f"CHANGELOG.md: '{title}' of {version} is none of {', '.join(SECTIONS)}"
+
+
+def links(root: Path) -> Iterator[str]:
+    """A page of the index shows README.md alone: its links are whole, and lead to files."""
+    source, text = project_in(root)["urls"]["Source"], (root / "README.md").read_text()
+    raw = source.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r"^\[[^\]]+\]: (\S+)$", prose, re.M)
+    for link in found:
+        if not link.startswith("https://"):
+            yield f"README.md: the link {link} is not whole"
+        for base in (f"{source}/blob/main/", f"{raw}/main/"):
+            path = link.removeprefix(base).partition("#")[0]
+            if link.startswith(base) and not (root / path).exists():
+                yield f"README.md: {link} leads to no file"
+
+
+def templates(root: Path) -> Iterator[str]:
+    """What visitors of a repository look for is there."""
+    for name in TEMPLATES:
+        if not (root / name).is_file():
+            yield f"{name} is missing"
+
+
+def tag(root: Path) -> Iterator[str]:
+    """The commit has the version's tag, and nothing is uncommitted."""
+    wanted = f"v{project_in(root)['version']}"
+    if wanted not in _git(root, "tag", "--points-at", "HEAD").split():
+        yield f"HEAD has no tag {wanted}"
+    if _git(root, "status", "--porcelain"):
+        yield "there are changes that are not committed"
+
+
+def wheel(root: Path) -> Iterator[str]:
+    """`dist` has a wheel and a source distribution of the version, and nothing else."""
+    project = project_in(root)
+    stem = f"{project['name']}-{project['version']}"
+    wanted = {f"{stem}-py3-none-any.whl", f"{stem}.tar.gz"}
+    found = {path.name for path in (root / "dist").glob("*")}
+    if found != wanted:
+        yield f"dist has {', '.join(sorted(found)) or 'nothing'}, not {', '.join(sorted(wanted))}"
+        return
+    with zipfile.ZipFile(root / "dist" / f"{stem}-py3-none-any.whl") as built:
+        names = built.namelist()
+        said = Parser().parsestr(built.read(f"{stem}.dist-info/METADATA").decode())
+    with tarfile.open(root / "dist" / f"{stem}.tar.gz") as packed:
+        sources = packed.getnames()
+    if said["Version"] != project["version"] or said["Summary"] != project["description"]:
+        yield "the wheel was built from another pyproject.toml: build it again"
+    yield from (f"the wheel has no {name}" for name in IN_WHEEL if name not in names)
+    if any(name.startswith("tests/") for name in names):
+        yield "the wheel has tests"
+    if f"{stem}/tests/test_docs.py" not in sources:
+        yield "the source distribution has no tests"
+
+
+def description(root: Path) -> Iterator[str]:
+    """The package index can show what was built."""
+    if importlib.util.find_spec("twine") is None:
+        yield "twine is not installed: pip install -e '.[release]'"
+        return
+    built = sorted(map(str, (root / "dist").glob("*")))
+    command = [sys.executable, "-m", "twine", "check", "--strict", *built]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield f"twine check --strict: {' '.join((done.stdout + done.stderr).split())}"
+
+
+BEFORE: tuple[Check, ...] = (versions, changelog, links, templates)
+BUILT: tuple[Check, ...] = (tag, wheel, description)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def move(root: Path, address: str) -> list[str]:
+    """Write another address of the repository wherever the present one is.
+
+    Returns:
+        The files that were changed.
+    """
+    old = project_in(root)["urls"]["Source"].removeprefix("https://github.com/")
+    new = address.rstrip("/").removeprefix("https://github.com/")
+    pattern = re.compile(rf"(github\.com|raw\.githubusercontent\.com)/{re.escape(old)}(?![\w-])")
+    changed: list[str] = []
+    for name in _git(root, "ls-files", "-z").split("\0"):
+        path = root / name
+        if path.suffix in (".md", ".toml", ".cff", ".yml", ".yaml") and path.is_file():
+            text = path.read_text()
+            made = pattern.sub(rf"\1/{new}", text)
+            if made != text:
+                path.write_text(made)
+                changed.append(name)
+    return changed
+
+
+def main(root: Path, checks: tuple[Check, ...]) -> bool:
+    """Print what each check finds, and whether none found anything."""
+    is_ready = True
+    for check in checks:
+        troubles = list(check(root))
+        is_ready = is_ready and not troubles
+        lines = [f"no: {trouble}" for trouble in troubles] or ["yes"]
+        sys.stdout.write("".join(f"{check.__name__:<12} {line}\n" for line in lines))
+    return is_ready
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--built", action="store_true", help="check the tag and dist, too")
+    parser.add_argument("--address", help="write this address of the repository everywhere")
+    given = parser.parse_args()
+    if given.address:
+        sys.stdout.write("\n".join([*move(ROOT, given.address), ""]))
+    elif not main(ROOT, BEFORE + BUILT if given.built else BEFORE):
+        sys.exit(1)

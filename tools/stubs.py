@@ -1,0 +1,192 @@
+"""Write the stubs of the classes of torch's kind: `python tools/stubs.py`.
+
+Their constructors pass on what they are given, which type checkers and editors cannot follow; a
+stub beside each module says what each takes, as `inspect.signature` does, and what it is for.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch.optim.optimizer import ParamsT
+
+from thalweg.optim.fused_optimizer import FusedOptimizer
+
+ROOT = Path(__file__).parents[1] / "src" / "thalweg" / "optim"
+MODULES = (
+    "classes", "lion", "mixed", "rule_optimizer", "tensorflow", "modern.adamw", "modern.further",
+    "modern.matrices", "modern.schedule_free",
+)  # fmt: skip
+_WIDTH = 100
+_IMPORTS = {
+    "Tensor": "from torch import Tensor",
+    "ParamsT": "from torch.optim.optimizer import ParamsT",
+    "Rule": "from thalweg.formula import Rule",
+    "torch": "import torch",
+}
+_MODULE_OF = re.compile(r"\b(?:collections\.abc|typing|thalweg\.formula|torch(?=\.Tensor))\.")
+_AT_UNION = re.compile(r" \| (?![^\[\]]*\])")  # but for those inside of brackets
+_Function = ast.FunctionDef
+
+
+def path_of(module: str) -> Path:
+    """Where the stub of a module is."""
+    return ROOT / f"{module.replace('.', '/')}.pyi"
+
+
+def stub_of(module: str) -> str:
+    """The text of a stub."""
+    source = path_of(module).with_suffix(".py").read_text()
+    tree, made = ast.parse(source), import_module(f"thalweg.optim.{module}")
+    parts = [_class(node, made) for node in tree.body if isinstance(node, ast.ClassDef)]
+    listed = [node for node in tree.body if isinstance(node, ast.Assign)]
+    names = [node for node in listed if ast.unparse(node.targets[0]) == "__all__"]
+    own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    head = "# Written by tools/stubs.py from what constructors take.\n\n"
+    text = "\n".join(parts)
+    imports = _imports(tree, _names_in(text) - own)
+    text = f"{head}{imports}\n{_list(names[0])}\n{text}" if names else f"{head}{imports}\n{text}"
+    return text
+
+
+def _list(node: ast.Assign) -> str:
+    names = "".join(f'    "{name}",\n' for name in ast.literal_eval(node.value))
+    return f"__all__ = [\n{names}]\n"
+
+
+def _names_in(text: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+
+
+def _imports(tree: ast.Module, used: set[str]) -> str:
+    """What a stub imports, in the order of isort."""
+    found: dict[str, set[str]] = {}
+    plain: set[str] = set()
+    for name in used:
+        if name in _IMPORTS:
+            line = _IMPORTS[name]
+        elif name in ("Any", "ClassVar"):
+            line = f"from typing import {name}"
+        elif name in ("Callable", "Iterable", "Mapping", "Sequence"):
+            line = f"from collections.abc import {name}"
+        else:
+            line = next((each for each in map(str, _lines(tree)) if each.endswith(f" {name}")), "")
+        if line.startswith("import "):
+            plain.add(line)
+        elif line:
+            home, _, what = line.removeprefix("from ").partition(" import ")
+            found.setdefault(home, set()).add(what)
+    ranks: dict[int, list[str]] = {}
+    for line in sorted(plain):
+        ranks.setdefault(1, []).append(line)
+    for home in sorted(found):
+        rank = 2 if home.startswith("thalweg") else 1 if home.startswith("torch") else 0
+        ranks.setdefault(rank, []).append(f"from {home} import {', '.join(sorted(found[home]))}")
+    return "\n\n".join("\n".join(ranks[rank]) for rank in sorted(ranks)) + "\n"
+
+
+def _lines(tree: ast.Module) -> list[str]:
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return [f"from {node.module} import {each.name}" for node in froms for each in node.names]
+
+
+def _class(node: ast.ClassDef, module: Any) -> str:
+    cls = getattr(module, node.name)
+    bases = ", ".join(map(ast.unparse, node.bases))
+    body = [
+        f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}\n"
+        for each in node.body
+        if isinstance(each, ast.AnnAssign)
+    ]
+    if issubclass(cls, FusedOptimizer):
+        body.append(_constructor(cls))
+    shown = [each for each in node.body if isinstance(each, _Function) and _is_shown(each, body)]
+    body += [_method(each) for each in shown]
+    head = f"class {node.name}({bases})" if bases else f"class {node.name}"
+    return f"{head}:\n{''.join(body)}" if body else f"{head}: ...\n"
+
+
+def _is_shown(node: _Function, body: list[str]) -> bool:
+    is_written = node.name == "__init__" and any("def __init__" in each for each in body)
+    is_public = not node.name.startswith("_") or node.name == "__init__"
+    return is_public and not is_written
+
+
+def _method(node: _Function) -> str:
+    lines = [f"    @{ast.unparse(each)}\n" for each in node.decorator_list]
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    arguments = _arguments(node.args)
+    line = f"    def {node.name}({', '.join(arguments)}){returns}: ...\n"
+    if len(line) > _WIDTH + 1:
+        inner = "".join(f"        {each},\n" for each in arguments)
+        line = f"    def {node.name}(\n{inner}    ){returns}: ...\n"
+    return "".join([*lines, line])
+
+
+def _arguments(node: ast.arguments) -> list[str]:
+    """Plain arguments of a method, with types and defaults."""
+    defaults = [*[None] * (len(node.args) - len(node.defaults)), *node.defaults]
+    made: list[str] = []
+    for each, default in zip(node.args, defaults, strict=True):
+        value = "" if default is None else ast.unparse(default)
+        made.append(ast.unparse(each) + (f" = {value}" if value else ""))
+    return made
+
+
+def _constructor(cls: Any) -> str:
+    lines = ["    def __init__(\n", "        self,\n"]
+    before = None
+    for each in inspect.signature(cls).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and before is not each.KEYWORD_ONLY:
+            lines.append("        *,\n")
+        before = each.kind
+        stars = "**" if each.kind is each.VAR_KEYWORD else ""
+        default = "" if each.default is each.empty else f" = {_written(each.default)}"
+        line = f"        {stars}{each.name}: {_typed(each.annotation)}{default},\n"
+        if len(line) > _WIDTH + 1:
+            line = _AT_UNION.sub("\n        | ", line)
+        lines.append(line)
+    return "".join([*lines, "    ) -> None:\n", _docstring(cls.__init__.__doc__)])
+
+
+def _typed(annotation: object) -> str:
+    if annotation == ParamsT:
+        return "ParamsT"
+    return _MODULE_OF.sub("", inspect.formatannotation(annotation))
+
+
+def _written(default: object) -> str:
+    return f'"{default}"' if isinstance(default, str) else repr(default)
+
+
+def _docstring(text: str) -> str:
+    made: list[str] = []
+    entry: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        is_more = line.startswith(" " * 8)
+        if entry and not is_more:
+            indent = " " * 12
+            joined = " ".join(entry)
+            made += textwrap.wrap(
+                joined, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+            entry = []
+        if is_more or line.startswith(" " * 4):
+            entry.append(line.strip())
+        elif line:
+            made += ["", f"        {line}"] if made else [f'        """{line}']
+    return "\n".join([*made, '        """\n'])
+
+
+if __name__ == "__main__":
+    for module in MODULES:
+        path_of(module).write_text(stub_of(module))
+        sys.stdout.write(f"{path_of(module)}\n")
