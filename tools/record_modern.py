@@ -3,7 +3,8 @@
     python tools/record_modern.py tests/goldens/modern.npz
 
 needs torch, lion-pytorch, timm, pytorch-optimizer and schedulefree, of the versions in VERSIONS,
-and none of this library. What no package has is written out below in float64. The parameters after
+and none of this library. What the file has already stays: other processors give other last bits.
+What no package has is written out below in float64. The parameters after
 all steps are kept, in float32 each, and their means, where evaluation has these; and once more of a
 training whose parameters are rounded to bfloat16 after each step, and nothing else is.
 """
@@ -128,8 +129,10 @@ def main(path: str) -> None:
         if version(package) != wanted:
             raise SystemExit(f"{package} is {version(package)}, not {wanted}")
     without_vision()
-    kept: dict[str, Any] = {}
+    kept: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
     for name, (case, decay) in TABLE.items():
+        if name in kept:
+            continue
         params = params_of(torch.float32)
         made = class_of(case)(params, **case.arguments(decay, own=False))
         found = train(made, params, case.lr)

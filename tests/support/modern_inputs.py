@@ -89,6 +89,18 @@ CASES = (
         ours={"always_adapt": True, "trust_clip": True},
         theirs={"always_adapt": True, "trust_clip": True, "max_grad_norm": None},
     ),
+    Case("MARS", "timm.optim:Mars"),
+    Case(
+        "MARS",
+        "timm.optim:Mars",
+        ours={"optimize_1d": True, "gamma": 0.1, "mars_type": "lion"},
+    ),
+    Case(
+        "MARS",
+        "timm.optim:Mars",
+        ours={"betas": (0.95, 0.98), "betas_1d": (0.8, 0.9), "lr_1d_factor": 0.5},
+    ),
+    Case("MARS", "timm.optim:Mars", ours={"mars_type": "lion"}),
     Case("ScheduleFreeAdamW", "schedulefree:AdamWScheduleFree"),
     Case(
         "ScheduleFreeAdamW",

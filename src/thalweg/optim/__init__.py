@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         AdEMAMix,
         LaProp,
     )
+    from thalweg.optim.modern.mars import MARS
     from thalweg.optim.modern.matrices import (
         KLSOAP,
         SOAP,
@@ -71,6 +72,7 @@ __all__ = [
     "ASGD",
     "KLSOAP",
     "LAMB",
+    "MARS",
     "SGD",
     "SOAP",
     "AdEMAMix",

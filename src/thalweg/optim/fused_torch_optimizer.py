@@ -143,11 +143,20 @@ class FusedTorchOptimizer(FusedOptimizer):
         """What the state of a group's parameters starts from, where the rule cannot say."""
         return {}
 
+    @staticmethod
+    def _starts_beside(param: Tensor) -> Own:
+        """The same of a single parameter, where that depends on its shape."""
+        return {}
+
     def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
         """The same by `id` of parameters, each with the place of its group."""
         self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
-        return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
+        kinds = list(map(self._kind_of, self.param_groups))
+        return {
+            id(param): {**starts[place], **kinds[place]._starts_beside(param)}
+            for param, place in zip(params, places, strict=True)
+        }
 
     def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         if any(map(self._is_torchs_group, self.param_groups)):

@@ -13,6 +13,7 @@ _MODULES = {
         "CautiousAdamW", "StableAdamW",
     ),
     "modern.further": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH"),
+    "modern.mars": ("MARS",),
     "modern.matrices": ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"),
     "modern.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
 }  # fmt: skip

@@ -7,6 +7,7 @@ _LIKE = {
     "adamwdecoupled": "Adam", "adamwindependent": "Adam", "adamwcautiousdecay": "Adam",
     "nadamw": "Adam", "laprop": "Adam", "ademamix": "Adam", "adopt": "Adam", "adan": "Adamax",
     "cautiousadamw": "Adam", "stableadamw": "Adam", "lamb": "Adamax", "adamh": "Adamax",
+    "mars": "Adamax", "marslion": "Lion",
     "schedulefreeadamw": "Adam", "schedulefreesgd": "SGD",
     "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam",
 }  # fmt: skip

@@ -24,6 +24,8 @@ _HOMES = {
     "CAUTIOUS_ADAMW": "cautious_adamw",
     "STABLE_ADAMW": "stable_adamw",
     "LAMB": "lamb",
+    "MARS": "mars",
+    "MARS_LION": "mars_lion",
     "ADAMH": "adamh",
     "SCHEDULE_FREE_ADAMW": "schedule_free_adamw",
     "SCHEDULE_FREE_SGD": "schedule_free_sgd",
