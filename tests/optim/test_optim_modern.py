@@ -28,6 +28,8 @@ GOLDENS = Path(__file__).parents[1] / "goldens" / "modern.npz"
 BOUND = 5e-6  # of the movement
 BITS = ("Lion",)  # whose operations are those of their package, one by one
 
+IN_COMMON = ("Prodigy",)  # whose parameters have numbers in common
+
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -170,6 +172,8 @@ def test_a_training_goes_on_from_its_state(case: Case, dtype: torch.dtype) -> No
 @each_case
 def test_a_parameter_begins_when_it_has_a_gradient(case: Case) -> None:
     """Whatever the others have done before."""
+    if case.cls in IN_COMMON:
+        pytest.skip("what others have done is in the numbers that it begins with")
     late, alone = params_of(torch.float32)[2:4], params_of(torch.float32)[2:4]
     made, other = made_of(case, late), made_of(case, alone[1:])
     for step in range(6):

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         MuonH,
         NorMuon,
     )
+    from thalweg.optim.modern.prodigy import Prodigy
     from thalweg.optim.modern.schedule_free import (
         ScheduleFreeAdamW,
         ScheduleFreeSGD,
@@ -96,6 +97,7 @@ __all__ = [
     "NAdam",
     "NAdamW",
     "NorMuon",
+    "Prodigy",
     "RAdam",
     "RMSprop",
     "Rprop",

@@ -150,6 +150,17 @@ class GroupHooks(Hooks):
         slots = self._part.slots_of(param)
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
+    def common_slots(self) -> list[Sequence[Tensor]]:
+        optimizer, rule = self._optimizer, self._part.rule
+        names = [slot.name for slot in rule.common_slots]
+        found: list[Sequence[Tensor]] = []
+        for group in optimizer.param_groups:
+            if optimizer._rule_of(group) is rule:
+                every = (optimizer.state.get(param, {}) for param in group["params"])
+                found += [[local(x[n]) for n in names] for x in every if all(n in x for n in names)]
+        made = map(self._part.made_of, self._params)  # by this step
+        return found + [[x[n] for n in names] for x in made if all(n in x for n in names)]
+
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self._part, self._places
         for column in part.columns:
@@ -250,6 +261,7 @@ class TorchHooks(GroupHooks):
             step = numbers[STEP]
             step = step.double() if isinstance(step, Tensor) else step
             numbers["t"] = numbers[STEP] = step + 1
+        numbers |= self.in_common
         try:
             made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
             for name, each in made.items():

@@ -14,6 +14,7 @@ _MODULES = {
     ),
     "modern.further": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH"),
     "modern.mars": ("MARS",),
+    "modern.prodigy": ("Prodigy",),
     "modern.matrices": ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"),
     "modern.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
 }  # fmt: skip

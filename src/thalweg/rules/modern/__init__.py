@@ -26,6 +26,7 @@ _HOMES = {
     "LAMB": "lamb",
     "MARS": "mars",
     "MARS_LION": "mars_lion",
+    "PRODIGY": "prodigy",
     "ADAMH": "adamh",
     "SCHEDULE_FREE_ADAMW": "schedule_free_adamw",
     "SCHEDULE_FREE_SGD": "schedule_free_sgd",
