@@ -217,7 +217,7 @@ def test_groups_that_differ_are_refused_and_nothing_moves() -> None:
         step(made, params, 1)
     assert "no variable and no slot has changed" in told.value.__notes__[-1]
     made.param_groups[1] |= {"lr": 1.0, "d_coef": 2.0}
-    with pytest.raises(InvalidArgumentError, match="d_coef of group 1 is 2.0, and of group 0 1.0"):
+    with pytest.raises(InvalidArgumentError, match="d_coef of group 1 is"):
         step(made, params, 1)
     made.param_groups[1]["d_coef"] = 1.0
     assert_same([each.detach() for each in params], before)

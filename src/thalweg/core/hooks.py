@@ -100,12 +100,17 @@ class Hooks:
         """The slots of a variable in the order of the rule."""
         raise NotImplementedError
 
-    def common_slots(self) -> list[Sequence[Tensor]]:
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
         """The slots per optimizer of each variable that has them, in the order of the rule.
 
         Those of variables that have taken a step come first, whether they are in this one or not.
         """
         raise NotImplementedError
+
+    @lazy
+    def common_slots(self) -> list[Sequence[Tensor]]:
+        """The same, looked for once."""
+        return self.find_common_slots()
 
     @lazy
     def in_common(self) -> dict[str, float]:
@@ -115,7 +120,7 @@ class Hooks:
             return {}
         with importing:
             from thalweg.core.in_common import read_common
-        return read_common(rule, self.common_slots())
+        return read_common(rule, self.common_slots)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         """Whether the user's own functions update the variables, by `apply_one`."""

@@ -16,12 +16,11 @@ from thalweg.core.section import Call
 from thalweg.engines import given_to
 from thalweg.engines.engine import Columns, Request, in_rounds
 from thalweg.engines.layout import check_memory
-from thalweg.errors import FailedPreconditionError, RuleError
+from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
     from thalweg.core.gradient_stats import GradientStats
-    from thalweg.core.hooks import Hooks
 
 
 def read_common(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
@@ -39,7 +38,11 @@ def read_common(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, floa
 
 
 def per_optimizer(
-    asked: Request, hooks: Hooks, columns: Columns, known: GradientStats
+    asked: Request,
+    columns: Columns,
+    known: GradientStats,
+    before: Mapping[str, float],
+    slots: Sequence[Sequence[Tensor]],
 ) -> tuple[Columns, list[Call]]:
     """The scalars of a step with what a rule makes of sums over all of its variables.
 
@@ -47,29 +50,24 @@ def per_optimizer(
 
     Args:
         asked: The step.
-        hooks: The face.
         columns: The scalars of rule and stages.
         known: Answers what is measured, on the host.
+        before: The numbers per optimizer.
+        slots: Those of each variable of the optimizer that has them.
 
     Returns:
         The columns, and what writes the slots per optimizer, as functions in C.
 
     Raises:
-        FailedPreconditionError: The step is over one of several variables.
         RuleError: What the rule makes is no number.
     """
     rule = asked.rule
-    if not hooks.sees_all:
-        raise FailedPreconditionError(
-            f"Rule {rule.name!r} adds up over all variables of a step, and cannot update them one"
-            " by one."
-        )
     given = dict(_scalars_of(columns))
     first = in_rounds(asked.variables)[0]
     for name, formula in rule.measures.items():
         sums = vectors.place_like(known.measure(formula, columns), None)
         given[name] = np.float64(sum_in_order(sums[first]))
-    given |= {name: np.float64(each) for name, each in hooks.in_common.items()}
+    given |= {name: np.float64(each) for name, each in before.items()}
     given = given_to(rule, "per_optimizer", given)
     with np.errstate(all="ignore"):
         made = rule.per_optimizer(**given)  # pyright: ignore[reportOptionalCall]
@@ -77,7 +75,7 @@ def per_optimizer(
     names = {slot.name for slot in rule.common_slots}
     beside = {name: each for name, each in found.items() if name not in names}
     shared = {dtype: {**own, **beside} for dtype, own in columns.shared.items()}
-    return columns._replace(shared=shared), _writes_of(rule, hooks, found, columns.taken)
+    return columns._replace(shared=shared), _writes_of(rule, slots, found, columns.taken)
 
 
 def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:
@@ -100,20 +98,26 @@ def _number(rule: Rule, name: str, value: Any) -> float:
 
 
 def _writes_of(
-    rule: Rule, hooks: Hooks, found: Mapping[str, float], taken: Tensor | None
+    rule: Rule,
+    slots: Sequence[Sequence[Tensor]],
+    found: Mapping[str, float],
+    taken: Tensor | None,
 ) -> list[Call]:
     """What writes numbers to the slots of all variables, if the step is taken."""
-    slots: list[Tensor] = []
+    written: list[Tensor] = []
     moved: list[Tensor] = []
-    known: dict[Any, Tensor] = {}
-    places = [(k, kind.name) for k, kind in enumerate(rule.common_slots) if kind.name in found]
-    for own in hooks.common_slots():
-        for k, name in places:
-            slot = own[k].detach()
-            key = name, slot.dtype, slot.device
-            if key not in known:
-                known[key] = vectors.as_slot(found[name], slot)
-            slots.append(slot)
-            moved.append(known[key] if taken is None else torch.where(taken, known[key], slot))
+    for k, kind in enumerate(rule.common_slots):
+        if kind.name in found:
+            known: dict[Any, Tensor] = {}
+            for own in slots:
+                slot = own[k]
+                key = slot.dtype, slot.device
+                if key not in known:
+                    known[key] = vectors.as_slot(found[kind.name], slot)
+                written.append(slot)
+                moved.append(known[key])
+    if taken is not None:
+        pairs = zip(moved, written, strict=True)
+        moved = [torch.where(taken, new, old) for new, old in pairs]
     copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-    return [partial(copy, slots, moved)] if slots else []
+    return [partial(copy, written, moved)] if written else []

@@ -41,6 +41,7 @@ from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
 from thalweg.engines import check_scalars
 from thalweg.engines.engine import Copies, Ready, Request, Round
+from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
@@ -293,7 +294,13 @@ def _execute_step(
         if known is not None and rule.per_optimizer is not None:
             with importing:
                 from thalweg.core.in_common import per_optimizer
-            columns, written = per_optimizer(asked, hooks, columns, known)
+            if not hooks.sees_all:
+                raise FailedPreconditionError(
+                    f"Rule {rule.name!r} adds up over all variables of a step, and cannot update"
+                    " them one by one."
+                )
+            own = hooks.in_common, hooks.common_slots
+            columns, written = per_optimizer(asked, columns, known, *own)
             moved += written
         if known is not None and rule.per_variable is not None:
             columns, written = per_variable(asked, scalar_slots, columns, known)

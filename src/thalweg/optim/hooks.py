@@ -150,16 +150,22 @@ class GroupHooks(Hooks):
         slots = self._part.slots_of(param)
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
-    def common_slots(self) -> list[Sequence[Tensor]]:
-        optimizer, rule = self._optimizer, self._part.rule
-        names = [slot.name for slot in rule.common_slots]
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
+        optimizer, part = self._optimizer, self._part
+        taken = [
+            optimizer.state.get(param)
+            for group in optimizer.param_groups
+            if optimizer._rule_of(group) is part.rule
+            for param in group["params"]
+        ]
+        names = [slot.name for slot in part.rule.common_slots]
         found: list[Sequence[Tensor]] = []
-        for group in optimizer.param_groups:
-            if optimizer._rule_of(group) is rule:
-                every = (optimizer.state.get(param, {}) for param in group["params"])
-                found += [[local(x[n]) for n in names] for x in every if all(n in x for n in names)]
-        made = map(self._part.made_of, self._params)  # by this step
-        return found + [[x[n] for n in names] for x in made if all(n in x for n in names)]
+        for own in (*filter(None, taken), *map(part.made_of, self._params)):
+            try:
+                found.append([own[name] for name in names])
+            except KeyError:  # they are not made yet, or made by this step
+                continue
+        return found
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self._part, self._places

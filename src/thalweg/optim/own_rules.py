@@ -86,7 +86,8 @@ def _prepared(rule: Rule) -> Rule:
     """A rule whose `prepare` makes all that depends on the step: its powers, too."""
     users = rule.prepare
     wanted = () if users is None else tuple(signature(users).parameters)
-    numbers = [] if rule.per_variable else [slot.name for slot in rule.scalar_slots]
+    scalar_slots = rule.common_slots if rule.per_variable else rule.scalar_slots
+    numbers = [slot.name for slot in scalar_slots]
     known = {*(hyper.name for hyper in rule.hypers), *numbers, "t"}
     asked = [name for name in wanted if name in known]
     if rule.powers:

@@ -175,7 +175,7 @@ class RuleHooks(KerasHooks):
         optimizer = self._optimizer
         return optimizer._slots.of(var, [slot.name for slot in optimizer._choose_rule().slots])
 
-    def common_slots(self) -> list[Sequence[Tensor]]:
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
         optimizer = self._optimizer
         names = [slot.name for slot in optimizer._choose_rule().common_slots]
         every = map(optimizer._slots.all_of, optimizer._slots.owners())
