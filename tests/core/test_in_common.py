@@ -132,15 +132,20 @@ def test_all_have_the_numbers_and_the_sums(face: str, dtype: torch.dtype, engine
     assert abs(kept[0][1] / count - 1) < close
 
 
-def test_a_number_that_was_cut_is_named_and_nothing_moves() -> None:
+@pytest.mark.parametrize("place", range(4))
+def test_a_number_that_was_cut_is_named_and_nothing_moves(place: int) -> None:
+    """Also that of a parameter without a gradient, which a step writes, too."""
     own = [torch.ones(shape, requires_grad=True) for shape in SHAPES]
     made = mixed(own)
-    for _ in range(2):
-        for param in own:
+    for step in range(2):
+        for param in own[: 4 - step]:
             param.grad = torch.ones_like(param)
+        own[3].grad = None if step else own[3].grad
         made.step()
+    for param in own:  # out of the block that they share
+        made.state[param]["total"] = made.state[param]["total"].clone()
     before = [param.detach().clone() for param in own]
-    made.state[own[0]]["total"].untyped_storage().resize_(0)
+    made.state[own[place]]["total"].untyped_storage().resize_(0)
     with pytest.raises(LayoutError, match="'total' of"):
         made.step()
     assert_same([param.detach() for param in own], before)

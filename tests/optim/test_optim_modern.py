@@ -19,6 +19,7 @@ from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,
     InvalidTypeError,
+    LayoutError,
     NumericsWarning,
 )
 from thalweg.keras.optimizers import RuleOptimizer
@@ -102,6 +103,24 @@ def test_a_sphere_is_that_of_the_beginning() -> None:
         param.grad = gradients_of(step, torch.bfloat16)[5]
         made.step()
     assert abs(param.norm(dtype=torch.float64) / radius - 1) < 1e-3
+
+
+@pytest.mark.parametrize("kept", [0, 4, 64])
+def test_a_block_of_numbers_that_was_cut_is_found(kept: int) -> None:
+    """A radius lies in a block with others, of which a part may be left."""
+    params = params_of(torch.float32)
+    made = optim.AdamH(params, lr=0.003)
+    for step in range(3):
+        for param, grad in zip(params, gradients_of(step, torch.float32), strict=True):
+            param.grad = grad
+        if step == 2:
+            before = [param.detach().clone() for param in params]
+            made.state[params[0]]["radius"].untyped_storage().resize_(kept)
+            with pytest.raises(LayoutError, match="'radius' of"):
+                made.step()
+            assert_same([param.detach() for param in params], before)
+        else:
+            made.step()
 
 
 MEANS = [name for name in TABLE if name.startswith("ScheduleFree")]

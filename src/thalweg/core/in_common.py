@@ -15,7 +15,7 @@ from thalweg.core.norms import sum_in_order
 from thalweg.core.section import Call
 from thalweg.engines import given_to
 from thalweg.engines.engine import Columns, Request, in_rounds
-from thalweg.engines.layout import check_memory
+from thalweg.engines.layout import all_have_memory, check_memory
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -31,8 +31,10 @@ def read_common(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, floa
     """
     if not slots:
         return {slot.name: float(slot.initial) for slot in rule.common_slots}
-    for kind, slot in zip(rule.common_slots, slots[0], strict=True):
-        check_memory(slot, f"'{kind.name}' of rule {rule.name!r}")
+    if not all_have_memory([slot for own in slots for slot in own]):
+        for own in slots:  # all of them are written
+            for kind, slot in zip(rule.common_slots, own, strict=True):
+                check_memory(slot, f"'{kind.name}' of rule {rule.name!r}")
     pairs = zip(rule.common_slots, slots[0], strict=True)
     return {kind.name: float(slot.item()) for kind, slot in pairs}
 
