@@ -273,6 +273,10 @@ def _scalar_slots_of(planned: Planned) -> list[Tensor]:
 
 def stands(planned: Planned, gradients: Sequence[Any]) -> bool:
     """Whether the careful look finds a step to be the one before, with these gradients."""
+    for slot in _scalar_slots_of(planned):  # in blocks, of which a part may be left
+        end = (slot.storage_offset() + 1) * slot.element_size()
+        if slot.untyped_storage().nbytes() < end:
+            return False
     try:
         return planned.ready.try_rebind(planned.request._replace(gradients=gradients))
     finally:
