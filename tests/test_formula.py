@@ -187,6 +187,10 @@ def test_slots_may_be_of_any_stored_type(dtype: torch.dtype) -> None:
         (lambda: rule(measures={"a": 1}), "measures of rule 'Mine' must be a dict of functions"),
         (lambda: rule(measures={"a": own}), "but no per_variable that reads them"),
         (lambda: rule(slots=[Slot("n", scalar=True)]), "but no per_variable that reads them"),
+        (lambda: Slot("n", per="row"), "per of Slot 'n' must be 'optimizer', not 'row'"),  # pyright: ignore
+        (lambda: rule(slots=[Slot("n", per="optimizer")], prepare=dict),
+         "has slots per optimizer, but no per_optimizer that makes them"),
+        (lambda: rule(per_optimizer=3), "per_optimizer of rule .* must be a function, not 3"),
         (lambda: rule(hypers=(Hyper("b", 1), Hyper("a", 1)), powers={"p": "c"}),
          "has the power 'p' of 'c', which is none of its hyperparameters: a, b."),
         (lambda: rule(slots=[Slot("m"), Slot("v"), Slot("v")]), "two slots named 'v'"),

@@ -2,10 +2,12 @@
 
     python tools/record_modern.py tests/goldens/modern.npz
 
-needs torch, lion-pytorch, timm, pytorch-optimizer and schedulefree, of the versions in VERSIONS,
-and none of this library. What no package has is written out below in float64. The parameters after
-all steps are kept, in float32 each, and their means, where evaluation has these; and once more of a
-training whose parameters are rounded to bfloat16 after each step, and nothing else is.
+needs torch, lion-pytorch, timm, pytorch-optimizer, schedulefree and prodigyopt, of the versions in
+VERSIONS, and none of this library. What the file has already stays: another processor gives other
+last bits. What no package has is written out below in float64. The parameters after all steps are
+kept, in float32 each, and their means, where evaluation has these; and once more of a training
+whose parameters are rounded to bfloat16 after each step, and nothing else is; and those of Prodigy
+in groups, with what it keeps for all of them.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from modern_inputs import (  # pyright: ignore[reportMissingImports]
+    IN_GROUPS,
     TABLE,
     Case,
+    groups_of,
     params_of,
     train,
+    train_in_groups,
 )
 
 VERSIONS = {"lion-pytorch": "0.2.5", "timm": "1.0.31", "pytorch-optimizer": "4.1.0",
-            "schedulefree": "1.4.1"}  # fmt: skip
+            "schedulefree": "1.4.1", "prodigyopt": "1.1.2"}  # fmt: skip
 
 
 class Formula(torch.optim.Optimizer):
@@ -128,8 +133,10 @@ def main(path: str) -> None:
         if version(package) != wanted:
             raise SystemExit(f"{package} is {version(package)}, not {wanted}")
     without_vision()
-    kept: dict[str, Any] = {}
+    kept: dict[str, Any] = dict(np.load(path)) if Path(path).exists() else {}
     for name, (case, decay) in TABLE.items():
+        if name in kept:
+            continue
         params = params_of(torch.float32)
         made = class_of(case)(params, **case.arguments(decay, own=False))
         found = train(made, params, case.lr)
@@ -143,6 +150,14 @@ def main(path: str) -> None:
         round_parameters(made, params)
         found = train(made, params, case.lr)
         kept[f"{name}-bfloat16"] = np.concatenate([each.numpy().ravel() for each in found])
+    name = "Prodigy in groups"
+    if name not in kept:
+        params = params_of(torch.float32)
+        made = import_module("prodigyopt").Prodigy(groups_of(params), **IN_GROUPS)
+        kept[f"{name}-d"] = np.array(
+            [*train_in_groups(made, params, lambda: made.param_groups[0]["d"])]
+        )
+        kept[name] = np.concatenate([each.detach().numpy().ravel() for each in params])
     np.savez_compressed(path, **kept)
 
 

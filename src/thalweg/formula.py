@@ -74,6 +74,10 @@ class Slot:
             numbers of their own for each parameter, by `prepare`, too.
         shape: Its shape beside a matrix of so many rows and columns, if it is neither; it is read
             and written by stages of the rule.
+        per: "optimizer" for a number that all variables have in common, a `scalar`, of float64
+            unless `dtype` says otherwise. It is read by `prepare`, and read and written by
+            `per_optimizer` of the rule. Each variable has a copy of it in its state: that of the
+            first one counts, and a step writes all of them, with a gradient or without.
     """
 
     name: str
@@ -81,9 +85,15 @@ class Slot:
     dtype: torch.dtype | None = None
     scalar: bool = False
     shape: Callable[[int, int], tuple[int, ...]] | None = None
+    per: Literal["optimizer"] | None = None
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
+        if self.per not in (None, "optimizer"):
+            raise RuleError(f"per of Slot {self.name!r} must be 'optimizer', not {self.per!r}.")
+        if self.per is not None:
+            object.__setattr__(self, "scalar", True)
+            object.__setattr__(self, "dtype", self.dtype or torch.float64)
         if self.shape is not None and (self.scalar or not callable(self.shape)):
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
@@ -143,6 +153,11 @@ class Rule:
             over the variables, with scalar slots, as arrays of the compute dtype, and with scalars;
             returns a dict of arrays: further scalars of each variable for `update`, and the scalar
             slots as they are after the step.
+        per_optimizer: Optional. Called once a step, before `per_variable`, with the measures it
+            names, each summed over all variables of the step, with the slots per optimizer, all of
+            float64, and with scalars, as arrays over the variables where these differ; returns a
+            dict of numbers: further scalars for all variables, and those slots as they are after
+            the step. It sees float64 whatever variables are computed in.
         whole: Whether a sparse gradient is made dense first, rows that repeat added up.
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
@@ -172,6 +187,7 @@ class Rule:
     before: Formula | None = None
     measures: Mapping[str, Formula] = field(default_factory=dict)
     per_variable: Formula | None = None
+    per_optimizer: Formula | None = None
     passes: tuple[Pass | Stage, ...] = ()
     whole: bool = False
     duplicates: Literal["sum", "successive"] = "sum"
@@ -184,7 +200,7 @@ class Rule:
             raise RuleError(f"The name of a rule must be a text, not {self.name!r}.")
         object.__setattr__(self, "hypers", _several(self.name, "hypers", self.hypers, Hyper))
         object.__setattr__(self, "slots", _several(self.name, "slots", self.slots, Slot))
-        for part in (*FORMULAS, "prepare", "per_variable"):
+        for part in (*FORMULAS, "prepare", "per_variable", "per_optimizer"):
             given = getattr(self, part)
             if not callable(given) and (given is not None or part == "update"):
                 raise RuleError(f"{part} of rule {self.name!r} must be a function, not {given!r}.")
@@ -210,10 +226,14 @@ class Rule:
                 f" {self.measures!r}."
             )
         unread = self.measures or (self.scalar_slots and self.prepare is None)
-        if self.per_variable is None and unread:
+        if self.per_variable is None and self.per_optimizer is None and unread:
             raise RuleError(
                 f"Rule {self.name!r} has measures or scalar slots, but no per_variable that reads"
                 " them."
+            )
+        if self.common_slots and self.per_optimizer is None:
+            raise RuleError(
+                f"Rule {self.name!r} has slots per optimizer, but no per_optimizer that makes them."
             )
         if self.passes or self.shaped_slots:
             with importing:
@@ -244,7 +264,8 @@ class Rule:
     @lazy
     def calls_users(self) -> bool:
         """Whether a step calls functions of the rule that are not the library's."""
-        given = (self.prepare, self.per_variable, *(each.function for each in self.passes))
+        given = (self.prepare, self.per_variable, self.per_optimizer)
+        given += tuple(each.function for each in self.passes)
         return not all(map(is_ours, given))
 
     @lazy
@@ -260,15 +281,22 @@ class Rule:
     @lazy
     def numbers(self) -> tuple[Slot, ...]:
         """Those that `prepare` reads and makes, where variables have numbers of their own."""
-        if self.per_variable is None or self.prepare is None or not self.scalar_slots:
-            return self.scalar_slots if self.per_variable is None else ()
+        own = [slot for slot in self.scalar_slots if slot.per is None]
+        if self.per_variable is None or self.prepare is None or not own:
+            return () if self.per_variable is not None else tuple(own)
         made, read = (inspect.signature(x).parameters for x in (self.prepare, self.per_variable))
-        return tuple(s for s in self.scalar_slots if s.name in made and s.name not in read)
+        return tuple(s for s in own if s.name in made and s.name not in read)
 
     @lazy
     def measured_slots(self) -> tuple[Slot, ...]:
         """Those that `per_variable` reads and makes."""
-        return tuple(slot for slot in self.scalar_slots if slot not in self.numbers)
+        own = (slot for slot in self.scalar_slots if slot.per is None)
+        return tuple(slot for slot in own if slot not in self.numbers)
+
+    @lazy
+    def common_slots(self) -> tuple[Slot, ...]:
+        """Those that all variables have in common, which `per_optimizer` makes."""
+        return tuple(slot for slot in self.scalar_slots if slot.per is not None)
 
     @lazy
     def shaped_slots(self) -> tuple[Slot, ...]:

@@ -485,6 +485,10 @@ TRAININGS: dict[str, Callable[[], Training]] = {
             own, 0.01, state_dtype=torch.bfloat16, clip_grad_value=0.1, ema_decay=0.5
         )
     ),
+    "optim in common": of_optim(
+        lambda own: optim.Prodigy(own, 1.0, d0=1e-3, ema_decay=0.5, accumulate=2)
+    ),
+    "optim clipped": of_optim(lambda own: optim.MARS(own, 0.01, mars_type="lion")),
     "optim in backward": in_backward(lambda own: optim.Adam(own, 0.01, in_backward=True)),
     "optim in backward tensorflow": in_backward(
         lambda own: optim.tensorflow.SGD(own, 0.01, momentum=0.9, in_backward=True)

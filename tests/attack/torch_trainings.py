@@ -44,6 +44,9 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("StableAdamW", {}),
     ("LAMB", {"weight_decay": 0.1}),
     ("AdamH", {}),
+    ("MARS", {"weight_decay": 0.1, "lr_1d_factor": 0.5}),
+    ("MARS", {"mars_type": "lion", "optimize_1d": True}),
+    ("Prodigy", {"d0": 1e-3, "weight_decay": 0.1}),
     ("ScheduleFreeAdamW", {"warmup_steps": 2}),
 ]
 OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
@@ -89,7 +92,16 @@ OPTIONS: dict[str, list[Any]] = {
 }
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
-MEASURE = {"CautiousAdamW", "StableAdamW", "LAMB", "AdamH", "MuonH", "ScheduleFreeAdamW"}
+MEASURE = {
+    "CautiousAdamW",
+    "StableAdamW",
+    "LAMB",
+    "AdamH",
+    "MARS",
+    "MuonH",
+    "Prodigy",
+    "ScheduleFreeAdamW",
+}
 DECAY = {"Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW", "Muon", "NorMuon"}
 # What a step says that was refused, but had added gradients to their sums.
 SUMMED = ("The sums of gradients stay", "The gradients were added to their sums")

@@ -16,7 +16,7 @@ from thalweg.core.symbols import Program
 from thalweg.engines.cpu import program, store
 from thalweg.formula import Rule, maximum, narrow, power, sqrt, where
 from thalweg.rules import LARS
-from thalweg.rules.modern import CAUTIOUS_ADAMW, LAMB, STABLE_ADAMW
+from thalweg.rules.modern import CAUTIOUS_ADAMW, LAMB, MARS, STABLE_ADAMW
 
 KINDS: list[Any] = [np.float32, np.float64]
 SOURCE = Path(program.__file__).read_text()
@@ -43,7 +43,7 @@ def assert_bits(own: Any, other: Any) -> None:
 
 @each_kind
 @pytest.mark.parametrize(
-    "rule", [LAMB, STABLE_ADAMW, CAUTIOUS_ADAMW, LARS], ids=lambda rule: rule.name
+    "rule", [LAMB, MARS, STABLE_ADAMW, CAUTIOUS_ADAMW, LARS], ids=lambda rule: rule.name
 )
 @settings(max_examples=200)
 @given(data=st.data())

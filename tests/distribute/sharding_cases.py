@@ -23,6 +23,7 @@ from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer
 from thalweg.rules import ADAM, NOVOGRAD
+from thalweg.rules.modern import MARS, PRODIGY
 from thalweg.rules.wrappers import sphere
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import LARSOptimizer
@@ -180,10 +181,18 @@ OPTIMIZERS: dict[str, Made] = {
     "clipvalue": lambda: SGD(0.01, momentum=0.5, clipvalue=0.5),
     "measured": lambda: RuleOptimizer(MEASURED, clipnorm=5.0),
     "whole": lambda: RuleOptimizer(NOVOGRAD, 0.01, global_clipnorm=5.0),
+    "in common": lambda: RuleOptimizer(PRODIGY, d0=1e-3, clipnorm=5.0),
+    "clipped": lambda: RuleOptimizer(MARS, 0.01),
     "wrapped": lambda: RuleOptimizer(sphere(ADAM), 0.01, clipnorm=5.0),
     "transformed": lambda: SGD(0.01, momentum=0.5, gradient_transformers=[doubled]),
 }
-SUMMED_WHOLE = ("whole", "wrapped", "transformed")  # by torch, in its own order
+SUMMED_WHOLE = (
+    "whole",
+    "in common",
+    "clipped",
+    "wrapped",
+    "transformed",
+)  # by torch, in its own order
 
 
 @case

@@ -147,6 +147,8 @@ SHARDED: dict[str, Callable[[Any], Any]] = {
     ),
     "averaged": lambda params: optim.AdamW(params, lr=0.05, ema_decay=0.9),
     "cautious": lambda params: optim.AdamW(params, lr=0.05, cautious=True, cautious_decay=True),
+    "MARS": lambda params: optim.MARS(params, lr=0.05),
+    "Prodigy": lambda params: optim.Prodigy(params, d0=1e-2),
     "on a sphere": lambda params: optim.NAdam(params, lr=0.05, sphere=True),
     "tensorflow.trust ratio": lambda params: optim.tensorflow.SGD(params, 0.05, trust_ratio=True),
     "tensorflow.clipped": lambda params: optim.tensorflow.Adam(params, 0.05, clip_grad_norm=0.1),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,31 @@ CASES = (
         ours={"always_adapt": True, "trust_clip": True},
         theirs={"always_adapt": True, "trust_clip": True, "max_grad_norm": None},
     ),
+    Case("MARS", "timm.optim:Mars"),
+    Case(
+        "MARS",
+        "timm.optim:Mars",
+        ours={"optimize_1d": True, "gamma": 0.1, "mars_type": "lion"},
+    ),
+    Case(
+        "MARS",
+        "timm.optim:Mars",
+        ours={"betas": (0.95, 0.98), "betas_1d": (0.8, 0.9), "lr_1d_factor": 0.5},
+    ),
+    Case("MARS", "timm.optim:Mars", ours={"mars_type": "lion"}),
+    Case("Prodigy", "prodigyopt:Prodigy", lr=1.0),
+    Case(
+        "Prodigy",
+        "prodigyopt:Prodigy",
+        lr=0.5,
+        ours={"decouple": False, "use_bias_correction": True, "d0": 1e-4, "growth_rate": 1.1},
+    ),
+    Case(
+        "Prodigy",
+        "prodigyopt:Prodigy",
+        lr=1.0,
+        ours={"betas": (0.0, 0.9), "beta3": 0.9, "safeguard_warmup": True, "d_coef": 2.0},
+    ),
     Case("ScheduleFreeAdamW", "schedulefree:AdamWScheduleFree"),
     Case(
         "ScheduleFreeAdamW",
@@ -134,6 +159,32 @@ def train(
             param.grad = grad
         made.step()
     return [param.detach() for param in params]
+
+
+IN_GROUPS: dict[str, Any] = {"d0": 1e-4, "d_coef": 2.0}  # of Prodigy
+
+
+def groups_of(params: list[Tensor]) -> list[dict[str, Any]]:
+    """Groups that differ, one of which has the rate 0 at first."""
+    return [
+        {"params": params[:2], "weight_decay": 0.1, "lr": 0.5},
+        {"params": params[2:4], "lr": 0.0},
+        {"params": params[4:], "eps": 1e-3, "lr": 0.5},
+    ]
+
+
+def train_in_groups(
+    made: Any, params: list[Tensor], told: Callable[[], float], steps: range = range(STEPS)
+) -> Iterator[float]:
+    """What is told after each step, in some of which parameters have no gradient."""
+    for step in steps:
+        made.param_groups[1]["lr"] = 0.5 if step >= 10 else 0.0
+        for place, param in enumerate(params):
+            is_late, is_out = place == 5 and step < 7, (place + step) % 5 == 0
+            own = gradients_of(step, params[0].dtype)[place]
+            param.grad = None if is_late or is_out else own
+        made.step()
+        yield told()
 
 
 def _values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:

@@ -45,7 +45,7 @@ class Entry:
     @property
     def slots(self) -> int:
         """How many slots a variable has."""
-        return len(self.rule.slots)
+        return len(self.rule.element_slots)
 
     @property
     def keras(self) -> str | None:

@@ -57,6 +57,7 @@ _OF_TORCH: dict[str, tuple[str, dict[str, object]]] = {
     "MomentumRMSprop": ("RMSprop", {"momentum": 0.9}),
     "CenteredMomentumRMSprop": ("RMSprop", {"momentum": 0.9, "centered": True}),
     "AMSGrad": ("Adam", {"amsgrad": True}),
+    "MARSLion": ("MARS", {"mars_type": "lion"}),
     # Steps as long as AdamW's, which has the other variables, at the same rate.
     "Muon": ("Muon", {"adjust_lr_fn": "match_rms_adamw"}),
     "NorMuon": ("NorMuon", {"update_scale": "match_rms"}),

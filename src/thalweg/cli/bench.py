@@ -62,9 +62,10 @@ def _entries_named(value: str) -> dict[str, Entry]:
             continue
         rule = own.load_rule(name)
         _check_elements(name, rule)
-        if len(rule.slots) > MOST_SLOTS:
+        count = len(rule.element_slots)
+        if count > MOST_SLOTS:
             raise click.BadParameter(
-                f"'{name}' has {len(rule.slots)} slots; up to {MOST_SLOTS} can be measured.",
+                f"'{name}' has {count} slots; up to {MOST_SLOTS} can be measured.",
                 param_hint="--rules",
             )
         taken = rule.name in found or rule.name in catalogue.KNOWN

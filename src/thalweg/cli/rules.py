@@ -105,6 +105,9 @@ def _print_code(console: Console, text: str) -> Any:
     return Syntax(text, "python", background_color="default", theme="ansi_dark", word_wrap=True)
 
 
+_HOSTS = ("prepare", "per_optimizer", "per_variable")
+
+
 def sparse_words(rule: Rule) -> str:
     """What the rule does with a sparse gradient, in a few words."""
     if rule.is_whole:
@@ -125,7 +128,7 @@ def formula_source(rule: Rule) -> str:
     """
     from thalweg.formula import FORMULAS
 
-    named = ((part, getattr(rule, part)) for part in ("prepare", "per_variable", *FORMULAS))
+    named = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
     parts = [(part, each) for part, own in named for each in _functions_of(own)]
     passes = [getattr(each.function, "func", each.function) for each in rule.passes]
     parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(passes)]

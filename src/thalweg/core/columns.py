@@ -18,7 +18,7 @@ from thalweg.core.section import Call
 from thalweg.core.vectors import Device
 from thalweg.engines import compute_dtype, given_to, prepared
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
-from thalweg.engines.layout import check_memory
+from thalweg.engines.layout import all_have_memory, check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
 
@@ -194,10 +194,11 @@ def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> 
     Raises:
         LayoutError: Names the first.
     """
+    if all_have_memory([slot for own in scalar_slots for slot in own]):
+        return
     for title, own in zip(asked.titles, scalar_slots, strict=False):
         for kind, slot in zip(asked.rule.measured_slots, own, strict=True):
-            if slot.untyped_storage().nbytes() < slot.element_size():
-                check_memory(slot, f"'{kind.name}' of '{title}'")
+            check_memory(slot, f"'{kind.name}' of '{title}'")
 
 
 def _scalars_of_members(

@@ -17,6 +17,8 @@ from thalweg.engines import Selection
 from thalweg.engines.engine import Copies as Copies
 from thalweg.engines.engine import Dtype as Dtype
 from thalweg.formula import Rule
+from thalweg.ground.lazily import lazy
+from thalweg.ground.locks import importing
 
 Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
 
@@ -40,6 +42,7 @@ class Hooks:
         ending: What else is written with the updates, as functions in C.
         from_copies: Whether what others wrote to copies of variables counts; see `Request`.
         begun: Is given a sentence when the step is written: that it was taken.
+        sees_all: Whether all variables that the optimizer updates now are in the step.
     """
 
     selection: Selection
@@ -54,6 +57,7 @@ class Hooks:
     gathered: Gathered | None = None
     ending: Sequence[Call] = ()
     from_copies: bool = False
+    sees_all: bool = True
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -95,6 +99,28 @@ class Hooks:
     def slots_of(self, var: Tensor) -> list[Tensor]:
         """The slots of a variable in the order of the rule."""
         raise NotImplementedError
+
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
+        """The slots per optimizer of each variable that has them, in the order of the rule.
+
+        Those of variables that have taken a step come first, whether they are in this one or not.
+        """
+        raise NotImplementedError
+
+    @lazy
+    def common_slots(self) -> list[Sequence[Tensor]]:
+        """The same, looked for once."""
+        return self.find_common_slots()
+
+    @lazy
+    def in_common(self) -> dict[str, float]:
+        """The rule's numbers per optimizer, as they are before the step."""
+        rule = self.step_rule()
+        if rule is None or not rule.common_slots:
+            return {}
+        with importing:
+            from thalweg.core.in_common import read_common
+        return read_common(rule, self.common_slots)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         """Whether the user's own functions update the variables, by `apply_one`."""

@@ -31,6 +31,7 @@ class OneRule(Hooks):
     """
 
     constrains = False
+    sees_all = False
 
     def __init__(
         self,

@@ -233,6 +233,7 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
         and ready.stages == stages
         and not (stages and gradient_squares in rule.measures.values())  # which follow from others
         and not rule.calls_users
+        and rule.per_optimizer is None
         and not hooks.selection.check_numerics
         and hooks.sharing is None
         and hooks.there is None
@@ -274,6 +275,10 @@ def _scalar_slots_of(planned: Planned) -> list[Tensor]:
 
 def stands(planned: Planned, gradients: Sequence[Any]) -> bool:
     """Whether the careful look finds a step to be the one before, with these gradients."""
+    for slot in _scalar_slots_of(planned):  # in blocks, of which a part may be left
+        end = (slot.storage_offset() + 1) * slot.element_size()
+        if slot.untyped_storage().nbytes() < end:
+            return False
     try:
         return planned.ready.try_rebind(planned.request._replace(gradients=gradients))
     finally:

@@ -41,6 +41,7 @@ from thalweg.core.there import columns_there
 from thalweg.core.vectors import is_host
 from thalweg.engines import check_scalars
 from thalweg.engines.engine import Copies, Ready, Request, Round
+from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
@@ -268,9 +269,9 @@ def _execute_step(
             columns = columns_there(*each, hooks.there)._replace(taken=hooks.taken)
         decision, moved, known = Decision(True, []), list[Call](), None
         formulas = tuple(rule.measures.values())
-        if how or formulas:
+        if how or formulas or rule.per_optimizer is not None:
             # A user's own function is promised arrays.
-            numbers = rule.calls_users
+            numbers = rule.calls_users or rule.per_optimizer is not None
             if how.decide is not None:
                 numbers = numbers or not (is_last and _may_leave(hooks, asked, ready))
             now = () if rule.passes else formulas
@@ -288,9 +289,20 @@ def _execute_step(
                 )
         if rule.passes:
             moved += cast("StagedStep", ready).run_passes(columns, shaped_slots)
+        if known is not None and rule.passes:
+            known.want(formulas)  # of what they made, too
+        if known is not None and rule.per_optimizer is not None:
+            with importing:
+                from thalweg.core.in_common import per_optimizer
+            if not hooks.sees_all:
+                raise FailedPreconditionError(
+                    f"Rule {rule.name!r} adds up over all variables of a step, and cannot update"
+                    " them one by one."
+                )
+            own = hooks.in_common, hooks.common_slots
+            columns, written = per_optimizer(asked, columns, known, *own)
+            moved += written
         if known is not None and rule.per_variable is not None:
-            if rule.passes:
-                known.want(formulas)  # of what they made, too
             columns, written = per_variable(asked, scalar_slots, columns, known)
             moved += written
         if is_new:
@@ -464,6 +476,7 @@ def _divided(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Seq
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]
     scalars = rule.scalar_slots if rule.per_variable is None else rule.measured_slots
+    scalars = [slot for slot in scalars if slot.per is None]
     places = [
         [rule.slots.index(slot) for slot in kind]
         for kind in (rule.element_slots, scalars, rule.shaped_slots)

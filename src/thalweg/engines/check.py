@@ -70,9 +70,13 @@ def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     for power, hyper in rule.powers.items():
         known[power] = scalars.power(known[hyper], _FIRST_STEP)
     known.setdefault("t", _FIRST_STEP)
-    known |= {slot.name: np.float32(slot.initial) for slot in rule.numbers}
+    before = {slot.name: np.float32(slot.initial) for slot in (*rule.numbers, *rule.common_slots)}
+    known |= before
     if rule.prepare is not None:
         known |= _call_on_host(rule, rule.prepare, "prepare", known)
+    if rule.per_optimizer is not None:
+        beside = {**known, **dict.fromkeys(rule.measures, np.float64(1))}
+        known |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", beside)
     if rule.per_variable is not None:
         one = np.ones(1, np.float32)
         beside = dict.fromkeys(rule.measures, np.ones(1)) | {

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         AdEMAMix,
         LaProp,
     )
+    from thalweg.optim.modern.mars import MARS
     from thalweg.optim.modern.matrices import (
         KLSOAP,
         SOAP,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         MuonH,
         NorMuon,
     )
+    from thalweg.optim.modern.prodigy import Prodigy
     from thalweg.optim.modern.schedule_free import (
         ScheduleFreeAdamW,
         ScheduleFreeSGD,
@@ -78,6 +80,7 @@ __all__ = [
     "KLSOAP",
     "LAMB",
     "LBFGS",
+    "MARS",
     "SGD",
     "SOAP",
     "AdEMAMix",
@@ -103,6 +106,7 @@ __all__ = [
     "NAdamW",
     "NorMuon",
     "Optimizer",
+    "Prodigy",
     "RAdam",
     "RMSprop",
     "Rprop",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import Group, titles_in
+from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
@@ -74,6 +75,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
     _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
+    _common: ClassVar[tuple[str, ...]] = ()  # options in which its groups agree
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _accepted: ClassVar[inspect.Signature]  # what its constructor takes, or that of its parent
     _wanted: ClassVar[list[str]]  # those that it reads
@@ -126,6 +128,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         kind = self._kind_of(group)
         if found := kind._unfit_choices(group):
             raise InvalidArgumentError(f"{found[0]} in group {place}.")
+        if kind._common:
+            self._check_common(kind, group, place)
         if kind._of_matrices:
             self._check_matrices(kind.__name__, self._choose_rule(group).heads)
         if self._around.wrapping:
@@ -134,10 +138,29 @@ class FusedTorchOptimizer(FusedOptimizer):
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
             self._around.rule(self._choose_rule(group))  # which may be refused
 
+    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+        super()._check_options(group, place, complete)
+        if complete and (kind := self._kind_of(group))._common:
+            self._check_common(kind, group, place)
+
+    def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
+        """Refuse a group that differs from others of its class in what they have in common."""
+        for index, other in enumerate(self.param_groups):
+            names = kind._common if self._kind_of(other) is kind else ()
+            for name in (each for each in names if other[each] != group[each]):
+                raise InvalidArgumentError(
+                    f"{name} of group {place} is {shown(group[name])}, and of group {index}"
+                    f" {shown(other[name])}: groups of {kind.__name__} have it in common."
+                )
+
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
         """The rule that updates a group."""
         raise NotImplementedError
+
+    def _rule_of(self, group: Group) -> Rule:
+        """The same with what lies around it."""
+        return self._around.rule(self._choose_rule(group))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
         """The class whose options and state a group has."""
@@ -147,11 +170,20 @@ class FusedTorchOptimizer(FusedOptimizer):
         """What the state of a group's parameters starts from, where the rule cannot say."""
         return {}
 
+    @staticmethod
+    def _starts_beside(param: Tensor) -> Own:
+        """The same of a single parameter, where that depends on its shape."""
+        return {}
+
     def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
         """The same by `id` of parameters, each with the place of its group."""
         self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
-        return {id(param): starts[place] for param, place in zip(params, places, strict=True)}
+        kinds = list(map(self._kind_of, self.param_groups))
+        return {
+            id(param): {**starts[place], **kinds[place]._starts_beside(param)}
+            for param, place in zip(params, places, strict=True)
+        }
 
     def _take_step(self, parts: dict[Rule, ParamState], only: Tensor | None = None) -> None:
         if any(map(self._is_torchs_group, self.param_groups)):

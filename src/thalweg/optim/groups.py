@@ -21,6 +21,7 @@ HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is take
 _NAMES = {"lr": "learning_rate", "eps": "epsilon"}
 PAIRS = {
     "betas": ("beta1", "beta2"),
+    "betas_1d": ("beta1_1d", "beta2_1d"),
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }

@@ -150,6 +150,23 @@ class GroupHooks(Hooks):
         slots = self._part.slots_of(param)
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
+        optimizer, part = self._optimizer, self._part
+        taken = [
+            optimizer.state.get(param)
+            for group in optimizer.param_groups
+            if optimizer._rule_of(group) is part.rule
+            for param in group["params"]
+        ]
+        names = [slot.name for slot in part.rule.common_slots]
+        found: list[Sequence[Tensor]] = []
+        for own in (*filter(None, taken), *map(part.made_of, self._params)):
+            try:
+                found.append([own[name] for name in names])
+            except KeyError:  # they are not made yet, or made by this step
+                continue
+        return found
+
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self._part, self._places
         for column in part.columns:
@@ -250,6 +267,7 @@ class TorchHooks(GroupHooks):
             step = numbers[STEP]
             step = step.double() if isinstance(step, Tensor) else step
             numbers["t"] = numbers[STEP] = step + 1
+        numbers |= self.in_common
         try:
             made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
             for name, each in made.items():

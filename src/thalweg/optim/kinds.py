@@ -13,6 +13,8 @@ _MODULES = {
         "CautiousAdamW", "StableAdamW",
     ),
     "modern.further": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH"),
+    "modern.mars": ("MARS",),
+    "modern.prodigy": ("Prodigy",),
     "modern.matrices": ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"),
     "modern.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
 }  # fmt: skip

@@ -80,7 +80,8 @@ def _prepared(rule: Rule) -> Rule:
     """A rule whose `prepare` makes all that depends on the step: its powers, too."""
     users = rule.prepare
     wanted = () if users is None else tuple(signature(users).parameters)
-    known = {*(each.name for each in (*rule.hypers, *rule.numbers)), "t"}
+    numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
+    known = {*(each.name for each in numbers), "t"}
     asked = [name for name in wanted if name in known]
     if rule.powers:
         asked += [*rule.powers.values(), "t"]

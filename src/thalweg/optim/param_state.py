@@ -350,6 +350,10 @@ class ParamState:
         found = [own[slot.name] for slot in self.rule.slots]
         return found if self.locals is None else list(map(self.locals.part, found))
 
+    def made_of(self, param: Tensor) -> Own:
+        """What was made for a parameter, and is no part of its state yet."""
+        return self._fresh.get(id(param), {})
+
     def publishing(self) -> list[Call]:
         """What makes all that was made the optimizer's, as functions in C."""
         if not self._fresh:

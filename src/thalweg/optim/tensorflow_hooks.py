@@ -85,6 +85,7 @@ class TensorFlowHooks(GroupHooks):
         step = numbers.pop(STEP)
         for name, each in numbers.items():
             values[name] = each.to(TORCH[dtype]) if isinstance(each, Tensor) else dtype(each)
+        values |= {name: dtype(each) for name, each in self.in_common.items()}
         if self.there is not None:
             return derived_there(rule, values, dtype, step + 1, self.there)
         return derived(rule, values, dtype, step + 1)

@@ -7,6 +7,7 @@ _LIKE = {
     "adamwdecoupled": "Adam", "adamwindependent": "Adam", "adamwcautiousdecay": "Adam",
     "nadamw": "Adam", "laprop": "Adam", "ademamix": "Adam", "adopt": "Adam", "adan": "Adamax",
     "cautiousadamw": "Adam", "stableadamw": "Adam", "lamb": "Adamax", "adamh": "Adamax",
+    "mars": "Adamax", "marslion": "Lion",
     "schedulefreeadamw": "Adam", "schedulefreesgd": "SGD",
     "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam",
 }  # fmt: skip
@@ -70,6 +71,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "optim:LAMB": 0.005,
         "optim:ScheduleFreeAdamW": 0.02,
         "optim:ScheduleFreeSGD": 1.0,
+        "optim:Prodigy": 1.0,
     },
     "lines": {
         "SGD": 0.07,
@@ -110,6 +112,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "optim:LAMB": 0.005,
         "optim:AdamH": 0.02,
         "optim:ScheduleFreeAdamW": 0.05,
+        "optim:Prodigy": 1.0,
     },
     "stdlib": {
         "SGD": 4.0,
@@ -145,6 +148,7 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "v1:LARSOptimizer": 4.0,
         "Lion": 0.0005,
         "openseq2seq:NovoGrad": 0.05,
+        "optim:Prodigy": 1.0,
     },
     "lm": {
         "SGD": 1.0,
@@ -188,5 +192,6 @@ DEFAULT_LEARNING_RATE: dict[str, dict[str, float]] = {
         "optim:ScheduleFreeAdamW": 0.02,
         "optim:LAMB": 0.01,
         "optim:Adan": 0.02,
+        "optim:Prodigy": 1.0,
     },
 }

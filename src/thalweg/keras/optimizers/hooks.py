@@ -175,6 +175,12 @@ class RuleHooks(KerasHooks):
         optimizer = self._optimizer
         return optimizer._slots.of(var, [slot.name for slot in optimizer._choose_rule().slots])
 
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
+        optimizer = self._optimizer
+        names = [slot.name for slot in optimizer._choose_rule().common_slots]
+        every = map(optimizer._slots.all_of, optimizer._slots.owners())
+        return [[own[n] for n in names] for own in every if all(n in own for n in names)]
+
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         self._variables = variables
         # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
@@ -202,7 +208,10 @@ class RuleHooks(KerasHooks):
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if dtype in self._known:
             return self._known[dtype]
-        return self._optimizer._rule_scalars(dtype, self._rates.get(dtype))
+        rate = self._rates.get(dtype)
+        if not self.in_common:
+            return self._optimizer._rule_scalars(dtype, rate)
+        return self._optimizer._rule_scalars(dtype, rate, self.in_common)
 
     def counting_calls(self, shared: Shared) -> list[Call]:
         return [
@@ -215,6 +224,7 @@ class AloneHooks(RuleHooks):
     """A user's hook that hands one variable back to the rule, in the course of a step."""
 
     constrains = False  # the step does that
+    sees_all = False
 
     def __init__(
         self,

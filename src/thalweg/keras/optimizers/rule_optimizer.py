@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Self
 
@@ -101,14 +102,18 @@ class RuleOptimizer(Optimizer):
             values["learning_rate"] = self._rate(dtype)
         return values
 
-    def _rule_scalars(self, dtype: Dtype, rate: float | None = None) -> dict[str, Any]:
+    def _rule_scalars(
+        self, dtype: Dtype, rate: float | None = None, in_common: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
         """Everything that formulas may ask for in this step, as scalars of a compute dtype.
 
         Args:
             dtype: The dtype.
             rate: The learning rate that a subclass's `_prepare_local` put in place of the usual.
+            in_common: The rule's numbers per optimizer.
         """
         values = self._hyper_scalars(dtype)
+        values |= {name: dtype(each) for name, each in (in_common or {}).items()}
         if rate is not None:
             values["learning_rate"] = dtype(rate)
         return derived(self._choose_rule(), values, dtype, int(self.iterations.item()) + 1)

@@ -11,7 +11,9 @@ from torch import Tensor
 Rate = float | Tensor
 Betas = tuple[Rate, Rate]
 ThreeBetas = tuple[Rate, Rate, Rate]
-UNORDERED = ("ns_coefficients", "ns_steps", "adjust_lr_fn", "update_scale", "heads", "ns_dtype")
+UNORDERED = (
+    "ns_coefficients", "ns_steps", "adjust_lr_fn", "update_scale", "heads", "ns_dtype", "mars_type",
+)  # fmt: skip
 
 
 class Arguments(torch.optim.Optimizer):
@@ -28,7 +30,7 @@ class Arguments(torch.optim.Optimizer):
             if name in UNORDERED:  # which are looked at where the rule is chosen
                 continue
             numbers = value if isinstance(value, tuple | list) else (value,)
-            is_share = name in ("betas", "momentum", "beta2", "shampoo_beta")
+            is_share = name in ("betas", "betas_1d", "momentum", "beta2", "beta3", "shampoo_beta")
             if not all(each >= 0 and (each < 1 or not is_share) for each in numbers):
                 raise ValueError(f"Invalid {name} value: {value}")
         super().__init__(params, defaults)

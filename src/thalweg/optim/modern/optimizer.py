@@ -30,7 +30,11 @@ class DeclaredArguments(Arguments):
             raise TypeError(str(error).replace(declared.__qualname__, title, 1)) from None
         given = inspect.signature(declared).bind(*args, **keywords)
         given.apply_defaults()
-        super().__init__(**given.arguments)
+        super().__init__(**self._completed(given.arguments))
+
+    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Arguments, each of which has a value."""
+        return given
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Hyper, Slot, sqrt, where
 from thalweg.rules.torch.arithmetic import as_read
 
@@ -58,6 +59,19 @@ def corrections(*, beta1, beta2, t):
         "mean_correction": 1 - as_read(beta1) ** as_read(t),
         "root_correction": (1 - as_read(beta2) ** as_read(t)) ** 0.5,
     }
+
+
+def check_one_rate(name, rates):
+    """Refuse rates, an array or one number, of which two differ that are not 0.
+
+    Raises:
+        InvalidArgumentError: They do.
+    """
+    found = sorted({*rates.flat} - {0.0})
+    if len(found) > 1:
+        raise InvalidArgumentError(
+            f"Groups of {name} have one rate, or 0, not {' and '.join(map(str, found))}."
+        )
 
 
 def check_count(name, value):

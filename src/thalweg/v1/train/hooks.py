@@ -187,6 +187,7 @@ class AloneHooks(RuleHooks):
     """
 
     constrains = False
+    sees_all = False
     is_prepared = True
 
     def __init__(self, optimizer: object, values: dict[str, object] | None) -> None:

@@ -1,0 +1,72 @@
+"""MARS, with the arguments and defaults of timm's class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.core.groups import Group
+from thalweg.formula import Rule
+from thalweg.optim.modern.arguments import Betas, Rate
+from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.optim.param_state import Own
+from thalweg.rules import modern as rules
+
+_TYPES = {"adamw": "MARS", "lion": "MARS_LION"}
+
+
+class MARS(ModernOptimizer):
+    """AdamW, or Lion, of gradients to which a share of their change since the last one is added.
+
+    The gradient of each parameter is then divided by its norm, if that is above 1. Parameters of
+    fewer than two dimensions take AdamW's steps, with `betas_1d`, which is `betas` if None, and
+    `lr_1d_factor` times the rate; with `optimize_1d` they are treated as all others.
+
+    Raises:
+        InvalidArgumentError: `mars_type` is neither "adamw" nor "lion", or `caution` is true, which
+            is not offered: what it measures follows from a norm that is measured in the same step.
+
+    Source: Yuan et al. 2024, https://arxiv.org/abs/2411.10438; timm.optim.Mars
+    """
+
+    _rule = "MARS"
+    _unread = ("mars_type",)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 3e-3,
+        betas: Betas = (0.9, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        gamma: float = 0.025,
+        mars_type: str = "adamw",
+        optimize_1d: bool = False,
+        lr_1d_factor: float = 1.0,
+        betas_1d: Betas | None = None,
+        caution: bool = False,
+    ) -> None: ...
+
+    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
+        return given if given["betas_1d"] else {**given, "betas_1d": given["betas"]}
+
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
+        return getattr(rules, _TYPES[group["mars_type"]])
+
+    @classmethod
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        given = group.get("mars_type")
+        if not isinstance(given, str) or given not in _TYPES:
+            return [f"mars_type must be {' or '.join(map(repr, _TYPES))}, not {given!r}"]
+        if group.get("caution"):
+            return [
+                "caution=True is not offered: what it measures follows from a norm of the same step"
+            ]
+        return []
+
+    @staticmethod
+    def _starts_beside(param: Tensor) -> Own:
+        return {"is_vector": float(param.dim() < 2)}

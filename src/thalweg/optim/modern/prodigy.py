@@ -1,0 +1,63 @@
+"""Prodigy, with the arguments and defaults of its authors' class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.optim.modern.arguments import Betas, Rate
+from thalweg.optim.modern.optimizer import ModernOptimizer
+
+
+class Prodigy(ModernOptimizer):
+    """AdamW that finds its rate: leave `lr` at 1, or have a schedule fall from there.
+
+    The estimate `d`, its largest so far, `d_max`, its numerator and the number of steps, `k`, are
+    one for all parameters, whatever their groups, and follow from sums over all of a step; each
+    parameter has a copy in its state. Groups have one rate, or 0, which leaves theirs as they are,
+    and agree in all that the estimate follows from.
+
+    `fsdp_in_use` has no effect: sums are over whole parameters where these are shards.
+
+    Raises:
+        InvalidArgumentError: `d0` or `eps` is 0, `slice_p` is not 1, or groups differ in what
+            the estimate follows from.
+
+    Source: Mishchenko and Defazio 2023, https://arxiv.org/abs/2306.06101; prodigyopt
+    """
+
+    _rule = "PRODIGY"
+    _unread = ("fsdp_in_use", "slice_p")
+    _common = ("betas", "beta3", "use_bias_correction", "safeguard_warmup", "d0", "d_coef",
+               "growth_rate")  # fmt: skip
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 1.0,
+        betas: Betas = (0.9, 0.999),
+        beta3: float | None = None,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        decouple: bool = True,
+        use_bias_correction: bool = False,
+        safeguard_warmup: bool = False,
+        d0: float = 1e-6,
+        d_coef: float = 1.0,
+        growth_rate: float = float("inf"),
+        fsdp_in_use: bool = False,
+        slice_p: int = 1,
+    ) -> None: ...
+
+    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
+        if given["beta3"] is not None:
+            return given
+        return {**given, "beta3": math.sqrt(given["betas"][1])}
+
+    @classmethod
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        if group.get("slice_p", 1) != 1:
+            return [f"slice_p={group['slice_p']!r} is not offered: sums are over all elements"]
+        zeros = [name for name in ("d0", "eps") if not group.get(name, 1.0)]
+        return [f"{name} must be above 0" for name in zeros]

@@ -1,0 +1,58 @@
+"""Prodigy: AdamW that finds its rate by how far variables have come (Mishchenko 2023)."""
+
+from thalweg.formula import Rule, Slot, absolute, moved, sqrt, where
+from thalweg.rules.modern.arithmetic import SLOTS, mean_square
+from thalweg.rules.modern.prodigy_numbers import HYPERS, NUMBERS, per_optimizer, prepare
+
+BEGINS = float("nan")  # where there is no start yet: the variable is it
+
+
+def _started(var, p0):
+    return where(p0 != p0, var, p0)
+
+
+def _decayed(var, grad, weight_decay, decouple):
+    return where((weight_decay != 0) & (decouple == 0), grad + weight_decay * var, grad)
+
+
+def numerator(var, grad, p0, *, weight, weight_decay, decouple):
+    """How far variables have come, along their gradients."""
+    return weight * (_decayed(var, grad, weight_decay, decouple) * (_started(var, p0) - var))
+
+
+def denominator(
+    var, grad, p0, s, *, learning_rate, beta3, sum_weight, weight_decay, decouple
+):  # fmt: skip
+    """Sizes of the running sums of gradients."""
+    own = _decayed(var, grad, weight_decay, decouple)
+    return where(learning_rate != 0, absolute(s * beta3 + sum_weight * own), 0.0)
+
+
+def update(
+    var, grad, p0, s, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, beta3, epsilon, rate,
+    weight_decay, decouple, sum_weight, mean_weight, square_weight, d_after, moves,
+):  # fmt: skip
+    """Once per element; where the rate is 0, all stays but the start."""
+    own = _decayed(var, grad, weight_decay, decouple)
+    is_on = learning_rate != 0
+    s = where(is_on, s * beta3 + sum_weight * own, s)
+    mean = where(is_on, exp_avg * beta1 + mean_weight * own, exp_avg)
+    square = where(is_on, mean_square(exp_avg_sq, own, beta2, square_weight), exp_avg_sq)
+    shrinks = (moves != 0) & (decouple != 0) & (weight_decay != 0)
+    base = where(shrinks, var - weight_decay * rate * var, var)
+    ahead = where(beta1 != 0, mean, own * d_after)  # as the authors' without a mean
+    step = rate * ahead / (sqrt(square) + d_after * epsilon)
+    return moved(base, -where(moves != 0, step, 0.0)), _started(var, p0), s, mean, square
+
+
+PRODIGY = Rule(
+    name="Prodigy",
+    update=update,
+    prepare=prepare,
+    measures={"numerator": numerator, "denominator": denominator},
+    per_optimizer=per_optimizer,
+    hypers=HYPERS,
+    slots=(*NUMBERS, Slot("p0", BEGINS), Slot("s"), *SLOTS),
+    source="Mishchenko and Defazio 2023; https://arxiv.org/abs/2306.06101; prodigyopt",
+    differs="torch.optim has none. Leave the rate at 1: it is a factor of the one that is found.",
+)
