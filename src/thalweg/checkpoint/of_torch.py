@@ -214,7 +214,7 @@ def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
         return {}
     with importing:
         from thalweg.engines.matrices import shaped_like
-    return {slot.name: shaped_like(param, slot.shape).shape for slot in rule.shaped_slots}
+    return {slot.name: shaped_like(param, slot).shape for slot in rule.shaped_slots}
 
 
 def _is_number(value: object) -> bool:

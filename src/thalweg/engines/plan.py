@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import add, eq, ge, is_
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from thalweg.engines.engine import Call, Columns, Formulas, Request, Round, Stag
 from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.storage_guard import StorageGuard
 from thalweg.engines.transcribe import Composed
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -68,6 +71,12 @@ class Group(Protocol):
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """What is added up to them: (leaves, formulas) for each member."""
+        ...
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """For each member its measures, of rows, columns or itself."""
         ...
 
     def max_abs(self) -> Float64:
@@ -332,6 +341,17 @@ class DensePlan:
             parts = group.compute_leaves(formulas, stages, columns)
             for index, leaves in zip(group.members, parts, strict=True):
                 found[index] = leaves
+        return found
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """See `Ready`."""
+        found: list[list[Tensor]] = [[] for _ in self.variables]
+        for group in self.groups:
+            parts = group.compute_lines(measures, stages, columns)
+            for index, each in zip(group.members, parts, strict=True):
+                found[index] = each
         return found
 
     def max_abs(self) -> Float64:

@@ -442,10 +442,10 @@ class FusedTorchOptimizer(FusedOptimizer):
             wanted[STEP] = Want(is_optional=True)
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
         for slot in slots:
-            if slot.shape is not None:
+            if slot.is_shaped:
                 with importing:
                     from thalweg.engines.matrices import shaped_like
-                wanted[slot.name] = Want(shaped_like(param, slot.shape))
+                wanted[slot.name] = Want(shaped_like(param, slot))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

@@ -43,7 +43,7 @@ class GatheredMatrices:
         self._owners = spread(self._shapes, self._ranks)
         self._wholes = [
             {
-                slot.name: tuple(shaped_like(var, slot.shape).shape)
+                slot.name: tuple(shaped_like(var, slot).shape)
                 for slot in asked.rule.shaped_slots
             }
             for var in variables
