@@ -34,7 +34,13 @@ STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what s
 FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
 SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
-_OFFERED = {"Measure": "passes", "Pass": "passes", "Stage": "passes", "Around": "around", "StepMeasure": "around"}
+_OFFERED = {
+    "Measure": "passes",
+    "Pass": "passes",
+    "Stage": "passes",
+    "Around": "around",
+    "StepMeasure": "around",
+}
 _UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from thalweg.engines.engine import Columns, Dtype
 from thalweg.engines.layout import compute_dtype, is_dense
 from thalweg.engines.lines import view_of
-from thalweg.engines.matrices import matrix_shape, shape_beside
+from thalweg.engines.matrices import matrix_shape
 from thalweg.engines.transcribe import place_of
 from thalweg.errors import RuleError, did_you_mean
-from thalweg.formula import Rule, Slot
+from thalweg.formula import Rule
 from thalweg.ground.passes import Stage
 
 COUNT = "t"  # the scalar that is the number of a step
@@ -59,7 +59,7 @@ class Batch:
         made: By name what passes make of each variable, in its shape.
         measured: By name what measures have made of the variables, and stages of that: of shape
             (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables, 1, 1, 1).
-        vectors: By name what formulas are given of the rows or columns of each variable.
+        vectors: By name what formulas are given of rows or columns, of the same shapes.
     """
 
     def __init__(
@@ -88,9 +88,10 @@ class Batch:
         self.measured: dict[str, Tensor] = {}
         self.vectors: dict[str, Tensor] = {}
         for name, over in rule.vectors.items():
-            beside = shape_beside(Slot(name, per=cast("Any", over)), shapes[0])
+            matrices, rows, columns = self.shape
+            sides = (rows, 1) if over == "row" else (1, columns)
             self.vectors[name] = torch.empty(
-                len(own), *beside, dtype=self.kind, device=self.device
+                len(own), matrices, *sides, dtype=self.kind, device=self.device
             )
 
         every = (each for several in self.made.values() for each in several)
@@ -126,15 +127,7 @@ class Batch:
             value = whole
         self.measured[name] = value
         if name in self.vectors:
-            self.vectors[name].copy_(value.reshape(self.vectors[name].shape))
-
-    def as_lines(self, name: str, value: Tensor) -> Tensor:
-        """Slots of some variables as stages see them."""
-        if name not in self.vectors:
-            return value
-        matrices, rows, columns = self.shape
-        of_rows = self.vectors[name].shape[-1] == 1 and value.shape[-2] == rows
-        return value.view(len(value), matrices, *((rows, 1) if of_rows else (1, columns)))
+            self.vectors[name].copy_(value)
 
     def holds(self, value: Tensor) -> bool:
         """Whether a tensor lies in what passes have made."""
@@ -240,8 +233,9 @@ def call_stage(
             given[name] = batch.matrices(name, rows)
         elif (place := place_of_slot(rule, name)) is not None:
             own = [slot_of(batch.members[row], place) for row in rows]
-            stacked = torch.stack([each.to(batch.kind) for each in own])
-            given[name] = batch.as_lines(name, stacked)
+            if name in batch.vectors:
+                own = [each.reshape(batch.vectors[name].shape[1:]) for each in own]
+            given[name] = torch.stack([each.to(batch.kind) for each in own])
         elif name in batch.measured:
             value = batch.measured[name]
             given[name] = value if len(rows) == len(value) else value[list(rows)]

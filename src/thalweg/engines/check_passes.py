@@ -20,7 +20,10 @@ from thalweg.ground.passes import Measure, Pass, Stage
 def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
     """Refuse passes that take or make other values than they say, and stages that ask for more."""
     made, measured = list[str](), dict[str, str]()
-    known = {**known, **dict.fromkeys((slot.name for slot in rule.slots if slot.per), np.float32(1))}
+    known = {
+        **known,
+        **dict.fromkeys((slot.name for slot in rule.slots if slot.per), np.float32(1)),
+    }
     for each in rule.passes:
         if isinstance(each, Pass):
             transcript = transcribe(each.function)

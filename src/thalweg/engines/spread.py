@@ -113,8 +113,10 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
             first = None
             continue
         first = first or each
-        own = each if known == len(rule.made) else replace(
-            each, function=_seen(each.function, known, len(rule.made))
+        own = (
+            each
+            if known == len(rule.made)
+            else replace(each, function=_seen(each.function, known, len(rule.made)))
         )
         found[first] = (*found.get(first, ()), own)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import Batch, alike, run_stage
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
 from thalweg.engines.given import check_given
-from thalweg.engines.matrices import check_shaped_slots, shaped_like
+from thalweg.engines.matrices import check_shaped_slots, shape_beside, shaped_like
 from thalweg.engines.spread import sweeps_of, updates_of
 from thalweg.engines.transcribe import place_of, transcribe
-from thalweg.formula import Rule
+from thalweg.formula import Rule, Slot
 from thalweg.ground.passes import Measure, Pass, Stage
 from thalweg.ground.switches import no_grad
 
@@ -104,15 +104,19 @@ class WholeMatrices:
         self.vectors: list[dict[str, Tensor]] = [{} for _ in asked.variables]
         for batch in self._batches:
             for row, index in enumerate(batch.members):
-                self.vectors[index] = {name: own[row] for name, own in batch.vectors.items()}
+                shape = asked.variables[index].shape
+                for name, own in batch.vectors.items():
+                    beside = Slot(name, per=cast("Any", rule.vectors[name]))
+                    self.vectors[index][name] = own[row].view(shape_beside(beside, shape))
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """See `Matrices`."""
         kinds = [(place, each) for place, each in enumerate(self._rule.shaped_slots) if each.per]
         for batch in self._batches:
             for place, kind in kinds:
-                own = torch.stack([slots[member][place].detach() for member in batch.members])
-                batch.vectors[kind.name].copy_(own)
+                block = batch.vectors[kind.name]
+                own = [slots[member][place].detach() for member in batch.members]
+                block.copy_(torch.stack([each.reshape(block.shape[1:]) for each in own]))
 
     def give(self, name: str, found: Sequence[Tensor]) -> None:
         """See `Matrices`."""

@@ -75,7 +75,10 @@ class Measure:
         _check_function(self)
         if not isinstance(self.makes, str) or not self.makes:
             raise RuleError(f"makes of a Measure must be a name, not {self.makes!r}.")
-        for name, known in (("over", ("row", "column", "variable")), ("reduce", ("sum", "largest"))):
+        for name, known in (
+            ("over", ("row", "column", "variable")),
+            ("reduce", ("sum", "largest")),
+        ):
             if getattr(self, name) not in known:
                 raise RuleError(
                     f"{name} of Measure {self.makes!r} must be one of {', '.join(known)}, not"

@@ -1,8 +1,8 @@
 """`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
 
 What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
-with torch's numbers; all others (`LBFGS`, `Adafactor`, `lr_scheduler`, ...) are torch's own.
-`Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the form of the twelve. `Mixed` runs
+and `Adafactor` in three, with torch's numbers; all others (`LBFGS`, `lr_scheduler`, ...) are
+torch's own. `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the same form. `Mixed` runs
 several of them in one step, each on groups of its own, which `groups` and `hidden_matrices` choose.
 `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
 """
@@ -33,6 +33,7 @@ from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
+    from thalweg.optim.adafactor import Adafactor
     from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
     from thalweg.optim.mixed import Mixed
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from thalweg.optim.modern.further import (
         ADOPT,
         LAMB,
+        SM3,
         AdamH,
         Adan,
         AdEMAMix,
@@ -72,9 +74,11 @@ __all__ = [
     "KLSOAP",
     "LAMB",
     "SGD",
+    "SM3",
     "SOAP",
     "AdEMAMix",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamH",

@@ -235,4 +235,3 @@ def generate_lines(
     definitions = "\n\n".join(sweep.define_functions(compute))
     kernel = name_kernel("l", definitions, text, sweep.scalars, len(measures))
     return kernel, tuple(sweep.vectors)
-

@@ -51,7 +51,10 @@ class Group:
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
-        self._kinds, self._shapes = _kinds_of(asked.rule), [asked.variables[i].shape for i in members]
+        self._kinds, self._shapes = (
+            _kinds_of(asked.rule),
+            [asked.variables[i].shape for i in members],
+        )
         self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
         chunk = chunk_of(sum(own.sizes))
         chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)
@@ -84,9 +87,7 @@ class Group:
         )
         scalars = self._scalars_of(kernel.scalars, columns)
         streams = self.table.base[:, : len(self._measurable)]
-        return self.lines.measure(
-            kernel, measures, streams, scalars, self.flush and bool(stages)
-        )
+        return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
     @lazy
     def _measure_peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
