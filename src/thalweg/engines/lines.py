@@ -1,12 +1,12 @@
 """What a measure of rows and columns is, to the last bit: the order in which every engine adds up.
 
 A variable of shape (..., rows, columns) is so many matrices, each cut into tiles of `TILE_ROWS`
-rows and `TILE_COLUMNS` columns. In a tile the elements of a column are added to +0 one by one. Those
-of a row lie in the least power of two of places that holds them, with +0 in the places beyond; the
-upper half of the places is added to the lower half until one is left. The sum of a tile is that of
-the sums of its columns, likewise. What tiles have of a row, a column or a variable is added in
-pairs of neighbours, then their sums are, and so on; one without a neighbour stays as it is. Largest
-values need no order. No result is -0, and one that is NaN is a NaN of any payload.
+rows and `TILE_COLUMNS` columns. In a tile the elements of a column are added to +0 one by one.
+Those of a row lie in the least power of two of places that holds them, with +0 in the places
+beyond; the upper half of the places is added to the lower half until one is left. The sum of a tile
+is that of the sums of its columns, likewise. What tiles have of a row, a column or a variable is
+added in pairs of neighbours, then their sums are, and so on; one without a neighbour stays as it
+is. Largest values need no order. No result is -0, and one that is NaN is a NaN of any payload.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class DensePlan:
         self.rule = asked.rule
         self.stages = asked.stages
         self._selection = asked.selection
-        self._from_copies = asked.from_copies
+        self._from_copies, self._vectors = asked.from_copies, list(asked.vectors)
         self.variables = variables = list(asked.variables)
         self.slots = slots = [list(each) for each in asked.slots]
         self.copies = list(asked.copies or [None] * len(variables))
@@ -197,6 +197,8 @@ class DensePlan:
             and [grad.dtype for grad in asked.gradients] == self._grad_dtypes
             and self._stands(asked.variables)
             and all(all(map(is_, a, b)) for a, b in zip(asked.slots, self.slots, strict=True))
+            and len(asked.vectors) == len(self._vectors)
+            and all(map(is_, asked.vectors, self._vectors))
         )
 
     def _copied_to(self, asked: Request) -> bool:

@@ -2,9 +2,9 @@
 
 What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
 and `Adafactor` in three, with torch's numbers; all others (`LBFGS`, `lr_scheduler`, ...) are
-torch's own. `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the same form. `Mixed` runs
-several of them in one step, each on groups of its own, which `groups` and `hidden_matrices` choose.
-`tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
+torch's own. `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the same form. `Mixed`
+runs several of them in one step, each on groups of its own, which `groups` and `hidden_matrices`
+choose. `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` any rule.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class LocalStep:
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
         if cut and rule.is_of_lines:
             raise NotImplementedError(
-                f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} measures whole rows and columns,"
+                f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} measures rows and columns,"
                 " of which no rank has all elements."
             )
         if cut and self.team is None:

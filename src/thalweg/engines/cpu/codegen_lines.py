@@ -50,7 +50,8 @@ def KERNEL_NAME(argument):
             for lane in range(places):
 {zero}
 {columns}
-            for line in range(matrix * rows + first, matrix * rows + min(first + {tile_rows}, rows)):
+            last = matrix * rows + min(first + {tile_rows}, rows)
+            for line in range(matrix * rows + first, last):
                 offset = line * columns + start
 {pointers}
                 for i in range(count):
