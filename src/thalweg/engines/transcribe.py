@@ -15,7 +15,7 @@ import textwrap
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from thalweg import formula
 from thalweg.engines.transcript import FUNCTION_PREFIX as FUNCTION_PREFIX
@@ -286,6 +286,19 @@ class _Writer(ast.NodeTransformer):
             raise self.refuse(node, why)
         return places[0] if places else None
 
+    def check_moved(
+        self, node: ast.FunctionDef, body: Sequence[ast.Assign], first: ast.expr, move: int | None
+    ) -> None:
+        """Refuse a step after which something else becomes of the variable."""
+        if move is None or move == len(body):
+            return
+        made, *later = (cast("ast.Name", each.targets[0]).id for each in body[move:])
+        if not (isinstance(first, ast.Name) and first.id == made) or made in later:
+            name = made.removeprefix(LOCAL_PREFIX)
+            raise self.refuse(
+                node, f"`{name}` is what it has `moved`, and what it returns first is another."
+            )
+
     def check_count(self, node: ast.Call, wanted: int) -> None:
         if len(node.args) != wanted:
             needs = count_of(wanted, "argument")
@@ -425,6 +438,8 @@ def _transcribe_once(function: Any) -> Transcript:
     body, returned = writer.write_statement(node)
     elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
     results = tuple(writer.as_number(element) for element in elements)
+    move = writer.place_of_move(node, [*(each.value for each in body), *results[:1]])
+    writer.check_moved(node, body, results[0], move)
     return Transcript(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
@@ -432,7 +447,7 @@ def _transcribe_once(function: Any) -> Transcript:
         results=results,
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
-        move=writer.place_of_move(node, [*(each.value for each in body), *results[:1]]),
+        move=move,
     )
 
 
