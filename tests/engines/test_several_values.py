@@ -25,9 +25,9 @@ def swapped(a: Any, b: Any) -> Any:
 
 def update(var: Any, grad: Any, m: Any, v: Any, *, learning_rate: Any) -> Any:
     m, v, is_up = means(m, v, grad)
-    v, m = swapped(m, v)
-    m, v = swapped(v, m)
-    _, slow = swapped(v, m)
+    m, v = swapped(m, v)
+    m, v = swapped(m, v)
+    slow, _ = swapped(v, m)
     step = where(is_up, slow, slow * 0.5) / (sqrt(v) + 0.001)
     return var - learning_rate * step, m, v
 
