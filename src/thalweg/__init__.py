@@ -59,13 +59,14 @@ if TYPE_CHECKING:
     from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
     from thalweg.ground.lending import lend_names, take_back_names
-    from thalweg.ground.passes import Pass, Stage
+    from thalweg.ground.passes import Measure, Pass, Stage
     from thalweg.tf.installing import install_as_tensorflow
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
 _MODULES = ("autodiff", "checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
 _HOMES = {
     "GradientTape": "autodiff",
+    "Measure": "ground.passes",
     "Pass": "ground.passes",
     "Stage": "ground.passes",
     "check_rule": "engines",
@@ -89,6 +90,7 @@ __all__ = [
     "InvalidConfigError",
     "InvalidTypeError",
     "LayoutError",
+    "Measure",
     "MissingFileError",
     "NotFoundError",
     "NumericsWarning",

@@ -26,7 +26,7 @@ from thalweg.ground.running import is_ours
 if TYPE_CHECKING:
     from thalweg.ground.around import Around as Around
     from thalweg.ground.around import StepMeasure as StepMeasure
-    from thalweg.ground.passes import Pass, Stage
+    from thalweg.ground.passes import Measure, Pass, Stage
 
 Formula = Callable[..., Any]
 
@@ -34,7 +34,13 @@ STORED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what s
 FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouched")
 _SCALARS = (np.float32, np.float64)
 SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
-_OFFERED = {"Pass": "passes", "Stage": "passes", "Around": "around", "StepMeasure": "around"}
+_OFFERED = {
+    "Measure": "passes",
+    "Pass": "passes",
+    "Stage": "passes",
+    "Around": "around",
+    "StepMeasure": "around",
+}
 _UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 
@@ -74,10 +80,13 @@ class Slot:
             numbers of their own for each parameter, by `prepare`, too.
         shape: Its shape beside a matrix of so many rows and columns, if it is neither; it is read
             and written by stages of the rule.
-        per: "optimizer" for a number that all variables have in common, a `scalar`, of float64
-            unless `dtype` says otherwise. It is read by `prepare`, and read and written by
-            `per_optimizer` of the rule. Each variable has a copy of it in its state: that of the
-            first one counts, and a step writes all of them, with a gradient or without.
+        per: What it is one number for, if not for each element. "row" or "column": of a variable's
+            last two dimensions; it has the variable's shape with a 1 in place of what it does not
+            tell apart, is read and written by stages, and read by formulas as a scalar is.
+            "optimizer": for all variables together, a `scalar`, of float64 unless `dtype` says
+            otherwise. It is read by `prepare`, and read and written by `per_optimizer` of the rule.
+            Each variable has a copy of it in its state: that of the first one counts, and a step
+            writes all of them, with a gradient or without.
     """
 
     name: str
@@ -85,15 +94,23 @@ class Slot:
     dtype: torch.dtype | None = None
     scalar: bool = False
     shape: Callable[[int, int], tuple[int, ...]] | None = None
-    per: Literal["optimizer"] | None = None
+    per: Literal["row", "column", "optimizer"] | None = None
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
-        if self.per not in (None, "optimizer"):
-            raise RuleError(f"per of Slot {self.name!r} must be 'optimizer', not {self.per!r}.")
-        if self.per is not None:
+        if self.per not in (None, "row", "column", "optimizer"):
+            raise RuleError(
+                f"per of Slot {self.name!r} must be 'row', 'column' or 'optimizer', not"
+                f" {self.per!r}."
+            )
+        if self.per == "optimizer":
             object.__setattr__(self, "scalar", True)
             object.__setattr__(self, "dtype", self.dtype or torch.float64)
+        elif self.per is not None and (self.scalar or self.shape is not None):
+            raise RuleError(
+                f"Slot {self.name!r} is one number for each {self.per}, and no scalar and of no"
+                " shape= beside."
+            )
         if self.shape is not None and (self.scalar or not callable(self.shape)):
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
@@ -105,6 +122,11 @@ class Slot:
                 f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
                 f" {self.dtype!r}."
             )
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether it has a shape of its own, beside that of its variable and ()."""
+        return self.shape is not None or self.per in ("row", "column")
 
 
 @dataclass(frozen=True)
@@ -162,8 +184,9 @@ class Rule:
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
         passes: What comes before `update`: each `Pass` makes values of each element, which `update`
-            is given after the gradient, and a `Stage` changes them with torch's functions over
-            whole matrices. Measures are then taken after them, and see these values, too. Sparse
+            is given after the gradient, each `Measure` a number of each row, column or variable,
+            which formulas ask for by name, and a `Stage` changes them with torch's functions over
+            whole matrices. `measures` are then taken after them, and see these values, too. Sparse
             gradients are for such a rule if it is `whole`.
         linear: Whether `update` is linear in variable, gradient and slots. Optimizers of Keras then
             update complex variables, as pairs of real numbers.
@@ -188,7 +211,7 @@ class Rule:
     measures: Mapping[str, Formula] = field(default_factory=dict)
     per_variable: Formula | None = None
     per_optimizer: Formula | None = None
-    passes: tuple[Pass | Stage, ...] = ()
+    passes: tuple[Pass | Measure | Stage, ...] = ()
     whole: bool = False
     duplicates: Literal["sum", "successive"] = "sum"
     linear: bool = False
@@ -248,7 +271,30 @@ class Rule:
     @lazy
     def made(self) -> tuple[str, ...]:
         """The names of what the passes make."""
-        return tuple(name for each in self.passes for name in getattr(each, "makes", ()))
+        return tuple(name for each in self.passes for name in getattr(each, "of_elements", ()))
+
+    @lazy
+    def vectors(self) -> Mapping[str, str]:
+        """What formulas are given of each row and column, by name: "row" or "column"."""
+        made = {each.makes: each.over for each in self.passes if hasattr(each, "over")}
+        of_lines = {name: over for name, over in made.items() if over != "variable"}
+        return {**{slot.name: str(slot.per) for slot in self._line_slots}, **of_lines}
+
+    @lazy
+    def _line_slots(self) -> tuple[Slot, ...]:
+        """The slots of rows and columns."""
+        return tuple(slot for slot in self.slots if slot.per in ("row", "column"))
+
+    @lazy
+    def seen(self) -> tuple[str, ...]:
+        """The names of what formulas are given as scalars are, of rows, columns and variables."""
+        return (*self.vectors, *(each.makes for each in self.passes if hasattr(each, "over")))
+
+    @lazy
+    def is_of_lines(self) -> bool:
+        """Whether it sees rows and columns of variables' last two dimensions."""
+        has_measures = any(hasattr(each, "over") for each in self.passes)
+        return has_measures or bool(self._line_slots)
 
     @lazy
     def heads(self) -> tuple[int, ...]:
@@ -271,7 +317,7 @@ class Rule:
     @lazy
     def element_slots(self) -> tuple[Slot, ...]:
         """The slots of the variable's shape, which formulas take and return."""
-        return tuple(slot for slot in self.slots if not (slot.scalar or slot.shape))
+        return tuple(slot for slot in self.slots if not (slot.scalar or slot.is_shaped))
 
     @lazy
     def scalar_slots(self) -> tuple[Slot, ...]:
@@ -301,7 +347,7 @@ class Rule:
     @lazy
     def shaped_slots(self) -> tuple[Slot, ...]:
         """The slots with a shape of their own."""
-        return tuple(slot for slot in self.slots if slot.shape)
+        return tuple(slot for slot in self.slots if slot.is_shaped)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
         return self  # as a function is its own copy; plans know a rule by its identity

@@ -176,7 +176,7 @@ class OfTorch:
             if not is_before_steps(given):
                 lacking = [key for key in self.optimizer._around.keys(param) if key not in given]
                 found += [f"'{title}/{key}' is missing" for key in lacking]
-            shapes = _shapes_of(self.optimizer._choose_rule(group), param)
+            shapes = _shapes_of(self.optimizer._rule_of(group, param), param)
             for key, value in given.items():
                 wanted = shapes.get(key, param.shape)
                 if isinstance(value, Tensor) and value.shape not in (wanted, ()):
@@ -193,7 +193,7 @@ class OfTorch:
             for key, value in given.items()
         }
         if self._is_ours:
-            kinds.widen_slots(made, self.optimizer._choose_rule(group).slots, param)
+            kinds.widen_slots(made, self.optimizer._rule_of(group, param).slots, param)
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:
@@ -214,7 +214,7 @@ def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
         return {}
     with importing:
         from thalweg.engines.matrices import shaped_like
-    return {slot.name: shaped_like(param, slot.shape).shape for slot in rule.shaped_slots}
+    return {slot.name: shaped_like(param, slot).shape for slot in rule.shaped_slots}
 
 
 def _is_number(value: object) -> bool:

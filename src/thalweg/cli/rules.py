@@ -245,7 +245,7 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
             console.print(_print_code(console, text), soft_wrap=True)
     heading("Slots")
     for slot in rule.slots:
-        where = ", in a shape of its own" if slot.shape else ""
+        where = ", in a shape of its own" if slot.is_shaped else ""
         console.print(f"  {slot.name:<14} starts at {slot.initial:g}{where}", highlight=False)
     if not rule.slots:
         console.print("  none")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import compress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -170,7 +170,7 @@ class SlotStore:
             kind: Optional. Gives another dtype, or the shape ().
         """
         made: list[Variable] = []
-        if kind is not None and kind.shape is not None:
+        if kind is not None and kind.is_shaped:
             return self._make_shaped(variables, kind, titles)
         is_scalar = kind is not None and kind.scalar
         likes: Sequence[Tensor] = variables
@@ -207,7 +207,7 @@ class SlotStore:
         for var, title in zip(variables, titles, strict=True):
             if isinstance(var, SymbolicVariable):
                 raise InvalidArgumentError(f"'{title}' is for steps outside of graphs.")
-            like = shaped_like(var, cast("Any", kind.shape))
+            like = shaped_like(var, kind)
             tensor = torch.full(
                 like.shape, kind.initial, dtype=dtype_of(kind, var), device=var.device
             )

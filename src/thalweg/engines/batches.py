@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.engines.engine import Columns, Dtype
 from thalweg.engines.layout import compute_dtype, is_dense
+from thalweg.engines.lines import view_of
 from thalweg.engines.matrices import matrix_shape
 from thalweg.engines.transcribe import place_of
 from thalweg.errors import RuleError, did_you_mean
@@ -54,8 +55,11 @@ class Batch:
         shape: Optional. That of each as a whole, where `variables` are parts of them.
 
     Attributes:
-        shape: Rows and columns.
+        shape: Rows and columns; matrices, too, where the rule sees rows and columns.
         made: By name what passes make of each variable, in its shape.
+        measured: By name what measures have made of the variables, and stages of that: of shape
+            (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables, 1, 1, 1).
+        vectors: By name what formulas are given of rows or columns, of the same shapes.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Batch:
     ) -> None:
         own = [variables[index] for index in members]
         shapes = [shape or var.shape for var in own]
-        self.members, self.shape = list(members), matrix_shape(shapes[0])
+        self.members, self.shape = list(members), sides_of(rule, shapes[0])
         self.dtype: Dtype = compute_dtype(own[0].dtype)
         self.kind = kind_of(own[0])
         self.device = own[0].device
@@ -75,11 +79,20 @@ class Batch:
         self._blocks: dict[str, Tensor] = {}  # where variables lie row by row
         for name in rule.made:
             if shape is not None or all(var.is_contiguous() for var in own):
-                block = torch.empty(len(own), *self.shape, dtype=self.kind, device=self.device)
+                sides = matrix_shape(shapes[0])
+                block = torch.empty(len(own), *sides, dtype=self.kind, device=self.device)
                 self._blocks[name] = block
                 self.made[name] = [x.view(y) for x, y in zip(block, shapes, strict=True)]
             else:
                 self.made[name] = list(map(memory_beside, own))
+        self.measured: dict[str, Tensor] = {}
+        self.vectors: dict[str, Tensor] = {}
+        for name, over in rule.vectors.items():
+            matrices, rows, columns = self.shape
+            sides = (rows, 1) if over == "row" else (1, columns)
+            self.vectors[name] = torch.empty(
+                len(own), matrices, *sides, dtype=self.kind, device=self.device
+            )
 
         every = (each for several in self.made.values() for each in several)
         self._memories = {each.untyped_storage().data_ptr() for each in every}
@@ -87,18 +100,34 @@ class Batch:
     def matrices(self, name: str, rows: Sequence[int]) -> Tensor:
         """What passes have made of some of the variables: (rows, *shape)."""
         if name in self._blocks:
-            block = self._blocks[name]
+            block = self._blocks[name].view(-1, *self.shape)
             return block if len(rows) == len(block) else block[list(rows)]
         return torch.stack([self.made[name][row].reshape(self.shape) for row in rows])
 
     def store(self, name: str, rows: Sequence[int], value: Tensor) -> None:
         """Have a value that passes have made be another one."""
         if name in self._blocks and len(rows) == len(self.members):
-            self._blocks[name].copy_(value)
+            self._blocks[name].copy_(value.view(self._blocks[name].shape))
             return
         for row, own in zip(rows, value, strict=True):
             target = self.made[name][row]
             target.copy_(own.reshape(target.shape))
+
+    def give(self, name: str, value: Tensor, rows: Sequence[int] | None = None) -> None:
+        """Have formulas see a value of rows or columns, and stages one that was measured.
+
+        Args:
+            name: Its name.
+            value: (rows, ...), in the order of the variables.
+            rows: Which variables it is of; None for all.
+        """
+        if rows is not None and len(rows) < len(self.members):
+            whole = self.measured[name].clone()
+            whole[list(rows)] = value.to(whole.dtype)
+            value = whole
+        self.measured[name] = value
+        if name in self.vectors:
+            self.vectors[name].copy_(value)
 
     def holds(self, value: Tensor) -> bool:
         """Whether a tensor lies in what passes have made."""
@@ -122,11 +151,17 @@ class Batch:
             value = columns.shared[self.dtype][name]
             return value if isinstance(value, Tensor) else float(value)
         vector = columns.separate[name][[self.members[row] for row in rows]]
+        ones = [1] * len(self.shape)
         if isinstance(vector, Tensor):
-            return vector.to(self.device, self.kind).view(-1, 1, 1)
+            return vector.to(self.device, self.kind).view(-1, *ones)
         if (vector == vector[0]).all():
             return float(vector[0])
-        return torch.tensor(vector, dtype=self.kind, device=self.device).view(-1, 1, 1)
+        return torch.tensor(vector, dtype=self.kind, device=self.device).view(-1, *ones)
+
+
+def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
+    """A variable of this shape as stages of a rule see it."""
+    return tuple(view_of(shape)) if rule.is_of_lines else matrix_shape(shape)
 
 
 def kind_of(var: Tensor) -> torch.dtype:
@@ -156,11 +191,11 @@ def is_due(count: float, every: int) -> bool:
     return not (count - 1) % every
 
 
-def alike(variables: Sequence[Tensor]) -> list[list[int]]:
+def alike(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
     """Positions of variables whose matrices have one shape, dtype, device and order in memory."""
     found: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
-        key = (*matrix_shape(var.shape), var.dtype, var.device, var.is_contiguous())
+        key = (*sides_of(rule, var.shape), var.dtype, var.device, var.is_contiguous())
         found.setdefault(key, []).append(index)
     return list(found.values())
 
@@ -198,14 +233,20 @@ def call_stage(
             given[name] = batch.matrices(name, rows)
         elif (place := place_of_slot(rule, name)) is not None:
             own = [slot_of(batch.members[row], place) for row in rows]
+            if name in batch.vectors:
+                own = [each.reshape(batch.vectors[name].shape[1:]) for each in own]
             given[name] = torch.stack([each.to(batch.kind) for each in own])
+        elif name in batch.measured:
+            value = batch.measured[name]
+            given[name] = value if len(rows) == len(value) else value[list(rows)]
         else:
             try:
                 given[name] = batch.scalar(name, columns, rows)
             except KeyError:
                 known = {**columns.shared[batch.dtype], **columns.separate}
                 if name in asked.needed:
-                    check_asked(f"Stage {place_of(stage.function)}", name, batch.made, known, rule)
+                    made = {**batch.made, **batch.measured}
+                    check_asked(f"Stage {place_of(stage.function)}", name, made, known, rule)
                     raise
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
     whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
@@ -217,7 +258,7 @@ def call_stage(
     except Exception as error:
         error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
         raise
-    check_found(rule, title, found, given, batch.made)
+    check_found(rule, title, found, given, {**batch.made, **batch.measured})
     # What was given may be returned under another name.
     return {
         name: (
@@ -267,7 +308,9 @@ def run_stage(
     for rows in batch.rows_by_count(columns, stage.every) if counts else [every]:
         for name, value in call_stage(rule, stage, batch, rows, columns, slot_of).items():
             own = found.setdefault(name, [])
-            if place_of_slot(rule, name) is None:
+            if name in batch.measured:
+                batch.give(name, value, rows)
+            elif place_of_slot(rule, name) is None:
                 batch.store(name, rows, value)
             else:
                 own += zip([batch.members[row] for row in rows], value, strict=True)

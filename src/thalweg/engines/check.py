@@ -52,6 +52,7 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
             with importing:
                 from thalweg.engines.check_passes import check_passes
             check_passes(rule, known)
+            known |= dict.fromkeys(rule.seen, _FIRST_STEP)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:

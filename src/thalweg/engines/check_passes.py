@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from thalweg.engines.batches import asked_by, check_asked, check_found, cut_into
 from thalweg.engines.check_formula import check_numbers, check_order, check_sides, check_taken
+from thalweg.engines.matrices import shape_beside
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
-from thalweg.ground.passes import Pass, Stage
+from thalweg.ground.passes import Measure, Pass, Stage
 
 
 def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
     """Refuse passes that take or make other values than they say, and stages that ask for more."""
-    made: list[str] = []
+    made, measured = list[str](), dict[str, str]()
+    known = {
+        **known,
+        **dict.fromkeys((slot.name for slot in rule.shaped_slots if slot.per), np.float32(1)),
+    }
     for each in rule.passes:
         if isinstance(each, Pass):
             transcript = transcribe(each.function)
@@ -28,28 +34,59 @@ def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
             check_order(taken, each.function, transcript, True)
             check_numbers(rule, each.function, transcript, known)
             made += each.makes
+        elif isinstance(each, Measure):
+            _check_measure(rule, each, [*made, *(slot.name for slot in rule.element_slots)], known)
+            known = {**known, each.makes: np.float32(1)}
+            measured[each.makes] = each.over
         else:
             for name in asked_by(each).needed:
-                check_asked(f"Stage {place_of(each.function)}", name, made, known, rule)
-            _try_stage(rule, each, made, known)
+                check_asked(
+                    f"Stage {place_of(each.function)}", name, [*made, *measured], known, rule
+                )
+            _try_stage(rule, each, made, measured, known)
 
 
-def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, Any]) -> None:
+def _check_measure(rule: Rule, each: Measure, taken: list[str], known: Mapping[str, Any]) -> None:
+    """Refuse a measure that returns several values, or asks for what is not there before it."""
+    transcript = transcribe(each.function)
+    check_order(taken, each.function, transcript, True)
+    if len(transcript.results) != 1 or len(transcript.positional) > 2 + len(taken):
+        raise RuleError(
+            f"Measure {place_of(each.function)} takes {len(transcript.positional)} values and"
+            f" returns {len(transcript.results)}; it may take {', '.join(['var', 'grad', *taken])},"
+            " and returns 1."
+        )
+    wanted = [name for name in transcript.scalars if name == each.makes]
+    if wanted:
+        raise RuleError(f"Measure {place_of(each.function)} asks for {each.makes}, which it makes.")
+    check_numbers(rule, each.function, transcript, known)
+
+
+def _try_stage(
+    rule: Rule,
+    stage: Stage,
+    made: list[str],
+    measured: Mapping[str, str],
+    known: Mapping[str, Any],
+) -> None:
     """Refuse a stage that fails over two small matrices, or returns what it may not."""
     dice = torch.Generator().manual_seed(0)
     how: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     asked = asked_by(stage)
     heads = stage.heads
     for rows, columns in ((3, 2), (2, 3)):
-        shape = rows * heads, columns
+        shape = (2, rows, columns) if rule.is_of_lines else (rows * heads, columns)
         there: dict[str, Any] = {
             name: torch.rand(2, *shape, generator=dice, **how) for name in made
         }
         for slot in rule.shaped_slots:
             own = _shape_of(rule, slot, shape)
-            if heads > 1 and slot.name in asked.needed + asked.optional:
+            if slot.per is None and heads > 1 and slot.name in asked.needed + asked.optional:
                 _check_cut(slot, own, heads, shape)
             there[slot.name] = torch.full((2, *own), slot.initial, **how)
+        for name, over in measured.items():
+            sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[over]
+            there[name] = torch.rand(2, *sides, generator=dice, dtype=torch.float64)
         there |= {name: float(each) for name, each in known.items() if name not in there}
         given = {
             name: cut_into(there[name], heads) if heads > 1 else there[name]
@@ -64,10 +101,10 @@ def _try_stage(rule: Rule, stage: Stage, made: list[str], known: Mapping[str, An
                 f" {type(error).__name__}: {error}"
             ) from error
         title = f"Stage {place_of(stage.function)}"
-        check_found(rule, title, found, given, dict.fromkeys(made))
+        check_found(rule, title, found, given, dict.fromkeys([*made, *measured]))
 
 
-def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, int]) -> None:
+def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, ...]) -> None:
     if not shape or shape[0] % heads:
         raise RuleError(
             f"The slot {slot.name!r} has shape {shape} beside a matrix of shape {matrix}, whose"
@@ -75,8 +112,10 @@ def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int
         )
 
 
-def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, int]) -> tuple[int, ...]:
+def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a slot beside a matrix."""
+    if slot.per is not None:
+        return shape_beside(slot, torch.Size(shape))
     try:
         found: Any = slot.shape(*shape)  # pyright: ignore[reportOptionalCall]
         sizes = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (None,))

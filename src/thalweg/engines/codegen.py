@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from thalweg.engines.transcribe import (
@@ -20,6 +20,7 @@ from thalweg.formula import Formula
 # The largest number of each type that a copy of a variable may have; beyond it copies saturate.
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 
+NONE: Mapping[str, str] = {}
 Stages = list[tuple[str, Transcript]]  # formulas of one result, with the names of their functions
 
 
@@ -50,10 +51,27 @@ def indent_by(lines: list[str], depth: int) -> str:
     return "\n".join("    " * depth + line for line in lines)
 
 
-def name_scalars(*formulas: Transcript) -> dict[str, str]:
-    """The scalars of formulas, each with its name in kernels."""
+def name_scalars(*formulas: Transcript, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
+    """The scalars of formulas, each with its name in kernels.
+
+    Args:
+        formulas: The formulas.
+        vectors: Which of them are of a "row" or a "column", and have names of their own.
+    """
     names = dict.fromkeys(name for each in formulas for name in each.scalars)
-    return {name: f"s{index}" for index, name in enumerate(names)}
+    return {name: f"s{index}" for index, name in enumerate(x for x in names if x not in vectors)}
+
+
+def name_vectors(*formulas: Transcript, vectors: Mapping[str, str]) -> dict[str, str]:
+    """Those scalars of formulas that are of rows or columns, with the names of their vectors."""
+    names = dict.fromkeys(name for each in formulas for name in each.scalars)
+    own = [name for name in names if name in vectors]
+    return {name: f"{vectors[name]}{index}" for index, name in enumerate(own)}
+
+
+def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
+    """What element i of a row has of vectors, by the names of scalars: its row's, its column's."""
+    return {name: f"{x}[i]" if x.startswith("column") else x for name, x in names.items()}
 
 
 class FormulaWriter:
@@ -106,6 +124,7 @@ class Update:
         from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
             begins at the copy. One that leaves the variable alone then leaves the copy alone.
         before_name: What the function of `before` is called: kernels are kept by their text.
+        vectors: Which of the scalars that `formula` asks for are of a "row" or a "column".
 
     Raises:
         RuleError: A formula takes or returns another number of values.
@@ -122,6 +141,7 @@ class Update:
         copy: bool = False,
         from_copy: bool = False,
         before_name: str = "before0",
+        vectors: Mapping[str, str] = NONE,
     ) -> None:
         self.formula, self.storage, self.grad = transcribe(formula), storage, grad
         self.copy, self.from_copy = copy, from_copy
@@ -132,7 +152,9 @@ class Update:
         for _, each in self.before:
             check_counts(before, each, False, 0)
         self._named = [*self.entries, *self.stages, *self.before]
-        self.scalar = name_scalars(*(each for _, each in self._named), self.formula)
+        formulas = [*(each for _, each in self._named), self.formula]
+        self.scalar = name_scalars(*formulas, vectors=vectors)
+        self.vectors = name_vectors(self.formula, vectors=vectors)
         self.scalars = tuple(self.scalar)
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
@@ -165,7 +187,8 @@ class Update:
 
     def local_scalars(self) -> list[str]:
         """Give the formula its scalars, anew for each element: it may assign to them."""
-        return [f"{LOCAL_PREFIX}{name} = {self.scalar[name]}" for name in self.formula.scalars]
+        own = {**self.scalar, **read_vectors(self.vectors)}
+        return [f"{LOCAL_PREFIX}{name} = {own[name]}" for name in self.formula.scalars]
 
     def compute_results(self, writer: FormulaWriter) -> list[str]:
         """Compute the formula."""

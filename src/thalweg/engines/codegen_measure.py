@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
-from thalweg.engines.codegen import name_scalars
+from thalweg.engines.codegen import NONE, name_scalars, name_vectors
 from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, count_of, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
@@ -23,6 +24,7 @@ class Sweep:
         readable: How many of them formulas may read.
         from_copy: Whether the last of `storage` is a copy, at which an update may begin; see
             `thalweg.engines.codegen.Update`.
+        vectors: Which of the scalars that formulas ask for are of a "row" or a "column".
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
@@ -35,6 +37,7 @@ class Sweep:
         storage: tuple[str, ...],
         readable: int,
         from_copy: bool,
+        vectors: Mapping[str, str] = NONE,
     ) -> None:
         self.measures = [transcribe(formula) for formula in formulas]
         for formula, transcript in zip(formulas, self.measures, strict=True):
@@ -45,9 +48,11 @@ class Sweep:
         self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
         self.stages = [transcribe(stage) for stage in stages] if 1 in self.used else []
-        self.scalar = name_scalars(*self.stages, *self.measures)
+        self.scalar = name_scalars(*self.stages, *self.measures, vectors=vectors)
+        self.vectors = name_vectors(*self.measures, vectors=vectors)
         self.scalars = tuple(self.scalar)
-        self.arguments = [*(f"p{stream}" for stream in self.read), *self.scalar.values()]
+        beside = [*self.vectors.values(), *self.scalar.values()]
+        self.arguments = [*(f"p{stream}" for stream in self.read), *beside]
 
 
 def _streams_of(measure: Transcript) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Request, Round, Stages
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 
 class Part(Protocol):
@@ -34,6 +37,10 @@ class Part(Protocol):
     def compute_leaves(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> list[Float64]: ...
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]: ...
 
     def max_abs(self) -> Float64: ...
 
@@ -96,6 +103,17 @@ class CompositeStep:
                 found[index] = leaves
         return found
 
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """See `Ready`."""
+        found: list[list[Tensor]] = [[] for _ in range(self._count)]
+        for own, part in self._parts:
+            parts = part.compute_lines(measures, stages, columns.of_members(own))
+            for index, each in zip(own, parts, strict=True):
+                found[index] = each
+        return found
+
     def max_abs(self) -> Float64:
         """See `Ready`."""
         found = np.zeros(self._count, np.float64)
@@ -133,6 +151,7 @@ def share_of(asked: Request, members: Sequence[int]) -> Request:
         slots=pick_members(asked.slots) if asked.slots else (),
         titles=pick_members(asked.titles) if asked.titles else (),
         copies=None if asked.copies is None else pick_members(asked.copies),
+        vectors=pick_members(asked.vectors) if asked.vectors else (),
     )
 
 

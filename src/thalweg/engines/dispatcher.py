@@ -150,6 +150,8 @@ class Dispatcher:
 
     def _engine_of(self, asked: Request, index: int) -> Home:
         home = engine_of(asked.variables[index].device, asked.selection.name)
+        if home == "cuda" and asked.vectors:
+            return "reference"  # which alone knows rows and columns there
         return home if home == "reference" or self._fits_or_warns(asked, index) else "reference"
 
     def _fits_or_warns(self, asked: Request, index: int) -> bool:
@@ -161,6 +163,7 @@ class Dispatcher:
             layout.is_dense(var)
             and layout.is_aligned(var)
             and all(layout.same_strides(other, var) for other in beside)
+            and (not asked.vectors or var.is_contiguous())
         )
         if not fits and id(var) not in self._warned:
             self._warned.add(id(var))

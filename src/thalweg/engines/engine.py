@@ -7,7 +7,7 @@ be asked for measures, and gives the writes as functions that cannot fail or be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from thalweg.engines.arrays import Float64
 from thalweg.engines.selection import Selection
 from thalweg.formula import Formula, Rule
 from thalweg.indexed_slices import IndexedSlices
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 Gradient = Tensor | IndexedSlices
 Dtype = type[np.floating[Any]]
@@ -45,6 +48,9 @@ class Request(NamedTuple):
             its variable, rounded, the step begins at the copy. Copies on other devices follow only.
         matrices: What makes the matrices of a rule with passes, where `variables` are parts of
             them; None where they are whole.
+        vectors: For each variable, by name, what formulas are given of its rows, of the variable's
+            shape with 1 in place of the last dimension, and of its columns, with 1 in place of the
+            last but one; contiguous, in the type of the arithmetic, and elsewhere than all else.
     """
 
     rule: Rule
@@ -57,6 +63,7 @@ class Request(NamedTuple):
     copies: Copies = None
     from_copies: bool = False
     matrices: Callable[[Request], Any] | None = None
+    vectors: Sequence[Mapping[str, Tensor]] = ()
 
 
 class Columns(NamedTuple):
@@ -175,6 +182,18 @@ class Ready(Protocol):
         """What `compute_sums` adds up, see `measuring`: each variable's (leaves, formulas) float64.
 
         A variable with a sparse gradient has none.
+        """
+        ...
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """Of each variable its measures, in one sweep; see `lines.reduce_lines` for their shapes.
+
+        Args:
+            measures: Of rows, columns or the variable.
+            stages: What is applied to the gradient first, in the type of the update.
+            columns: The scalars of stages and measures.
         """
         ...
 

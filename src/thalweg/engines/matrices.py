@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,9 @@ from torch import Tensor
 from thalweg.engines import layout
 from thalweg.engines.protected import check_writable
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
-from thalweg.formula import Rule
+from thalweg.formula import Rule, Slot
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
-
-Shape = Callable[[int, int], tuple[int, ...]]  # of a slot, of rows and columns
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
@@ -81,10 +79,18 @@ def check_step(
         )
 
 
-def shaped_like(var: Tensor, shape: Shape | None) -> Tensor:
+def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
+    """The shape of a slot beside a variable of this shape."""
+    if slot.per == "row":
+        return (*shape[:-1], 1)
+    if slot.per == "column":
+        return (*shape[:-2], 1, shape[-1])
+    return () if slot.shape is None else slot.shape(*matrix_shape(shape))
+
+
+def shaped_like(var: Tensor, slot: Slot) -> Tensor:
     """A tensor without memory, of the shape of a slot beside a variable."""
-    own = () if shape is None else shape(*matrix_shape(var.shape))
-    return torch.empty(own, dtype=var.dtype, device="meta")
+    return torch.empty(shape_beside(slot, var.shape), dtype=var.dtype, device="meta")
 
 
 def check_shaped_slots(

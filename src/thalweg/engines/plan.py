@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import add, eq, ge, is_
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from thalweg.engines.engine import Call, Columns, Formulas, Request, Round, Stag
 from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.storage_guard import StorageGuard
 from thalweg.engines.transcribe import Composed
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -70,6 +73,12 @@ class Group(Protocol):
         """What is added up to them: (leaves, formulas) for each member."""
         ...
 
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """For each member its measures, of rows, columns or itself."""
+        ...
+
     def max_abs(self) -> Float64:
         """Largest magnitude of each member's gradient."""
         ...
@@ -107,7 +116,7 @@ class DensePlan:
         self.rule = asked.rule
         self.stages = asked.stages
         self._selection = asked.selection
-        self._from_copies = asked.from_copies
+        self._from_copies, self._vectors = asked.from_copies, list(asked.vectors)
         self.variables = variables = list(asked.variables)
         self.slots = slots = [list(each) for each in asked.slots]
         self.copies = list(asked.copies or [None] * len(variables))
@@ -188,6 +197,8 @@ class DensePlan:
             and [grad.dtype for grad in asked.gradients] == self._grad_dtypes
             and self._stands(asked.variables)
             and all(all(map(is_, a, b)) for a, b in zip(asked.slots, self.slots, strict=True))
+            and len(asked.vectors) == len(self._vectors)
+            and all(map(is_, asked.vectors, self._vectors))
         )
 
     def _copied_to(self, asked: Request) -> bool:
@@ -332,6 +343,17 @@ class DensePlan:
             parts = group.compute_leaves(formulas, stages, columns)
             for index, leaves in zip(group.members, parts, strict=True):
                 found[index] = leaves
+        return found
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """See `Ready`."""
+        found: list[list[Tensor]] = [[] for _ in self.variables]
+        for group in self.groups:
+            parts = group.compute_lines(measures, stages, columns)
+            for index, each in zip(group.members, parts, strict=True):
+                found[index] = each
         return found
 
     def max_abs(self) -> Float64:

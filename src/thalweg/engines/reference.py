@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -32,12 +32,16 @@ from thalweg.engines.engine import (
     formula_of_rows,
 )
 from thalweg.engines.layout import compute_dtype
+from thalweg.engines.lines import reduce_lines, view_of
 from thalweg.engines.measuring import combine_leaves, leaves_of
 from thalweg.engines.transcribe import bind_formula, transcribe
 from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squares, wide
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import numpy_copy
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -151,7 +155,8 @@ def _torch_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callabl
 def _pick_scalars(
     formula: Formula, scalars: Scalars, dtype: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    return {name: dtype(scalars[name]) for name in transcribe(formula).scalars}
+    own = {name: scalars[name] for name in transcribe(formula).scalars}
+    return {name: x if isinstance(x, Tensor) else dtype(x) for name, x in own.items()}
 
 
 def _to_numpy(tensor: Tensor, rows: Int64 | None = None) -> Array:
@@ -272,6 +277,7 @@ class ReferencePart:
         self._copy = asked.copies[0] if asked.copies else None
         self._from_copy = self._copy is not None and asked.from_copies
         self._grad: Gradient | None = grad
+        self._vectors = dict(asked.vectors[0]) if asked.vectors else {}
         self._dtype = compute_dtype(var.dtype)
         self._flush = asked.selection.denormals == "flush"
 
@@ -328,6 +334,32 @@ class ReferencePart:
         flat = [_flatten_like(tensor, var) for tensor in tensors]
         return [np.stack([_leaves_of_sum(each, flat, own) for each in formulas], axis=-1)]
 
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """See `Ready`."""
+        var, grad = self._tensors[0], cast("Tensor", self._staged_gradient)
+        if not var.numel():
+            return [[]]
+        own = self._scalars_of(columns)
+        staged = transform(stages, grad, own, self._flush, _namespace_of(self._dtype))
+        tensors = [self._resume_at_copy, staged, *self._tensors[1:]]
+        view = view_of(var.shape)
+        found: list[Tensor] = []
+        with set_denormals(self._flush and bool(stages)):
+            for each in measures:
+                values = _values_of(each.function, tensors, own).expand(var.shape)
+                lines = reduce_lines(values.reshape(view), each.over, each.reduce)
+                found.append(lines)
+        return [found]
+
+    def _scalars_of(self, columns: Columns) -> dict[str, Any]:
+        """The scalars of the variable, and what is given of its rows and columns."""
+        own = {**columns.scalars_of(0, self._dtype), **self._vectors}
+        if self._tensors[0].device.type != "cpu":
+            return own
+        return {name: x.numpy() if isinstance(x, Tensor) else x for name, x in own.items()}
+
     def _apply_stages(self, stages: Stages, columns: Columns) -> Tensor:
         """The gradient, or its values, after the stages."""
         grad = self._measured_values
@@ -347,7 +379,7 @@ class ReferencePart:
         """What copies the new values; they are computed now."""
         if columns.taken is not None and not columns.taken:
             return []
-        scalars = columns.scalars_of(0, self._dtype)
+        scalars = self._scalars_of(columns)
         grad = self._staged_gradient
         with no_grad(), set_denormals(self._flush):
             if isinstance(grad, IndexedSlices):
@@ -420,19 +452,25 @@ def _flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
 
 def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Float64:
     """The leaves of the sum of a formula over elements, in the order that all engines have."""
+    values = _values_of(formula, tensors, scalars).reshape(-1)
+    if values.device.type == "cpu":
+        return leaves_of(values.numpy())
+    return leaves_of(values).cpu().numpy()
+
+
+def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
+    """What a measure adds up, float64."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
     kind = _namespace_of(dtype)
     taken = [each.detach().to(kind) for each in tensors][: len(transcribe(formula).positional)]
-    if taken[0].device.type == "cpu":
-        with np.errstate(all="ignore"):
-            values = numpy_formula(formula, dtype)(
-                *map(_to_numpy, taken), **_pick_scalars(formula, scalars, dtype)
-            )[0]
-        # A formula that reads no element, such as a count, gives one number for all of them.
-        values = np.broadcast_to(np.asarray(values, np.float64), tuple(taken[0].shape))
-        return leaves_of(values.reshape(-1))
-    values = torch_evaluate(formula, taken, scalars)[0].double()
-    return leaves_of(values.reshape(-1)).cpu().numpy()
+    if taken[0].device.type != "cpu":
+        return torch_evaluate(formula, taken, scalars)[0].double()
+    with np.errstate(all="ignore"):
+        values = numpy_formula(formula, dtype)(
+            *map(_to_numpy, taken), **_pick_scalars(formula, scalars, dtype)
+        )[0]
+    # A formula that reads no element, such as a count, gives one number for all of them.
+    return torch.from_numpy(np.array(np.broadcast_to(values, taken[0].shape), np.float64))
 
 
 def _numpy_results(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from thalweg.engines.transcribe import LOCAL_PREFIX, Composed, Transcript, transcribe
 from thalweg.errors import RuleError
-from thalweg.formula import Rule, Slot
-from thalweg.ground.passes import Pass
+from thalweg.formula import Rule, Slot, is_like_update
+from thalweg.ground.passes import Measure, Pass
 
 
 class Among(Composed):
@@ -22,11 +24,20 @@ class Among(Composed):
             another formula leaves all else as it was.
         total: How many values all passes make.
         slots: How many slots there are, some of which options may have added to those it takes.
+        vectors: What it may ask for of a "row" or a "column", by name.
     """
 
-    def __init__(self, formula: Any, known: int, makes: int, total: int, slots: int) -> None:
+    def __init__(
+        self,
+        formula: Any,
+        known: int,
+        makes: int,
+        total: int,
+        slots: int,
+        vectors: Mapping[str, str],
+    ) -> None:
         self.formula, self.known, self.makes, self.total = formula, known, makes, total
-        self.slots = slots
+        self.slots, self.vectors = slots, vectors
         self.is_pass = makes > 0
         self.__qualname__ = formula.__qualname__
 
@@ -68,17 +79,65 @@ class Among(Composed):
         )
 
 
+class Seen(Composed):
+    """A measure of a rule with passes, as engines take it: of all that its passes make.
+
+    Args:
+        formula: `(var, grad, *made, *slots, *, scalars)`, which sees what passes before it made.
+        known: How many values these have made.
+        total: How many values all passes make.
+    """
+
+    def __init__(self, formula: Any, known: int, total: int) -> None:
+        self.formula, self.known, self.total = formula, known, total
+        self.is_like_update = is_like_update(formula)
+        self.__qualname__ = formula.__qualname__
+
+    def compose(self) -> Transcript:
+        """The formula, with slots for all values."""
+        own, before = transcribe(self.formula), 2 + self.known
+        kept = [f"_kept{index}" for index in range(self.total - self.known)]
+        positional = (*own.positional[:before], *kept, *own.positional[before:])
+        return replace(own, positional=positional)
+
+
+@cache
+def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
+    """For the first of measures that follow one another all of them, as engines take them."""
+    found: dict[Measure, tuple[Measure, ...]] = {}
+    first: Measure | None = None
+    known = 0
+    for each in rule.passes:
+        known += len(getattr(each, "of_elements", ()))
+        if not isinstance(each, Measure):
+            first = None
+            continue
+        first = first or each
+        own = (
+            each
+            if known == len(rule.made)
+            else replace(each, function=_seen(each.function, known, len(rule.made)))
+        )
+        found[first] = (*found.get(first, ()), own)
+    return found
+
+
+@cache
+def _seen(formula: Any, known: int, total: int) -> Seen:
+    return Seen(formula, known, total)
+
+
 @cache
 def updates_of(rule: Rule) -> tuple[Rule, ...]:
     """The passes and the update of a rule, each as an update, with slots for what is made."""
     names, found = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
-    known = 0
+    known, beside = 0, (len(names), len(rule.element_slots), rule.vectors)
     for each in rule.passes:
         if isinstance(each, Pass):
             count = len(each.makes)
-            formula = Among(each.function, known, count, len(names), len(rule.element_slots))
+            formula = Among(each.function, known, count, *beside)
             found.append(Rule(name=rule.name, update=formula, slots=slots))
             known += count
-    last = Among(rule.update, known, 0, known, len(rule.element_slots))
+    last = Among(rule.update, known, 0, *beside)
     return (*found, Rule(name=rule.name, update=last, slots=slots, before=rule.before))

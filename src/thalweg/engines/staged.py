@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,14 +14,15 @@ from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import Batch, alike, run_stage
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
 from thalweg.engines.given import check_given
-from thalweg.engines.matrices import check_shaped_slots, shaped_like
-from thalweg.engines.spread import updates_of
+from thalweg.engines.matrices import check_shaped_slots, shape_beside, shaped_like
+from thalweg.engines.spread import sweeps_of, updates_of
 from thalweg.engines.transcribe import place_of, transcribe
-from thalweg.formula import Rule
-from thalweg.ground.passes import Pass, Stage
+from thalweg.formula import Rule, Slot
+from thalweg.ground.passes import Measure, Pass, Stage
 from thalweg.ground.switches import no_grad
 
 Plan = Callable[[Request], Ready]
+_NOTHING = torch.empty(0)  # what is measured of a variable without elements
 
 
 class Moved(dict[int, tuple[Tensor, Tensor]]):
@@ -41,6 +43,7 @@ class Matrices(Protocol):
     Attributes:
         made: For each variable what passes make of it, by name.
         slot_shapes: For each the shapes of its slots with shapes of their own, as they lie here.
+        vectors: For each what formulas are given of its rows and columns, by name.
     """
 
     @property
@@ -48,6 +51,25 @@ class Matrices(Protocol):
 
     @property
     def slot_shapes(self) -> Sequence[Sequence[tuple[int, ...]]]: ...
+
+    @property
+    def vectors(self) -> Sequence[Mapping[str, Tensor]]: ...
+
+    def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Have formulas see what is kept of rows and columns.
+
+        Args:
+            slots: For each variable its slots with a shape of their own.
+        """
+        ...
+
+    def give(self, name: str, found: Sequence[Tensor]) -> None:
+        """Have formulas and stages see a measure, of each variable."""
+        ...
+
+    def numbers(self) -> dict[str, Any]:
+        """What measures have made of variables, and stages of that: a vector over them each."""
+        ...
 
     def run_stage(
         self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
@@ -68,16 +90,52 @@ class WholeMatrices:
 
     def __init__(self, asked: Request) -> None:
         self._rule = rule = asked.rule
-        self._batches = [Batch(rule, asked.variables, own) for own in alike(asked.variables)]
+        every = alike(rule, asked.variables)
+        self._batches = [Batch(rule, asked.variables, own) for own in every]
         self.made: list[dict[str, Tensor]] = [{} for _ in asked.variables]
         self.slot_shapes = [
-            [tuple(shaped_like(var, slot.shape).shape) for slot in rule.shaped_slots]
+            [tuple(shaped_like(var, slot).shape) for slot in rule.shaped_slots]
             for var in asked.variables
         ]
         for batch in self._batches:
             for name, several in batch.made.items():
                 for index, tensor in zip(batch.members, several, strict=True):
                     self.made[index][name] = tensor
+        self.vectors: list[dict[str, Tensor]] = [{} for _ in asked.variables]
+        for batch in self._batches:
+            for row, index in enumerate(batch.members):
+                shape = asked.variables[index].shape
+                for name, own in batch.vectors.items():
+                    beside = Slot(name, per=cast("Any", rule.vectors[name]))
+                    self.vectors[index][name] = own[row].view(shape_beside(beside, shape))
+
+    def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
+        """See `Matrices`."""
+        kinds = [(place, each) for place, each in enumerate(self._rule.shaped_slots) if each.per]
+        for batch in self._batches:
+            for place, kind in kinds:
+                block = batch.vectors[kind.name]
+                own = [slots[member][place].detach() for member in batch.members]
+                block.copy_(torch.stack([each.reshape(block.shape[1:]) for each in own]))
+
+    def give(self, name: str, found: Sequence[Tensor]) -> None:
+        """See `Matrices`."""
+        for batch in self._batches:
+            if all(batch.shape):
+                batch.give(name, torch.stack([found[member] for member in batch.members]))
+
+    def numbers(self) -> dict[str, Any]:
+        """See `Matrices`."""
+        names = [each.makes for each in self._rule.passes
+                 if isinstance(each, Measure) and each.over == "variable"]  # fmt: skip
+        return {name: self._numbers_of(name) for name in names}
+
+    def _numbers_of(self, name: str) -> Any:
+        found = np.zeros(len(self.made))
+        for batch in self._batches:
+            if name in batch.measured:
+                found[batch.members] = batch.measured[name].reshape(-1).cpu().numpy()
+        return found
 
     def run_stage(
         self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
@@ -88,12 +146,13 @@ class WholeMatrices:
             return newest(slots[member][place], moved)
 
         for batch in self._batches:
-            if min(batch.shape):
+            if all(batch.shape):
                 found = run_stage(self._rule, stage, batch, columns, slot_of)
                 for place, kind in enumerate(self._rule.shaped_slots):
                     for member, value in found.get(kind.name, ()):
                         slot = slots[member][place]
-                        moved[id(slot)] = (slot.detach(), value.to(slot.dtype, copy=True))
+                        value = value.reshape(slot.shape).to(slot.dtype, copy=True)
+                        moved[id(slot)] = (slot.detach(), value)
 
 
 def newest(slot: Tensor, moved: Moved) -> Tensor:
@@ -117,9 +176,12 @@ class StagedStep:
     def __init__(self, asked: Request, plans: Sequence[Plan]) -> None:
         self._rule = rule = asked.rule
         self._variables, self._titles = list(asked.variables), asked.titles
+        self._stages = asked.stages
         self._seen: list[Any] | None = None if rule.shaped_slots else []
         self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
         made = self._matrices.made
+        self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
+        self._vectors = self._matrices.vectors if rule.is_of_lines else ()
         self._slots = [
             [*(own[name] for name in rule.made), *beside]
             for own, beside in zip(made, asked.slots or [()] * len(made), strict=True)
@@ -136,14 +198,14 @@ class StagedStep:
 
     def _asked_of(self, asked: Request, update: Rule) -> Request:
         """What is asked of the engines for a pass, or for the update."""
-        asked = asked._replace(rule=update, slots=self._slots)
+        asked = asked._replace(rule=update, slots=self._slots, vectors=self._vectors)
         # A pass writes no copies, and reads them where they count.
         is_last = update is self._updates[-1]
         return asked if is_last or asked.from_copies else asked._replace(copies=None)
 
     def try_rebind(self, asked: Request) -> bool:
         """See `Ready`."""
-        if asked.rule is not self._rule:
+        if asked.rule is not self._rule or asked.stages != self._stages:
             return False
         parts = zip((*self._passes, self._last), self._updates, strict=True)
         return all(part.try_rebind(self._asked_of(asked, each)) for part, each in parts)
@@ -164,12 +226,18 @@ class StagedStep:
         """
         self._check_slots(slots)
         passes, moved = iter(self._passes), Moved()
+        self._numbers, sweeps = None, sweeps_of(self._rule)
         with no_grad():
+            if self._rule.is_of_lines:
+                self._matrices.read_slots(slots)
             for each in self._rule.passes:
                 if isinstance(each, Pass):
-                    self._run_pass(each, next(passes), columns)
-                else:
+                    self._run_pass(each, next(passes), self._with_numbers(columns))
+                elif isinstance(each, Stage):
                     self._matrices.run_stage(each, columns, slots, moved)
+                elif each in sweeps:
+                    self._measure(sweeps[each], self._with_numbers(columns))
+                self._numbers = None
         if not moved:
             return []
         olds, news = zip(*moved.values(), strict=True)
@@ -178,6 +246,20 @@ class StagedStep:
             news = [torch.where(columns.taken, new, old) for new, old in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return [partial(copy, list(olds), list(news))]
+
+    def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
+        """Take measures, all in one sweep."""
+        found = self._last.compute_lines(measures, self._stages, columns)
+        for place, each in enumerate(measures):
+            self._matrices.give(each.makes, [own[place] if own else _NOTHING for own in found])
+
+    def _with_numbers(self, columns: Columns) -> Columns:
+        """The scalars of a step, and what measures have made of variables."""
+        if not self._rule.is_of_lines:
+            return columns
+        if self._numbers is None:
+            self._numbers = self._matrices.numbers()
+        return columns._replace(separate={**columns.separate, **self._numbers})
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Look at slots that are not those of the step before, where they lay."""
@@ -212,7 +294,7 @@ class StagedStep:
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        return self._last.compute_sums(formulas, stages, columns)
+        return self._last.compute_sums(formulas, stages, self._with_numbers(columns))
 
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
@@ -234,7 +316,7 @@ class StagedStep:
 
     def make_rounds(self, columns: Columns) -> Iterator[Round]:
         """See `Ready`."""
-        return self._last.make_rounds(columns)
+        return self._last.make_rounds(self._with_numbers(columns))
 
     def release_gradients(self) -> None:
         """See `Ready`."""

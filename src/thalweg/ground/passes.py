@@ -1,15 +1,15 @@
-"""What a rule does before its update: passes over elements, and stages between two of them."""
+"""What a rule does before its update: passes over elements, measures, and stages between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from thalweg.errors import RuleError
 
 
-def _check_function(thing: Pass | Stage) -> None:
+def _check_function(thing: Pass | Measure | Stage) -> None:
     kind, function = type(thing).__name__, thing.function
     if not callable(function):
         raise RuleError(f"A {kind} needs a function, not {function!r}.")
@@ -40,6 +40,51 @@ class Pass:
             raise RuleError(f"makes of a Pass must be names, not {self.makes!r}.")
         object.__setattr__(self, "makes", names)
 
+    @property
+    def of_elements(self) -> tuple[str, ...]:
+        """The names of what it makes."""
+        return self.makes
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """A number of each row, column or variable, made of its elements by one sweep.
+
+    Measures that follow one another share their sweep.
+
+    Args:
+        function: A formula, `(var, grad, *made, *slots, *, scalars...) -> value`, in float64, or
+            `like_update`.
+        makes: The name of the number. Stages after it are given it as a float64 tensor; formulas
+            after it, which are given it as a scalar is, in the type of the arithmetic.
+        over: What there is a number of: each "row" or "column" of the last two dimensions of a
+            variable, or the "variable".
+        reduce: Whether the values of its elements are added up, "sum", or it is the "largest" of
+            them, NaN if one is.
+
+    Raises:
+        RuleError: An argument is not what it can be.
+    """
+
+    function: Callable[..., Any]
+    makes: str
+    over: Literal["row", "column", "variable"] = "variable"
+    reduce: Literal["sum", "largest"] = "sum"
+
+    def __post_init__(self) -> None:
+        _check_function(self)
+        if not isinstance(self.makes, str) or not self.makes:
+            raise RuleError(f"makes of a Measure must be a name, not {self.makes!r}.")
+        for name, known in (
+            ("over", ("row", "column", "variable")),
+            ("reduce", ("sum", "largest")),
+        ):
+            if getattr(self, name) not in known:
+                raise RuleError(
+                    f"{name} of Measure {self.makes!r} must be one of {', '.join(known)}, not"
+                    f" {getattr(self, name)!r}."
+                )
+
 
 @dataclass(frozen=True, eq=False)
 class Stage:
@@ -51,6 +96,11 @@ class Stage:
             shape, as (batch, *shape); scalars, as numbers, or as tensors of shape (batch, 1, 1)
             where variables differ. Returns a dict of what becomes of some of the first two, of the
             same shapes. It writes to none of them.
+
+            In a rule with a `Measure` everything has four dimensions: what is of elements
+            (batch, matrices, rows, columns), of rows (batch, matrices, rows, 1), of columns (batch,
+            matrices, 1, columns), and of variables (batch, 1, 1, 1), where a variable of shape
+            (..., rows, columns) is so many matrices.
         every: It is called in each step whose number is 1, 1 + every, ...
         heads: Into how many blocks of rows a variable is cut first, each of which is a matrix of
             its own: shapes are (batch * heads, rows / heads, columns) then. Slots with a shape are
@@ -80,11 +130,14 @@ def check_passes(rule: Any) -> None:
         RuleError: Names the rule, and what is wrong.
     """
     passes, of_rule = rule.passes, f"of rule {rule.name!r}"
-    if not isinstance(passes, tuple) or not all(isinstance(each, Pass | Stage) for each in passes):
+    if not isinstance(passes, tuple) or not all(
+        isinstance(each, Pass | Measure | Stage) for each in passes
+    ):
         raise RuleError(
-            f"passes {of_rule} must be a tuple of thalweg.Pass and thalweg.Stage, not {passes!r}."
+            f"passes {of_rule} must be a tuple of thalweg.Pass, Measure and Stage, not {passes!r}."
         )
-    names = [*rule.made, *(slot.name for slot in rule.slots)]
+    measured = [each.makes for each in passes if isinstance(each, Measure)]
+    names = [*rule.made, *measured, *(slot.name for slot in rule.slots)]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise RuleError(f"Two slots or values {of_rule} are named {twice[0]!r}.")
@@ -94,4 +147,9 @@ def check_passes(rule: Any) -> None:
         raise RuleError(
             f"The slot {rule.shaped_slots[0].name!r} {of_rule} has a shape of its own, and there is"
             " no Stage that reads it."
+        )
+    if rule.is_of_lines and (set(rule.heads) - {1} or any(slot.shape for slot in rule.slots)):
+        raise RuleError(
+            f"Stages {of_rule} see rows and columns of the last two dimensions: they have neither"
+            " heads= nor slots with a shape=."
         )

@@ -1,10 +1,10 @@
 """`torch.optim`, whose steps are one pass over memory: `from thalweg import optim`.
 
 What `torch.optim` has is here under its names. Twelve of its classes take their steps in one pass,
-with torch's numbers; all others (`LBFGS`, `Adafactor`, `lr_scheduler`, ...) are torch's own.
-`Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the form of the twelve. `Mixed` runs
-several of them in one step, each on groups of its own, which `groups` and `hidden_matrices` choose.
-`tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` runs any rule.
+and `Adafactor` in three, with torch's numbers; all others (`LBFGS`, `lr_scheduler`, ...) are
+torch's own. `Lion`, `Adan`, `LAMB` and others, which torch lacks, are in the same form. `Mixed`
+runs several of them in one step, each on groups of its own, which `groups` and `hidden_matrices`
+choose. `tensorflow` has TensorFlow's optimizers in the same form, and `RuleOptimizer` any rule.
 
 Modules are here, too: `thalweg.optim.adamw` has the class of this package, and
 `thalweg.optim.lr_scheduler`, `swa_utils`, `optimizer` and `lbfgs` are torch's own.
@@ -36,9 +36,10 @@ from thalweg.optim.kinds import HOMES
 from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
-    from torch.optim import LBFGS, Adafactor, Optimizer, lr_scheduler, swa_utils
+    from torch.optim import LBFGS, Optimizer, lr_scheduler, swa_utils
 
     from thalweg.optim import tensorflow
+    from thalweg.optim.adafactor import Adafactor
     from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
     from thalweg.optim.mixed import Mixed
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from thalweg.optim.modern.further import (
         ADOPT,
         LAMB,
+        SM3,
         AdamH,
         Adan,
         AdEMAMix,
@@ -82,6 +84,7 @@ __all__ = [
     "LBFGS",
     "MARS",
     "SGD",
+    "SM3",
     "SOAP",
     "AdEMAMix",
     "Adadelta",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -74,6 +74,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
+    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # where shapes decide
     _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
     _common: ClassVar[tuple[str, ...]] = ()  # options in which its groups agree
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
@@ -116,7 +117,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             starts = self._starts_of(group)
             for param in group["params"]:
                 own = self.state.get(param, {})
-                for slot in self._choose_rule(group).element_slots:
+                for slot in self._rule_of(group, param).element_slots:
                     made = own.get(slot.name)
                     if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
                         continue
@@ -136,7 +137,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
-            self._around.rule(self._choose_rule(group))  # which may be refused
+            for rule in self._rules_of(group):
+                self._around.rule(rule)  # which may be refused
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
         super()._check_options(group, place, complete)
@@ -158,9 +160,20 @@ class FusedTorchOptimizer(FusedOptimizer):
         """The rule that updates a group."""
         raise NotImplementedError
 
-    def _rule_of(self, group: Group) -> Rule:
-        """The same with what lies around it."""
-        return self._around.rule(self._choose_rule(group))
+    def _rule_of(self, group: Group, param: Tensor) -> Rule:
+        """The rule that updates a parameter of a group."""
+        choose = self._kind_of(group)._rule_by_shape
+        return self._choose_rule(group) if choose is None else choose(group, param)
+
+    def _rules_of(self, group: Group) -> set[Rule]:
+        """The rules that update parameters of a group."""
+        if self._kind_of(group)._rule_by_shape is None or not group["params"]:
+            return {self._choose_rule(group)}
+        return {self._rule_of(group, param) for param in group["params"]}
+
+    def _rules_around(self, group: Group) -> set[Rule]:
+        """The same with what lies around them."""
+        return set(map(self._around.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
         """The class whose options and state a group has."""
@@ -297,7 +310,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return TorchHooks(self, part, params, places)
 
     def _rules(self) -> set[Rule]:
-        return {self._around.rule(self._choose_rule(group)) for group in self.param_groups}
+        return {rule for group in self.param_groups for rule in self._rules_around(group)}
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
         if part.hold(self.param_groups):
@@ -347,11 +360,15 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         if not params:
             return True
-        slots = self._around.rule(self._choose_rule(group)).slots
-        names = {slot.name for slot in slots}
-        if self._keeps_step(self._kind_of(group)):
-            names.add(STEP)
-        return all(names <= self.state.get(param, {}).keys() for param in params)
+        step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
+        names = {
+            rule: {*step, *(slot.name for slot in self._around.rule(rule).slots)}
+            for rule in self._rules_of(group)
+        }
+        return all(
+            names[self._rule_of(group, param)] <= self.state.get(param, {}).keys()
+            for param in params
+        )
 
     def _fits(self, share: _Share) -> bool:
         """Whether a share is computed here.
@@ -367,11 +384,14 @@ class FusedTorchOptimizer(FusedOptimizer):
                 raise RuntimeError(refusal)
             if has_rows and not kind._takes_rows(group):
                 return False
+            if not kind._computes(param):
+                return False
             if around.keeps_as_torch and not self._has_kind(group, param):
                 return False
         wide = around.kinds.masters and self._own.sums is not None
         away = around.kinds.device is not None
-        rule = around.rule(self._choose_rule(self.param_groups[share.places[0]]))
+        (_, first), place = share.pairs[0], share.places[0]
+        rule = around.rule(self._rule_of(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         return fits(share.pairs, self.state, names, wide, away)
 
@@ -396,8 +416,14 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
         own = self.state.get(param, {})
-        names = [slot.name for slot in self._choose_rule(group).element_slots if slot.name in own]
+        slots = self._rule_of(group, param).element_slots
+        names = [slot.name for slot in slots if slot.name in own]
         return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
+
+    @staticmethod
+    def _computes(param: Tensor) -> bool:
+        """Whether a parameter that engines compute is computed by the class's rules."""
+        return True
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
@@ -410,19 +436,29 @@ class FusedTorchOptimizer(FusedOptimizer):
             params = group["params"]
             given = zip(self._gradients(params), params, strict=True)
             pairs = [(grad, param) for grad, param in given if grad is not None]
-            if pairs:
-                rule = self._around.rule(self._choose_rule(group))
-                share = found.setdefault(rule, _Share([], []))
-                share.pairs.extend(pairs)
-                share.places.extend([place] * len(pairs))
+            for rule, own in self._by_rule(group, pairs):
+                share = found.setdefault(self._around.rule(rule), _Share([], []))
+                share.pairs.extend(own)
+                share.places.extend([place] * len(own))
         return found
+
+    def _by_rule(
+        self, group: Group, pairs: list[tuple[Tensor, Tensor]]
+    ) -> Iterable[tuple[Rule, list[tuple[Tensor, Tensor]]]]:
+        """The pairs of a group that each rule updates."""
+        if self._kind_of(group)._rule_by_shape is None:
+            return [(self._choose_rule(group), pairs)] if pairs else []
+        found: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
+        for pair in pairs:
+            found.setdefault(self._rule_of(group, pair[1]), []).append(pair)
+        return found.items()
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """The same of one parameter."""
         with importing:
             from thalweg.optim.in_backward import place_of
         place = cast("int", place_of(self, param))
-        rule = self._around.rule(self._choose_rule(self.param_groups[place]))
+        rule = self._around.rule(self._rule_of(self.param_groups[place], param))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, Number]:
@@ -469,11 +505,11 @@ class FusedTorchOptimizer(FusedOptimizer):
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
-        kind, rule = self._kind_of(group), self._choose_rule(group)
+        kind, rule = self._kind_of(group), self._rule_of(group, param)
         slots = rule.slots
         scalars = [STEP] * kind._counts + [slot.name for slot in rule.numbers]
         beside = [*kind._optional, *self._around.keys(param)]
-        others = [*(s.name for s in slots if not (s.scalar or s.shape)), *beside]
+        others = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *beside]
         wanted |= {name: Want() for name in scalars}
         if self._keeps_step(kind) and not kind._counts:
             wanted[STEP] = Want(is_optional=True)
@@ -481,10 +517,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         for slot in self._around.rule(rule).measured_slots:  # those that a wrapper adds are made
             wanted[slot.name] = Want(torch.empty(()), is_optional=slot not in slots)
         for slot in slots:
-            if slot.shape is not None:
+            if slot.is_shaped:
                 with importing:
                     from thalweg.engines.matrices import shaped_like
-                wanted[slot.name] = Want(shaped_like(param, slot.shape))
+                wanted[slot.name] = Want(shaped_like(param, slot))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

@@ -155,7 +155,7 @@ class GroupHooks(Hooks):
         taken = [
             optimizer.state.get(param)
             for group in optimizer.param_groups
-            if optimizer._rule_of(group) is part.rule
+            if part.rule in optimizer._rules_around(group)
             for param in group["params"]
         ]
         names = [slot.name for slot in part.rule.common_slots]

@@ -20,12 +20,12 @@ def listen(optimizer: Any) -> None:
     heard = optimizer._own.heard
     optimizer._own.places.clear()  # groups may have changed
     for group in optimizer.param_groups:
-        rule = optimizer._rule_of(group)
-        if rule.per_optimizer is not None:
-            raise InvalidArgumentError(
-                f"in_backward=True updates parameters one by one, and {rule.name} adds up over all"
-                " of a step."
-            )
+        for rule in optimizer._rules_around(group):
+            if rule.per_optimizer is not None:
+                raise InvalidArgumentError(
+                    f"in_backward=True updates parameters one by one, and {rule.name} adds up over"
+                    " all of a step."
+                )
         check_whole(group["params"], "in_backward")
         for param in group["params"]:
             if id(param) not in heard and param.requires_grad:

@@ -7,12 +7,13 @@ _OF_TORCH = (
     "Rprop", "SparseAdam",
 )  # fmt: skip
 _MODULES = {
+    "adafactor": ("Adafactor",),
     "lion": ("Lion",),
     "modern.adamw": (
         "AdamWCoupled", "AdamWDecoupled", "AdamWIndependent", "AdamWCautiousDecay", "NAdamW",
         "CautiousAdamW", "StableAdamW",
     ),
-    "modern.further": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH"),
+    "modern.further": ("LaProp", "AdEMAMix", "ADOPT", "Adan", "LAMB", "AdamH", "SM3"),
     "modern.mars": ("MARS",),
     "modern.prodigy": ("Prodigy",),
     "modern.matrices": ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"),

@@ -98,8 +98,8 @@ def as_torch(
     if not optimizer._around.is_lossless:
         _give_back_dtypes(twin, given, kinds, optimizer._around.keeps_as_torch)
         for group in twin.param_groups:
-            slots = optimizer._choose_rule(group).slots
             for param in group["params"]:
+                slots = optimizer._rule_of(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
     _give_back_numbers(twin, given)
     for _, own in states_of(twin.state):
@@ -219,7 +219,7 @@ def _give_back_dtypes(
     keys = [key for group in given["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin._choose_rule(group).scalar_slots}
+        numbers = {slot.name for slot in twin._rule_of(group, param).scalar_slots}
         for name, value in given["state"].get(key, {}).items():
             own = twin.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
@@ -245,7 +245,7 @@ def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
         own, saved = twin.state.get(param, {}), given["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
-        for slot in twin._choose_rule(group).scalar_slots:
+        for slot in twin._rule_of(group, param).scalar_slots:
             value, now = saved.get(slot.name), own.get(slot.name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and value.dtype != now.dtype:
                 own[slot.name] = value.detach().to(now.device, copy=True)

@@ -195,11 +195,11 @@ class ParamState:
         if any(lacks):
             self.lacked[name] = lacks
         lacking = list(compress(self._params, lacks))
-        if slot.shape is not None:
+        if slot.is_shaped:
             with importing:
-                from thalweg.engines.matrices import matrix_shape
+                from thalweg.engines.matrices import shape_beside
             for param in lacking:
-                shape, dtype = slot.shape(*matrix_shape(param.shape)), self._kinds.of(slot, param)
+                shape, dtype = shape_beside(slot, param.shape), self._kinds.of(slot, param)
                 made = filled_beside(shape, start, param, dtype)
                 self._fresh[id(param)][name] = made
             return

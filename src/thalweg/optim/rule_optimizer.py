@@ -263,8 +263,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
         return super()._unfit_options(group, place)
 
-    def _rule_of(self, group: Group) -> Rule:
-        return self._around.rule(self.rule)
+    def _rules_around(self, group: Group) -> set[Rule]:
+        return {self._around.rule(self.rule)}
 
     def _kind_of(self, group: Group) -> Any:
         return self  # whose rule decides

@@ -42,10 +42,7 @@ class GatheredMatrices:
         self._shapes = [var.shape for var in variables]
         self._owners = spread(self._shapes, self._ranks)
         self._wholes = [
-            {
-                slot.name: tuple(shaped_like(var, slot.shape).shape)
-                for slot in asked.rule.shaped_slots
-            }
+            {slot.name: tuple(shaped_like(var, slot).shape) for slot in asked.rule.shaped_slots}
             for var in variables
         ]
         self.slot_shapes = [

@@ -132,6 +132,11 @@ class LocalStep:
     ) -> None:
         """See `Sharing`."""
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
+        if cut and rule.is_of_lines:
+            raise NotImplementedError(
+                f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} measures rows and columns,"
+                " of which no rank has all elements."
+            )
         if cut and self.team is None:
             raise NotImplementedError(
                 f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} has stages over whole"

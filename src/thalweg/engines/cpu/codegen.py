@@ -161,16 +161,24 @@ class Element:
 
 
 def generate_update(update: Update, compute: str) -> Kernel:
-    """The kernel of an update of chunks of tensors, in "float32" or "float64"."""
+    """The kernel of an update of chunks of tensors, in "float32" or "float64".
+
+    Where elements see their row and column, what the table has of a tensor is its streams, its
+    vectors, and how many rows and columns its matrices have.
+    """
     element = Element(update, compute)
     definitions, count = element.define_functions(), len(update.scalars)
+    if update.vectors:
+        elements = _update_lines(element, compute)
+    else:
+        elements = _update_chunk(definitions, element)
     text = _KERNEL.format(
         literal=LITERAL,
         compute=compute,
         n_scalars=count,
         pointers=indent_by(_point_at_chunk(update), 3),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(count)] or ["pass"], 3),
-        elements=indent_by(_update_chunk(definitions, element), 3),
+        elements=indent_by(elements, 3),
     )
     return name_kernel("k", definitions, text, update.scalars)
 
@@ -188,12 +196,53 @@ def of_copies(storage: str, compute: str) -> dict[str, str]:
 def _point_at_chunk(update: Update) -> list[str]:
     """Point at what a chunk has of each stream."""
     lines: list[str] = []
+    width = _width_of(update)
     for stream, kind in enumerate(update.storage):
         start = "grad_offset" if update.grad and stream == 1 else "offset"
-        base = f"base[tensor * {len(update.storage)} + {stream}]"
+        base = f"base[tensor * {width} + {stream}]"
         lines.append(f"at{stream} = {base} + {start} * {STORAGE[kind].size}")
         lines.append(f"p{stream} = {STORAGE[kind].pointer}(at{stream})")
     return lines
+
+
+def _width_of(update: Update) -> int:
+    """How many numbers the table has of a tensor."""
+    beside = len(update.vectors) + 2 if update.vectors else 0
+    return len(update.storage) + beside
+
+
+def _update_lines(element: Element, compute: str) -> list[str]:
+    """Update the elements of a chunk, which sees rows and columns, row after row."""
+    update, width = element.update, _width_of(element.update)
+    place = f"tensor * {width} + {len(update.storage)}"
+    sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
+    vectors = {
+        "row": "{name} = {pointer}(base[{place} + {k}])[line]",
+        "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
+    }
+    stored = STORAGE[compute]
+    given = [
+        vectors[name.rstrip("0123456789")].format(
+            name=name, pointer=stored.pointer, size=stored.size, place=place, k=k
+        )
+        for k, name in enumerate(update.vectors.values())
+    ]
+    streams = [
+        f"p{stream} = {STORAGE[kind].pointer}(at{stream} + done * {STORAGE[kind].size})"
+        for stream, kind in enumerate(update.storage)
+    ]
+    return [
+        f"rows, columns = {sides}",
+        "done = 0",
+        "while done < length:",
+        "    line = (offset + done) // columns",
+        "    first = offset + done - line * columns",
+        "    count = min(columns - first, length - done)",
+        "    column = (line // rows) * columns + first",
+        *indent_by([*given, *streams, "for i in range(count):"], 1).splitlines(),
+        *indent_by(element.update_element(), 2).splitlines(),
+        "    done += count",
+    ]
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import cast
 
-from thalweg.engines.codegen import FormulaWriter, Kernel, indent_by
+from thalweg.engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
 from thalweg.engines.codegen_measure import Sweep
 from thalweg.engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
 from thalweg.engines.measuring import LANES
@@ -87,7 +87,7 @@ def KERNEL_NAME(argument):
 """
 
 
-class _Elements(Sweep):
+class Elements(Sweep):
     """The parts of a measuring kernel's text."""
 
     def point_at_leaf(self) -> list[str]:
@@ -122,9 +122,16 @@ class _Elements(Sweep):
         # Not as a function of its own: each costs as much time to compile as all the rest.
         is_narrow = self.are_like_update[index]
         letter, scalar = ("n", f"{_STAGE_LITERAL}({{}})") if is_narrow else ("w", "{}")
-        own = enumerate(measure.positional)
+        own, given = enumerate(measure.positional), self.scalar
         values = {name: f"{letter}{k}" for k, name in own if k in self.used}
-        values |= {name: scalar.format(self.scalar[name]) for name in measure.scalars}
+        if self.vectors:
+            of_type = f"{_STAGE_LITERAL}({{}})" if is_narrow else "float64({})"
+            lines = read_vectors(self.vectors).items()
+            given = given | {name: of_type.format(each) for name, each in lines}
+        values |= {
+            name: given[name] if name in self.vectors else scalar.format(given[name])
+            for name in measure.scalars
+        }
         lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
         *body, result = _parse_measure(measure, index).body
         value = ast.unparse(cast(ast.expr, cast(ast.Return, result).value))
@@ -190,7 +197,7 @@ def generate_measure(
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep = _Elements(formulas, stages, storage, len(storage) - from_copy, from_copy)
+    sweep = Elements(formulas, stages, storage, len(storage) - from_copy, from_copy)
     count, rows = len(formulas), _ROWS if len(sweep.read) <= _STREAMS else 1
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,10 @@ from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
+    from thalweg.engines.cpu.lines import Lines
     from thalweg.engines.cpu.measure import Leaves, Sweep
+    from thalweg.formula import Rule
+    from thalweg.ground.passes import Measure
 
 
 class Group:
@@ -40,6 +43,7 @@ class Group:
             copy=own.copied,
             before=asked.rule.before,
             from_copy=own.from_copy,
+            vectors=_kinds_of(asked.rule),
         )
         self.flush = asked.selection.denormals == "flush"
         self._gradient, self._measurable = own.gradient, own.measured_types
@@ -47,9 +51,17 @@ class Group:
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
+        self._kinds, self._shapes = (
+            _kinds_of(asked.rule),
+            [asked.variables[i].shape for i in members],
+        )
+        self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
         chunk = chunk_of(sum(own.sizes))
         chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)
-        self.table = make_table(own.base, chunks, cut_slices(chunks, chunk), rows)
+        base = own.base
+        if self.kernel.vectors:
+            base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
+        self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
         self._rows = np.arange(len(members), dtype=np.int64)
 
@@ -58,6 +70,24 @@ class Group:
         with importing:
             from thalweg.engines.cpu.measure import Leaves
         return Leaves(self._sizes)
+
+    @lazy
+    def lines(self) -> Lines:
+        """Rows and columns of the members."""
+        with importing:
+            from thalweg.engines.cpu.lines import Lines
+        return Lines(self._shapes, self._vectors)
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """For each member its measures, of rows, columns or itself."""
+        kernel = launch.lines_kernel(
+            measures, stages, self._measurable, self.dtype, self._kinds, self._from_copy
+        )
+        scalars = self._scalars_of(kernel.scalars, columns)
+        streams = self.table.base[:, : len(self._measurable)]
+        return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
     @lazy
     def _measure_peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
@@ -104,12 +134,15 @@ class Group:
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
         kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
-        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
-        scalars = {
-            name: separate[name][self.members] if name in separate else shared[name]
-            for name in kernel.scalars
-        }
+        scalars = self._scalars_of(kernel.scalars, columns)
         return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
+
+    def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
+        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        return {
+            name: separate[name][self.members] if name in separate else shared[name]
+            for name in names
+        }
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
         """What measures gradients at other addresses again and again, with scalars to be set.
@@ -136,3 +169,8 @@ class Group:
         """What launches the kernel, as functions in C."""
         self._set_scalars(columns.shared[self.dtype], columns.separate)
         return [self.kernel.bind_table(self.table, self.scalars, self.flush)]
+
+
+def _kinds_of(rule: Rule) -> tuple[tuple[str, str], ...]:
+    """What formulas may ask for of rows and columns."""
+    return tuple(getattr(rule.update, "vectors", {}).items())

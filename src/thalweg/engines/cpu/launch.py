@@ -19,6 +19,7 @@ from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.engines.cpu.loops import Loop
+    from thalweg.ground.passes import Measure
 
 
 class Compiled:
@@ -28,12 +29,15 @@ class Compiled:
         scalars: Names of the scalars it reads, in the order of a scalar row.
         dtype: The type of its scalars, which is that of its arithmetic.
         measures: How many numbers it makes of each leaf, if it measures.
+        vectors: Names of what it reads of rows and columns, in the order of the table.
     """
 
-    def __init__(self, kernel: Kernel, compute: type[np.floating]) -> None:
+    def __init__(
+        self, kernel: Kernel, compute: type[np.floating], vectors: tuple[str, ...] = ()
+    ) -> None:
         self.scalars = kernel.scalars
         self.dtype = compute
-        self.measures = kernel.measures
+        self.measures, self.vectors = kernel.measures, vectors
         self.address = store.address_of(kernel.name, kernel.source)
 
     def bind_table(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
@@ -78,12 +82,15 @@ def update_kernel(
     entries: tuple[Formula, ...] = (),
     before: Formula | None = None,
     from_copy: bool = False,
+    vectors: tuple[tuple[str, str], ...] = (),
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or LLVM."""
     name = np.dtype(compute).name
-    update = Update(formula, storage, stages, grad, entries, before, copy, from_copy)
+    update = Update(
+        formula, storage, stages, grad, entries, before, copy, from_copy, vectors=dict(vectors)
+    )
     if duplicates is None:
-        return Compiled(generate_update(update, name), compute)
+        return Compiled(generate_update(update, name), compute, tuple(update.vectors))
     with importing:
         from thalweg.engines.cpu.codegen_rows import generate_rows
     return Compiled(generate_rows(update, name, duplicates), compute)
@@ -110,6 +117,23 @@ def sum_kernel(
         from thalweg.engines.cpu.codegen_measure import generate_measure
     kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name, from_copy)
     return Compiled(kernel, np.float64)
+
+
+@cache
+def lines_kernel(
+    measures: tuple[Measure, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: type[np.floating],
+    vectors: tuple[tuple[str, str], ...],
+    from_copy: bool,
+) -> Compiled:
+    """The compiled kernel that measures rows, columns and variables, tile by tile."""
+    with importing:
+        from thalweg.engines.cpu.codegen_lines import generate_lines
+    name = np.dtype(compute).name
+    kernel, read = generate_lines(measures, stages, storage, name, dict(vectors), from_copy)
+    return Compiled(kernel, np.float64, read)
 
 
 @cache

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
+from thalweg.core.groups import Group
+from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate, ThreeBetas
 from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.rules.modern.sm3 import sm3
 
 
 class LaProp(ModernOptimizer):
@@ -153,4 +158,32 @@ class AdamH(ModernOptimizer):
 
     def _arguments(
         self, params: Any, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
+    ) -> None: ...
+
+
+class SM3(ModernOptimizer):
+    """Adagrad, whose sum of a matrix's element is the least that its row and column have.
+
+    `state[p]` holds `accumulator_0`, of rows, and `accumulator_1`, of columns, of the parameter's
+    shape with 1 in place of the last dimension, or the last but one; parameters of fewer than two
+    dimensions have a sum for each element, `accumulator_0`. With `momentum` there is a
+    `momentum_buffer`. With `beta` sums are running means, and no smaller than before.
+
+    Source: Anil et al. 2019, https://arxiv.org/abs/1901.11150; pytorch_optimizer.SM3
+    """
+
+    _rule = "SM3"
+    _counts = False
+
+    @staticmethod
+    def _rule_by_shape(group: Group, param: Tensor) -> Rule:
+        return sm3(has_mean=bool(group["momentum"]), is_vector=param.dim() < 2)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 0.1,
+        momentum: float = 0.0,
+        beta: float = 0.0,
+        eps: float = 1e-30,
     ) -> None: ...

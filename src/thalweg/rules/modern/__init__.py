@@ -30,6 +30,7 @@ _HOMES = {
     "ADAMH": "adamh",
     "SCHEDULE_FREE_ADAMW": "schedule_free_adamw",
     "SCHEDULE_FREE_SGD": "schedule_free_sgd",
+    "SM3": "sm3",
     "MUON": "muon",
     "NORMUON": "normuon",
     "MUONH": "muonh",

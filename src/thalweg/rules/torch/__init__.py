@@ -33,6 +33,8 @@ _HOMES = {
     "TORCH_NADAM": "nadam",
     "TORCH_RADAM": "radam",
     "TORCH_LION": "lion",
+    "TORCH_ADAFACTOR": "adafactor",
+    "TORCH_ADAFACTOR_VECTOR": "adafactor",
 }
 __all__ = ["Rule", "TORCH_RULES", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 __getattr__, __dir__ = offering(__name__, _HOMES, {"TORCH_RULES": _HOMES}, Rule)

@@ -1,0 +1,238 @@
+"""Write the source of a kernel that measures rows, columns and variables, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from thalweg.engines.codegen import Kernel, indent_by
+from thalweg.engines.cpu.codegen import STORAGE, name_kernel
+from thalweg.engines.cpu.codegen_measure import Elements
+from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS
+from thalweg.engines.measuring import LANES
+from thalweg.engines.transcribe import FUNCTION_PREFIX
+from thalweg.formula import Formula
+from thalweg.ground.passes import Measure
+
+# Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
+# tiles lie below one another and side by side, and where what tiles have of each measure goes.
+_MEASURE = """
+def measured({parameters}):
+{element}
+
+
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    slices, flush = work[1], work[2]
+    chunks, base = int64_pointer(work[4]), int64_pointer(work[5])
+    scalar_step, scalars = work[6], float64_pointer(work[7])
+    streams = {width}
+{lanes}
+    found = begin_denormals(flush)
+    ticket = take_ticket(work)
+    while ticket < slices:
+        tensor, begin, end = chunks[3 * ticket], chunks[3 * ticket + 1], chunks[3 * ticket + 2]
+        rows, columns = base[tensor * streams + {sides}], base[tensor * streams + {sides} + 1]
+        down, across = base[tensor * streams + {sides} + 2], base[tensor * streams + {sides} + 3]
+{targets}
+        row = tensor * scalar_step
+{scalars}
+        for tile in range(begin, end):
+            band = tile // across
+            start = (tile - band * across) * {tile_columns}
+            matrix = band // down
+            first = (band - matrix * down) * {tile_rows}
+            count = min({tile_columns}, columns - start)
+            places = {lane_count}
+            while places >= 2 * count:
+                places >>= 1
+            column = matrix * columns + start
+            for lane in range(places):
+{zero}
+{columns}
+            last = matrix * rows + min(first + {tile_rows}, rows)
+            for line in range(matrix * rows + first, last):
+                offset = line * columns + start
+{pointers}
+                for i in range(count):
+{values}
+{keep_row}
+{keep}
+        ticket = take_ticket(work)
+    end_denormals(found)
+"""
+
+
+class _Kept(NamedTuple):
+    """What is kept of one formula in the course of a tile.
+
+    Attributes:
+        index: The number of its value.
+        reduce: How values become one.
+        targets: The number of the measure of each "row", "column" and "variable", if it is asked.
+    """
+
+    index: int
+    reduce: str
+    targets: dict[str, int]
+
+    @property
+    def zero(self) -> str:
+        """What lanes begin with."""
+        return "0.0" if self.reduce == "sum" else "-1e999"
+
+    def join(self, name: str, other: str) -> str:
+        """Have a lane hold both."""
+        if self.reduce == "sum":
+            return f"{name} += {other}"
+        return f"{name} = {FUNCTION_PREFIX}maximum({name}, {other})"
+
+    def fold(self, name: str) -> list[str]:
+        """Fold lanes until the first one holds all."""
+        return [
+            "span = places",
+            "while span > 1:",
+            "    span >>= 1",
+            "    for lane in range(span):",
+            f"        {self.join(f'{name}[lane]', f'{name}[lane + span]')}",
+        ]
+
+
+def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...], list[_Kept]]:
+    """The formulas, each once, and what is kept of each."""
+    formulas = tuple(dict.fromkeys(each.function for each in measures))
+    kept: dict[tuple[int, str], _Kept] = {}
+    for number, each in enumerate(measures):
+        index = formulas.index(each.function)
+        own = kept.setdefault((index, each.reduce), _Kept(index, each.reduce, {}))
+        own.targets[each.over] = number
+    return formulas, [*kept.values()]
+
+
+class _Tile:
+    """The parts of the text that have to do with one of what is kept.
+
+    Args:
+        kept: What is kept.
+        name: Names its lanes.
+    """
+
+    def __init__(self, kept: _Kept, name: int) -> None:
+        self._kept, self._row, self._column = kept, f"row_lanes{name}", f"column_lanes{name}"
+        self._has_row = "row" in kept.targets
+        self._has_columns = not kept.targets.keys().isdisjoint(("column", "variable"))
+
+    @property
+    def lanes(self) -> list[str]:
+        return [
+            *([f"{self._row} = lanes()"] if self._has_row else []),
+            *([f"{self._column} = lanes()"] if self._has_columns else []),
+        ]
+
+    @property
+    def zero(self) -> list[str]:
+        return [f"{each.split(' ')[0]}[lane] = {self._kept.zero}" for each in self.lanes]
+
+    @property
+    def values(self) -> list[str]:
+        value = f"v{self._kept.index}"
+        return [
+            *([f"{self._row}[i] = {value}"] if self._has_row else []),
+            *([self._kept.join(f"{self._column}[i]", value)] if self._has_columns else []),
+        ]
+
+    @property
+    def keep_row(self) -> list[str]:
+        if not self._has_row:
+            return []
+        target = f"target{self._kept.targets['row']}"
+        keep = f"{target}[line * across + tile - band * across] = {self._row}[0]"
+        return [*self._kept.fold(self._row), keep]
+
+    @property
+    def keep(self) -> list[str]:
+        targets, lines = self._kept.targets, list[str]()
+        if "column" in targets:
+            lines += [
+                "for lane in range(count):",
+                f"    target{targets['column']}[band * columns + start + lane] ="
+                f" {self._column}[lane]",
+            ]
+        if "variable" in targets:
+            lines += self._kept.fold(self._column)
+            lines.append(f"target{targets['variable']}[tile] = {self._column}[0]")
+        return lines
+
+
+def generate_lines(
+    measures: tuple[Measure, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: str,
+    vectors: Mapping[str, str],
+    from_copy: bool,
+) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel that takes measures in one sweep.
+
+    Args:
+        measures: The measures.
+        stages, storage, from_copy: As for `Sweep`.
+        compute: The type of vectors and stages, "float32" or "float64".
+        vectors: What formulas are given of a "row" or a "column", by name.
+
+    Returns:
+        The kernel, and the names of the vectors that it reads, in the order of the table.
+    """
+    if TILE_COLUMNS != LANES:
+        raise RuntimeError("a tile is as wide as there are lanes")
+    formulas, kept = _share_formulas(measures)
+    readable = len(storage) - from_copy
+    sweep = Elements(formulas, stages, storage, readable, from_copy, vectors)
+    tiles = [_Tile(each, name) for name, each in enumerate(kept)]
+    sides = len(storage) + len(sweep.vectors)
+    kind = STORAGE[compute]
+    of_rows = [
+        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}])[line]"
+        for k, name in enumerate(sweep.vectors.values())
+        if name.startswith("row")
+    ]
+    of_columns = [
+        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}]"
+        f" + column * {kind.size})"
+        for k, name in enumerate(sweep.vectors.values())
+        if name.startswith("column")
+    ]
+    results = ", ".join(f"v{index}" for index in range(len(formulas)))
+    text = _MEASURE.format(
+        parameters=", ".join(["i", *sweep.arguments]),
+        element=indent_by(sweep.measure_element(), 1),
+        width=sides + 4 + len(measures),
+        lanes=indent_by([line for each in tiles for line in each.lanes], 1),
+        sides=sides,
+        targets=indent_by(
+            [
+                f"target{k} = float64_pointer(base[tensor * streams + {sides + 4 + k}])"
+                for k in range(len(measures))
+            ],
+            2,
+        ),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 2),
+        tile_rows=TILE_ROWS,
+        tile_columns=TILE_COLUMNS,
+        lane_count=LANES,
+        zero=indent_by([line for each in tiles for line in each.zero], 4),
+        columns=indent_by(of_columns, 3),
+        pointers=indent_by([*of_rows, *sweep.point_at_leaf()], 4),
+        values=indent_by(
+            [
+                f"{results} = measured({', '.join(['i', *sweep.arguments])})",
+                *(line for each in tiles for line in each.values),
+            ],
+            5,
+        ),
+        keep_row=indent_by([line for each in tiles for line in each.keep_row], 4),
+        keep=indent_by([line for each in tiles for line in each.keep], 3),
+    )
+    definitions = "\n\n".join(sweep.define_functions(compute))
+    kernel = name_kernel("l", definitions, text, sweep.scalars, len(measures))
+    return kernel, tuple(sweep.vectors)

@@ -1,0 +1,57 @@
+"""Adafactor of torch, whose steps see rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.groups import Group
+from thalweg.core.meshes import is_on_mesh
+from thalweg.formula import Rule
+from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor, kind_of
+
+
+class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
+    """`torch.optim.Adafactor`, whose steps are three sweeps over memory.
+
+    `state[p]` holds `step` and, of matrices, `row_var` and `col_var`, of the parameter's shape with
+    1 in place of the last dimension, or the last but one; of all others `variance`. What is not on
+    the CPU, is a DTensor, or is float16 is left to torch.
+
+    Source: Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235; torch.optim.Adafactor
+    """
+
+    _torch = torch.optim.Adafactor
+    _sparse = "Adafactor does not support sparse gradients"
+    _unread = ("eps",)
+
+    @staticmethod
+    def _choose_rule(group: Group) -> Rule:
+        return TORCH_ADAFACTOR
+
+    @staticmethod
+    def _rule_by_shape(group: Group, param: Tensor) -> Rule:
+        least, of_variable = group["eps"]
+        if least is None:
+            least = torch.finfo(param.dtype).eps
+        return adafactor(float(least), float(of_variable), kind_of(param.shape))
+
+    @classmethod
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        try:
+            least, of_variable = group["eps"]
+            float(0 if least is None else least), float(of_variable)
+        except KeyError:
+            return ["'eps' is missing"]
+        except (TypeError, ValueError):
+            return [f"eps must be two numbers, or None and a number, not {group['eps']!r}"]
+        return []
+
+    @staticmethod
+    def _computes(param: Tensor) -> bool:
+        is_here = param.device.type == "cpu" and not is_on_mesh(param)
+        return is_here and param.dtype in (torch.float32, torch.float64, torch.bfloat16)
