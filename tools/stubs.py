@@ -22,7 +22,7 @@ from thalweg.optim.fused_optimizer import FusedOptimizer
 ROOT = Path(__file__).parents[1] / "src" / "thalweg" / "optim"
 MODULES = (
     "classes", "lion", "mixed", "rule_optimizer", "tensorflow", "modern.adamw", "modern.further",
-    "modern.matrices", "modern.schedule_free",
+    "modern.matrices", "modern.schedule_free", "modern.mars", "modern.prodigy", "adafactor",
 )  # fmt: skip
 _WIDTH = 100
 _IMPORTS = {
