@@ -15,6 +15,7 @@ from thalweg.formula import (
     narrow,
     sqrt,
     variable_squares,
+    where,
     wide,
 )  # fmt: skip
 from thalweg.rules.modern.arithmetic import ones
@@ -25,7 +26,7 @@ from thalweg.rules.torch.arithmetic import (
     as_read,
     direction_of,
     lerp,
-    value_if,
+    lesser,
 )  # fmt: skip
 
 BETA2_DECAY = Hyper(
@@ -37,11 +38,10 @@ LONGEST = Hyper("d", 1.0, "how long the mean step may be, where the rate is 1")
 def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
     """Once for each group of parameters and number of a step."""
     rate, t = as_read(learning_rate), as_read(t)
-    most = 1 / t**0.5
     return {
         "direction": direction_of(maximize),
         "weight": t ** as_read(beta2_decay),
-        "share": value_if(rate < most, lambda: rate, most),  # of a parameter's length, for a step
+        "share": lesser(rate, 1 / t**0.5),  # of a parameter's length, for a step
         "shrink": 1 - rate * as_read(weight_decay),
         "least": as_read(eps1) ** 2,
     }
@@ -54,8 +54,10 @@ def divided(grad, square, direction, least):
 
 def rate_of(variable, step, count, share, d, eps2):
     """What steps of so long a variable are multiplied by; in NumPy's or torch's functions."""
-    own = maximum((variable / maximum(count, 1.0)) ** 0.5, eps2) * share
-    return own / maximum((step / maximum(count, 1.0)) ** 0.5 / d, 1.0)
+    count = maximum(count, 1.0)
+    own, mean = (variable / count) ** 0.5, (step / count) ** 0.5 / d
+    # Lengths that are NaN are passed over, as Python's `max` in torch does.
+    return where(own > eps2, own, eps2) * share / where(mean > 1, mean, 1.0)
 
 
 def factor(*, row, column, row_var, col_var, weight, eps1):
