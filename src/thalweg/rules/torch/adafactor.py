@@ -1,6 +1,7 @@
 """Adafactor of torch: mean squares of a matrix kept as those of its rows and its columns."""
 
 from functools import lru_cache
+from typing import Any
 
 from thalweg.formula import (
     Hyper,
@@ -115,7 +116,7 @@ def _hypers(eps1, eps2):
 @lru_cache(None, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, is_vector=False):
     """The rule with these least roots, for matrices or for what has fewer than two dimensions."""
-    own = (
+    own: dict[str, Any] = (
         {"update": update_vector, "per_variable": per_variable, "slots": (Slot("variance"),),
          "measures": {"variable": variable_squares, "length": vector_squares, "count": ones}}
         if is_vector else
