@@ -217,7 +217,14 @@ def test_groups_are_added_and_chosen_by_name() -> None:
     extra, other = params_of(torch.float32, ((4, 3),)), params_of(torch.float32, ((4, 3),))
     for step in range(4):
         if step == 2:
-            made.add_param_group({"params": extra, "rule": "Adafactor", "eps": (1e-2, 1e-2)})
+            made.add_param_group(
+                {
+                    "params": [("extra", extra[0])],
+                    "rule": "Adafactor",
+                    "d": 1.5,
+                    "eps": (1e-2, 1e-2),
+                }
+            )
             judge.add_param_group({"params": other, "eps": (1e-2, 1e-2)})
             copies, weights = [*copies, *other], [*weights, *extra]
         give([*model.parameters(), *extra], step)

@@ -93,6 +93,9 @@ class Seen(Composed):
         self.is_like_update = is_like_update(formula)
         self.__qualname__ = formula.__qualname__
 
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
     def compose(self) -> Transcript:
         """The formula, with slots for all values."""
         own, before = transcribe(self.formula), 2 + self.known
