@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -170,9 +171,22 @@ def _three(var: Any, grad: Any) -> Any:
     return (moved(var, grad, 1),)  # pyright: ignore
 
 
+def _more_after_it(var: Any, grad: Any) -> Any:
+    made = moved(var, grad)
+    return (made * 2,)
+
+
+def _another_of_its_name(var: Any, grad: Any) -> Any:
+    var = moved(var, grad)
+    var = var * 2
+    return (var,)
+
+
 @pytest.mark.parametrize(
     ("update", "message"),
     [
+        (_more_after_it, "`made` is what it has `moved`, and what it returns first is another"),
+        (_another_of_its_name, "`var` is what it has `moved`, and what it returns first is anoth"),
         (_two, r"test_around.py:\d+\): a formula says `moved\(base, step\)` once"),
         (_inside, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
         (_slot, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
@@ -205,6 +219,13 @@ def _of_others(var: Any, grad: Any, m: Any) -> Any:
 def test_what_lies_around_a_step_is_of_one_kind(how: Any) -> None:
     with pytest.raises(RuleError, match=f"{how.__name__} .* lies around a step: it takes var, gr"):
         transcribe(Around(ahead, how))
+
+
+@pytest.mark.parametrize("formula", [3, None, partial(tenth, step=1)], ids=["3", "None", "partial"])
+def test_what_is_no_function_is_refused_at_once(formula: Any) -> None:
+    for both in ((ahead, formula), (formula, tenth)):
+        with pytest.raises(RuleError, match="A formula must be a function written with def, not"):
+            Around(*both)
 
 
 def test_what_has_no_decay_has_none_to_decide_on() -> None:

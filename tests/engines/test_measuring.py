@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rulebook import slow_unless
-from thalweg import RuleError, Variable, sqrt, where
+from thalweg import Hyper, Rule, RuleError, Variable, optim, sqrt, where
+from thalweg import engine as use_engine
 from thalweg.engines import Tensors
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.measure import Leaves, sums_of
@@ -339,6 +340,40 @@ def two_results(var, grad):
 def test_a_formula_that_does_not_fit_is_refused(formula):
     with pytest.raises(RuleError, match=rf"{formula.__name__} .* a measure of 2 tensors takes up"):
         launch.sum_kernel((formula,), (), ("float32", "float32"), np.float32)
+
+
+def count(var, grad):
+    return 1.0
+
+
+def rate_of_count(var, grad, *, learning_rate):
+    return learning_rate
+
+
+def as_it_is(*, total):
+    return {"found": total}
+
+
+def set_to_total(var, grad, *, found):
+    return (found,)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize(("formula", "wanted"), [(count, 15.0), (rate_of_count, 3.75)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_formula_that_reads_no_element_is_added_up_for_each(engine, formula, wanted, dtype):
+    rule = Rule(
+        name="Counting",
+        update=set_to_total,
+        measures={"total": formula},
+        per_variable=as_it_is,
+        hypers=(Hyper("learning_rate", 0.25),),
+    )
+    param = torch.zeros(3, 5, dtype=dtype).requires_grad_()
+    param.grad = torch.zeros_like(param)
+    with use_engine(engine):
+        optim.RuleOptimizer([param], rule).step()
+    assert (param == wanted).all()
 
 
 def test_a_tree_is_used_again():

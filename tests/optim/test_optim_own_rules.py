@@ -86,7 +86,22 @@ MEASURED = Rule(
     per_variable=measured,
     slots=(Slot("shrunk", scalar=True),),
 )
-RULES = {rule.name: rule for rule in (SLOW, POWERS, CENTERED, MEASURED)}
+HEADS = replace(CENTERED, name="Heads", passes=(CENTERED.passes[0], Stage(center, heads=3)))
+
+
+def counted(*, learning_rate, count):
+    return {"rate": learning_rate / (count + 1), "count": count + 1}
+
+
+def shrinking_slowly(var, grad, *, rate, shrink):
+    return (var - rate * shrink * grad,)
+
+
+COUNTED = replace(  # one number is of `prepare`, the other of `per_variable`
+    MEASURED, name="Counted", update=shrinking_slowly, prepare=counted,
+    slots=(Slot("count", scalar=True), Slot("shrunk", scalar=True)),
+)  # fmt: skip
+RULES = {rule.name: rule for rule in (SLOW, POWERS, CENTERED, MEASURED, HEADS, COUNTED)}
 
 
 def model() -> nn.Sequential:
@@ -224,6 +239,14 @@ def test_groups_that_are_refused(name: str) -> None:
         made.add_param_group(given)
     assert len(made.param_groups) == 1
     assert not made._named
+
+
+@pytest.mark.parametrize("name", ["lookahead", "cautious", "ema_decay", "params", "rule"])
+def test_a_hyperparameter_is_not_called_as_an_option(name: str) -> None:
+    rule = replace(SLOW, hypers=(*SLOW.hypers, Hyper(name, 1.0)))
+    for given in ({}, {"cautious": True}):
+        with pytest.raises(RuleError, match=f"has a hyperparameter named '{name}', which means"):
+            optim.RuleOptimizer(model().parameters(), rule, **given)
 
 
 def test_two_rules_of_one_name_are_refused() -> None:

@@ -296,6 +296,43 @@ def test_a_state_without_a_radius_takes_the_norm_that_it_finds() -> None:
         strict.load_state_dict(tensorflow.Adam(params, lr=0.01).state_dict())
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"), [*(("AdamW", {option: True}) for option in WRAPPERS), ("AdamH", {})]
+)
+def test_complex_numbers_are_pairs(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    dice = torch.Generator().manual_seed(0)
+    param = torch.randn(4, 3, dtype=dtype, generator=dice).requires_grad_()
+    pairs = torch.view_as_real(param.detach()).clone().requires_grad_()
+    made = getattr(optim, name)([param], lr=0.1, **options)
+    other = getattr(optim, name)([pairs], lr=0.1, **options)
+    for _ in range(3):
+        param.grad = torch.randn(4, 3, dtype=dtype, generator=dice)
+        pairs.grad = torch.view_as_real(param.grad).clone()
+        made.step()
+        other.step()
+        made.load_state_dict(copy.deepcopy(made.state_dict()))
+    assert_same([torch.view_as_real(param.detach())], [pairs.detach()])
+    assert {*made.state[param]} == {*other.state[pairs]}
+    if "radius" in made.state[param]:
+        assert_same([made.state[param]["radius"]], [other.state[pairs]["radius"]])
+
+
+@pytest.mark.parametrize("radius", [torch.ones(3), torch.ones(1), 3.0, "long"], ids=str)
+@pytest.mark.parametrize(("name", "options"), [("AdamW", {"sphere": True}), ("AdamH", {})])
+def test_a_state_whose_radius_is_no_number_is_refused(
+    name: str, options: dict[str, Any], radius: Any
+) -> None:
+    params = params_of(torch.float32)
+    made = steps(getattr(optim, name)(params, lr=0.01, **options), params)
+    before = kept(made, params)
+    state = copy.deepcopy(made.state_dict())
+    state["state"][2]["radius"] = radius
+    with pytest.raises(CheckpointMismatchError, match="'2/radius' is"):
+        made.load_state_dict(state)
+    assert_same(kept(made, params), before)
+
+
 def test_several_rules_in_one_step() -> None:
     params = params_of(torch.float32)
     groups = [
@@ -330,6 +367,17 @@ def test_what_begins_at_zero_has_no_sphere(kind: Any, recwarn: Any) -> None:
     assert_same([zero.detach()], [twin.detach()])
     assert made.state[zero]["radius"] == 0
     assert abs(other.norm() / made.state[other]["radius"] - 1) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [each for each in RULES if each[0] not in ("SparseAdam", "ASGD")]
+)
+def test_decay_leaves_no_sphere(name: str, own: dict[str, Any]) -> None:
+    params = params_of(torch.float64)
+    norms = [param.detach().norm() for param in params]
+    decay = {} if name == "Rprop" else {"weight_decay": 0.5}
+    steps(getattr(optim, name)(params, lr=0.1, sphere=True, **{**own, **decay}), params)
+    torch.testing.assert_close([param.detach().norm() for param in params], norms)
 
 
 def test_a_parameter_stays_on_its_sphere_where_nothing_moves() -> None:

@@ -393,6 +393,16 @@ ROW = {"problem": "lm", "contestant": "optim:Lion", "study": 0, "trial": 0, "ste
        "loss": 0.5, "seconds": 1.0}  # fmt: skip
 
 
+def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
+    plan, path = Plan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
+    settings = {"seed": 0, "trials": {}, "machine": "x" * 5000}
+    path.write_text(json.dumps({"format": 1, "settings": settings, "trials": []}))
+    with pytest.raises(RaceError, match="problems missing there, lm here; ") as told:
+        resume(plan, path)
+    assert "contestants missing there, optim:Lion here" in str(told.value)
+    assert len(str(told.value)) < 1000
+
+
 @pytest.mark.parametrize(
     ("trials", "message"),
     [

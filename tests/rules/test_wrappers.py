@@ -13,8 +13,8 @@ import thalweg
 from modern_inputs import gradients_of, params_of
 from rule_trainings import KINDS, ROWS, trained
 from rulebook import DTYPES, assert_same, label
-from thalweg import Rule, Variable
-from thalweg.errors import RuleError
+from thalweg import Rule, Variable, optim
+from thalweg.errors import InvalidTypeError, RuleError
 from thalweg.formula import Hyper, moved
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import ADAM, ADAM_W, LARS, MOMENTUM, NOVOGRAD, PROXIMAL_ADAGRAD, SGD, modern
@@ -79,6 +79,15 @@ def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
 def test_what_measures_by_itself_has_no_step_to_measure(wrap: Any, rule: Rule) -> None:
     with pytest.raises(RuleError, match=f"Rule {rule.name!r} .*: its step depends on its own meas"):
         wrap(rule)
+
+
+@pytest.mark.parametrize("given", ["Adam", None, {}, optim.AdamW], ids=str)
+@pytest.mark.parametrize("wrap", [cautious, cautious_decay, trust_ratio, sphere])
+def test_what_is_no_rule_is_refused(wrap: Any, given: Any) -> None:
+    said = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
+    with pytest.raises(InvalidTypeError, match=said):
+        wrap(given)
+    assert wrap(ADAM_W) is wrap(ADAM_W)
 
 
 def own(var: Any, grad: Any, *, rate: Any) -> Any:

@@ -318,7 +318,8 @@ def dtype_of(kind: Slot | None, var: Tensor) -> torch.dtype:
         return kind.dtype
     if kind is None or not kind.scalar:
         return var.dtype
-    return torch.float64 if var.dtype == torch.float64 else torch.float32
+    is_double = var.dtype in (torch.float64, torch.complex128)
+    return torch.float64 if is_double else torch.float32
 
 
 def _fill_slot(var: SymbolicVariable, value: float, dtype: torch.dtype) -> Callable[[], Tensor]:

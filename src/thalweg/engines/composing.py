@@ -13,7 +13,6 @@ from thalweg.errors import RuleError
 from thalweg.ground.around import Around, StepMeasure
 from thalweg.ground.of_two import OfTwo, Then
 
-_THEN = f"{LOCAL_PREFIX}then_"
 _TAKEN = ("var", "grad", "base", "step")
 Body = list[ast.Assign]
 
@@ -48,23 +47,56 @@ class _Renamed(ast.NodeTransformer):
         return node
 
 
-def _chain_depth(formula: object) -> int:
-    """How many formulas follow the first one already, whose names are taken."""
-    return 1 + _chain_depth(formula.first) if isinstance(formula, Then) else 0
+class _Replaced(ast.NodeTransformer):
+    """A formula in which some names are others."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+
+def _apart(own: Transcript, given: Iterable[str], prefix: str) -> Transcript:
+    """A formula none of whose slots and local names is what another one is given from outside.
+
+    A scalar that both ask for is one, but what the formula assigns to its name is its own.
+    """
+    taken = [
+        name
+        for name in given
+        if name in own.positional or LOCAL_PREFIX + name in own.assigned_names
+    ]
+    if not taken:
+        return own
+    fresh = {name: f"{prefix.removeprefix(LOCAL_PREFIX)}own_{name}" for name in taken}
+    begin = [
+        _assign(LOCAL_PREFIX + fresh[name], _name(LOCAL_PREFIX + name))
+        for name in taken
+        if name in own.scalars
+    ]
+    replaced = _Replaced({LOCAL_PREFIX + old: LOCAL_PREFIX + new for old, new in fresh.items()})
+    return replace(
+        own,
+        positional=tuple(fresh.get(name, name) for name in own.positional),
+        body=(*begin, *(replaced.visit(copy.deepcopy(each)) for each in own.body)),
+        results=tuple(replaced.visit(copy.deepcopy(each)) for each in own.results),
+        move=None if own.move is None else own.move + len(begin),
+    )
 
 
 def _compose_then(formula: Then, first: Transcript, then: Transcript) -> Transcript:
     """One formula and then another, as `Then` says."""
     if then.helpers:
         raise RuleError(f"{place_of(formula.then)} follows another formula and calls a helper.")
-    depth = _chain_depth(formula.first)
-    prefix = f"{_THEN}{depth}_" if depth else _THEN
+    prefix = _free_prefix(first, "then")
+    var, *values = (LOCAL_PREFIX + name for name in then.positional)
+    first = _apart(first, (*then.positional[1:], *then.scalars), prefix)
     made = first.results[0]
     body = list(first.body)
     if not isinstance(made, ast.Name):
         body.append(ast.Assign([ast.Name(f"{prefix}made", ast.Store())], made))
         made = ast.Name(f"{prefix}made", ast.Load())
-    var, *values = (LOCAL_PREFIX + name for name in then.positional)
     known: dict[str, ast.expr] = {var: made}
     for name in (*values, *(LOCAL_PREFIX + name for name in then.scalars)):
         known[name] = ast.Name(name, ast.Load())
@@ -92,8 +124,8 @@ def _compose_around(around: Around, own: Transcript, how: Transcript) -> Transcr
             f"{place_of(around.how)} lies around a step: it takes {', '.join(_TAKEN)} and scalars,"
             " returns one value, and calls no helpers."
         )
-    own, var, grad = _as_given(own)
-    prefix = _free_prefix(own)
+    prefix = _free_prefix(own, "around")
+    own, var, grad = _as_given(_apart(own, how.scalars, prefix))
     before, base, step = _step_of(around, own, var, prefix)
     given = {"var": var, "grad": grad, "base": base, "step": step}
     given |= {name: _name(LOCAL_PREFIX + name) for name in how.scalars}
@@ -174,14 +206,14 @@ def _needed(own: Transcript, body: Sequence[ast.Assign], result: ast.expr) -> Tr
     return replace(own, scalars=scalars, body=tuple(kept), results=results, move=None)
 
 
-def _free_prefix(own: Transcript) -> str:
-    """What no name of the formula begins with."""
+def _free_prefix(own: Transcript, word: str) -> str:
+    """What no name of the formula begins with: the word and a number."""
     known = _names([*own.body, *own.results], (ast.Load, ast.Store))
     known |= {LOCAL_PREFIX + name for name in (*own.positional, *own.scalars)}
     number = 0
-    while any(name.startswith(f"{LOCAL_PREFIX}around{number}_") for name in known):
+    while any(name.startswith(f"{LOCAL_PREFIX}{word}{number}_") for name in known):
         number += 1
-    return f"{LOCAL_PREFIX}around{number}_"
+    return f"{LOCAL_PREFIX}{word}{number}_"
 
 
 def _names(trees: Iterable[ast.AST], kind: type | tuple[type, ...]) -> set[str]:

@@ -469,6 +469,7 @@ def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) ->
         values = numpy_formula(formula, dtype)(
             *map(_to_numpy, taken), **_pick_scalars(formula, scalars, dtype)
         )[0]
+    # A formula that reads no element, such as a count, gives one number for all of them.
     return torch.from_numpy(np.array(np.broadcast_to(values, taken[0].shape), np.float64))
 
 

@@ -131,14 +131,11 @@ class WholeMatrices:
         return {name: self._numbers_of(name) for name in names}
 
     def _numbers_of(self, name: str) -> Any:
-        there = [(batch, batch.measured[name]) for batch in self._batches if name in batch.measured]
-        count = len(self.made)
-        if not there:
-            return np.zeros(count)
-        found = torch.zeros(count, dtype=torch.float64, device=there[0][0].device)
-        for batch, value in there:
-            found[batch.members] = value.reshape(-1).to(found)
-        return found.numpy() if found.device.type == "cpu" else found
+        found = np.zeros(len(self.made))
+        for batch in self._batches:
+            if name in batch.measured:
+                found[batch.members] = batch.measured[name].reshape(-1).cpu().numpy()
+        return found
 
     def run_stage(
         self, stage: Stage, columns: Columns, slots: Sequence[Sequence[Tensor]], moved: Moved
@@ -182,7 +179,8 @@ class StagedStep:
         self._stages = asked.stages
         self._seen: list[Any] | None = None if rule.shaped_slots else []
         self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
-        made, self._numbers = self._matrices.made, dict[str, Any]()
+        made = self._matrices.made
+        self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
         self._vectors = self._matrices.vectors if rule.is_of_lines else ()
         self._slots = [
             [*(own[name] for name in rule.made), *beside]
@@ -228,7 +226,7 @@ class StagedStep:
         """
         self._check_slots(slots)
         passes, moved = iter(self._passes), Moved()
-        self._numbers, sweeps = {}, sweeps_of(self._rule)
+        self._numbers, sweeps = None, sweeps_of(self._rule)
         with no_grad():
             if self._rule.is_of_lines:
                 self._matrices.read_slots(slots)
@@ -239,7 +237,7 @@ class StagedStep:
                     self._matrices.run_stage(each, columns, slots, moved)
                 elif each in sweeps:
                     self._measure(sweeps[each], self._with_numbers(columns))
-                self._numbers = self._matrices.numbers() if self._rule.is_of_lines else {}
+                self._numbers = None
         if not moved:
             return []
         olds, news = zip(*moved.values(), strict=True)
@@ -257,8 +255,10 @@ class StagedStep:
 
     def _with_numbers(self, columns: Columns) -> Columns:
         """The scalars of a step, and what measures have made of variables."""
-        if not self._numbers:
+        if not self._rule.is_of_lines:
             return columns
+        if self._numbers is None:
+            self._numbers = self._matrices.numbers()
         return columns._replace(separate={**columns.separate, **self._numbers})
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:

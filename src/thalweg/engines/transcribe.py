@@ -15,7 +15,7 @@ import textwrap
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from thalweg import formula
 from thalweg.engines.transcript import FUNCTION_PREFIX as FUNCTION_PREFIX
@@ -247,16 +247,12 @@ class _Writer(ast.NodeTransformer):
                 raise self.refuse(
                     node, f"a formula cannot call `{node.func.id}`{_instead_of(node)}."
                 )
-            name = self.helpers.name_helper(function)
-            self.check_count(node, function.__code__.co_argcount)
-            kinds = self.helpers.parameters[function]
-            accepted = [
-                self.visit(arg)
-                if kind is None
-                else (self.as_condition if kind else self.as_number)(arg)
-                for arg, kind in zip(node.args, kinds, strict=True)
-            ]
-            return self.write_call(node, name, accepted)
+            count = self.helpers.count_results(function)
+            if count > 1:
+                names = ", ".join("abcdefgh"[:count])
+                why = f"`{node.func.id}` returns {count} values: write `{names} = {{}}` before."
+                raise self.refuse(node, why.format(ast.unparse(node)))
+            return self.write_helper(node, function)
         self.check_count(node, _ARGUMENTS[name])
         if name == "where":
             test, *values = node.args
@@ -264,6 +260,21 @@ class _Writer(ast.NodeTransformer):
             accept = self.as_condition if True in kinds else self.as_number
             return self.write_call(node, name, [self.as_condition(test), *map(accept, values)])
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
+
+    def write_helper(
+        self, node: ast.Call, function: types.FunctionType, result: int = 0
+    ) -> ast.expr:
+        """A call of a helper for one of its results."""
+        name = self.helpers.name_helper(function, result)
+        self.check_count(node, function.__code__.co_argcount)
+        kinds = self.helpers.parameters[function, result]
+        accepted = [
+            self.visit(arg)
+            if kind is None
+            else (self.as_condition if kind else self.as_number)(arg)
+            for arg, kind in zip(node.args, kinds, strict=True)
+        ]
+        return self.write_call(node, name, accepted)
 
     def write_move(self, node: ast.Call) -> ast.expr:
         """A call of `moved` as a sum, or as a difference if its step is taken back."""
@@ -286,6 +297,19 @@ class _Writer(ast.NodeTransformer):
             raise self.refuse(node, why)
         return places[0] if places else None
 
+    def check_moved(
+        self, node: ast.FunctionDef, body: Sequence[ast.Assign], first: ast.expr, move: int | None
+    ) -> None:
+        """Refuse a step after which something else becomes of the variable."""
+        if move is None or move == len(body):
+            return
+        made, *later = (cast("ast.Name", each.targets[0]).id for each in body[move:])
+        if not (isinstance(first, ast.Name) and first.id == made) or made in later:
+            name = made.removeprefix(LOCAL_PREFIX)
+            raise self.refuse(
+                node, f"`{name}` is what it has `moved`, and what it returns first is another."
+            )
+
     def check_count(self, node: ast.Call, wanted: int) -> None:
         if len(node.args) != wanted:
             needs = count_of(wanted, "argument")
@@ -303,8 +327,8 @@ class _Writer(ast.NodeTransformer):
             function = self.outer.get(node.func.id)
             if _BY_FUNCTION.get(id(function)) == "where" and len(node.args) == 3:
                 return self.is_condition(node.args[1])
-            if function in self.helpers.conditions:
-                return self.helpers.conditions[function]
+            if (function, 0) in self.helpers.conditions:
+                return self.helpers.conditions[function, 0]
         return False
 
     def as_number(self, node: ast.expr) -> ast.expr:
@@ -330,6 +354,44 @@ class _Writer(ast.NodeTransformer):
             kind = self.conditions[node.id] = condition
         return kind is condition
 
+    def write_several(self, node: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
+        """What a helper returns, each value under its name, once all are known."""
+        names = [each.id for each in target.elts if isinstance(each, ast.Name)]
+        value = node.value
+        is_named = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+        helper = self.outer.get(value.func.id) if is_named else None  # pyright: ignore
+        is_helper = isinstance(helper, types.FunctionType) and id(helper) not in _BY_FUNCTION
+        wanted = [(place, name) for place, name in enumerate(names) if name != "_"]
+        is_plain = len(names) == len(target.elts) and len({n for _, n in wanted}) == len(wanted)
+        if not (is_helper and is_plain):
+            raise self.refuse(node, "assign one name at a time, or what a helper function returns.")
+        count = self.helpers.count_results(helper)
+        if count != len(names):
+            raise self.refuse(
+                node, f"`{value.func.id}` returns {count_of(count, 'value')}, not {len(names)}."
+            )
+        made: list[ast.Assign] = []
+        for place, name in wanted:
+            call = self.write_helper(value, helper, place)
+            made.append(self.write_assignment(node, f"_{place}_{name}", call))
+            self.settle_result(f"_{place}_{name}", self.helpers.conditions[helper, place])
+        for place, each in wanted:
+            source = ast.copy_location(ast.Name(f"_{place}_{each}", ast.Load()), node)
+            stored = ast.copy_location(ast.Name(each, ast.Store()), node)
+            made.append(self.visit(ast.copy_location(ast.Assign([stored], source), node)))
+        return made
+
+    def write_assignment(self, node: ast.Assign, name: str, value: ast.expr) -> ast.Assign:
+        target = ast.Name(LOCAL_PREFIX + name, ast.Store())
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), node))
+
+    def settle_result(self, name: str, is_condition: bool | None) -> None:
+        """Know a local name, and whether it is a condition."""
+        self.locals.add(name)
+        self.conditions.pop(name, None)
+        if is_condition is not None:
+            self.conditions[name] = is_condition
+
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         target = node.targets[0]
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
@@ -340,10 +402,7 @@ class _Writer(ast.NodeTransformer):
         before = self.conditions.get(target.id)
         if target.id in self.locals and None not in (kind, before) and kind != before:
             raise self.refuse(node, f"`{target.id}` cannot be a number here and a condition there.")
-        self.locals.add(target.id)
-        self.conditions.pop(target.id, None)
-        if kind is not None:
-            self.conditions[target.id] = kind
+        self.settle_result(target.id, kind)
         return ast.copy_location(ast.Assign([self.visit(target)], value), node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
@@ -368,34 +427,54 @@ class _Writer(ast.NodeTransformer):
         for statement in body[:-1]:
             if not isinstance(statement, ast.Assign | ast.AugAssign):
                 self.generic_visit(statement)
-        return [self.visit(statement) for statement in body[:-1]], body[-1].value
+        written: list[ast.Assign] = []
+        for statement in body[:-1]:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if isinstance(target, ast.Tuple):
+                written += self.write_several(cast("ast.Assign", statement), target)
+            else:
+                written.append(self.visit(statement))
+        return written, body[-1].value
 
 
 class _Helpers:
-    """The helper functions of one formula, each after those it calls."""
+    """The helper functions of one formula, each after those it calls.
+
+    One that returns several values is written once for each of them.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[types.FunctionType, str] = {}
+        self._names: dict[tuple[types.FunctionType, int], str] = {}
         self._open: set[types.FunctionType] = set()
         self.definitions: list[ast.FunctionDef] = []
-        self.conditions: dict[Any, bool | None] = {}  # whether it returns one
-        self.parameters: dict[Any, list[bool | None]] = {}  # whether they are; None is either
+        # Whether a result is a condition, and the parameters are; None is either.
+        self.conditions: dict[tuple[Any, int], bool | None] = {}
+        self.parameters: dict[tuple[Any, int], list[bool | None]] = {}
 
-    def name_helper(self, function: types.FunctionType) -> str:
-        """The name under which a helper is called; writes its definition at the first call."""
+    def count_results(self, function: types.FunctionType) -> int:
+        """How many values a helper returns."""
+        last = _parse_definition(function).body[-1]
+        value = last.value if isinstance(last, ast.Return) else None
+        return len(value.elts) if isinstance(value, ast.Tuple) else 1
+
+    def name_helper(self, function: types.FunctionType, result: int) -> str:
+        """The name under which a helper is called for one of its results; writes its definition at
+        the first call."""
         if function in self._open:
             raise RuleError(f"{place_of(function)} calls itself, which a formula cannot.")
-        if function not in self._names:
-            self._names[function] = f"{HELPER_PREFIX}{len(self._names)}_{function.__name__}"
+        key = function, result
+        if key not in self._names:
+            self._names[key] = f"{HELPER_PREFIX}{len(self._names)}_{function.__name__}"
             self._open.add(function)
-            self.definitions.append(self._write_definition(function))
+            self.definitions.append(self._write_definition(function, result))
             self._open.remove(function)
-        return self._names[function]
+        return self._names[key]
 
-    def _write_definition(self, function: types.FunctionType) -> ast.FunctionDef:
+    def _write_definition(self, function: types.FunctionType, index: int) -> ast.FunctionDef:
         node = _parse_definition(function)
         writer = _Writer(function, self)
         assigned, result = writer.write_statement(node)
+        result = result.elts[index] if isinstance(result, ast.Tuple) else result
         accept = writer.as_condition if writer.is_condition(result) else writer.as_number
         returned = ast.copy_location(ast.Return(accept(result)), result)
         body: list[ast.stmt] = [*assigned, returned]
@@ -403,12 +482,13 @@ class _Helpers:
             raise writer.refuse(node, "`moved` is for the formula itself, not for its helpers.")
         if node.args.kwonlyargs:
             raise writer.refuse(node, "a helper function takes its parameters by position.")
-        self.conditions[function] = writer.is_condition(result)
+        key = function, index
+        self.conditions[key] = writer.is_condition(result)
         every = [*node.args.posonlyargs, *node.args.args]
-        self.parameters[function] = [writer.conditions.get(arg.arg) for arg in every]
+        self.parameters[key] = [writer.conditions.get(arg.arg) for arg in every]
         parameters = [ast.arg(LOCAL_PREFIX + arg.arg) for arg in every]
         made = ast.FunctionDef(
-            name=FUNCTION_PREFIX + self._names[function],
+            name=FUNCTION_PREFIX + self._names[key],
             args=ast.arguments([], parameters, None, [], [], None, []),
             body=body,
             decorator_list=[],
@@ -425,6 +505,8 @@ def _transcribe_once(function: Any) -> Transcript:
     body, returned = writer.write_statement(node)
     elements = returned.elts if isinstance(returned, ast.Tuple) else [returned]
     results = tuple(writer.as_number(element) for element in elements)
+    move = writer.place_of_move(node, [*(each.value for each in body), *results[:1]])
+    writer.check_moved(node, body, results[0], move)
     return Transcript(
         positional=tuple(arg.arg for arg in [*node.args.posonlyargs, *node.args.args]),
         scalars=tuple(arg.arg for arg in node.args.kwonlyargs),
@@ -432,7 +514,7 @@ def _transcribe_once(function: Any) -> Transcript:
         results=results,
         helpers=tuple(helpers.definitions),
         filename=function.__code__.co_filename,
-        move=writer.place_of_move(node, [*(each.value for each in body), *results[:1]]),
+        move=move,
     )
 
 

@@ -15,9 +15,15 @@ class OfTwo:
 
     Attributes:
         both: The formulas.
+
+    Raises:
+        RuleError: One is no function.
     """
 
     def __init__(self, first: Formula, second: Formula, name: str) -> None:
+        for formula in (first, second):
+            if not hasattr(formula, "__qualname__"):
+                raise RuleError(f"A formula must be a function written with def, not {formula!r}.")
         self.both = first, second
         self.__qualname__ = f"{first.__qualname__} {name} {second.__qualname__}"
 

@@ -12,7 +12,7 @@ from thalweg.core.groups import Group
 from thalweg.core.meshes import is_on_mesh
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor
+from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor, kind_of
 
 
 class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
@@ -38,7 +38,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
         least, of_variable = group["eps"]
         if least is None:
             least = torch.finfo(param.dtype).eps
-        return adafactor(float(least), float(of_variable), is_vector=param.dim() < 2)
+        return adafactor(float(least), float(of_variable), kind_of(param.shape))
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:

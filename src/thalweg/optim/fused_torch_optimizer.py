@@ -470,14 +470,17 @@ class FusedTorchOptimizer(FusedOptimizer):
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
-        kind, slots = self._kind_of(group), self._rule_of(group, param).slots
-        scalars = [STEP] * kind._counts + [slot.name for slot in slots if slot.scalar]
+        kind, rule = self._kind_of(group), self._rule_of(group, param)
+        slots = rule.slots
+        scalars = [STEP] * kind._counts + [slot.name for slot in rule.numbers]
         beside = [*kind._optional, *self._around.keys(param)]
         others = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *beside]
         wanted |= {name: Want() for name in scalars}
         if self._keeps_step(kind) and not kind._counts:
             wanted[STEP] = Want(is_optional=True)
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
+        for slot in self._around.rule(rule).measured_slots:  # those that a wrapper adds are made
+            wanted[slot.name] = Want(torch.empty(()), is_optional=slot not in slots)
         for slot in slots:
             if slot.is_shaped:
                 with importing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from math import lcm
 from typing import Any
 
 import torch
@@ -191,11 +192,18 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
             )
     own = [name for name in kind.__signature__.parameters if name in group and name != "params"]
-    heads = group.get("heads")
-    likes = [torch.zeros(heads if type(heads) is int and heads > 0 else 1, 1)]
-    checked = kind(likes, **{name: group[name] for name in own}).param_groups[0]
+    like = torch.zeros(1, 1).expand(_fewest_rows(kind, group), 1)
+    checked = kind([like], **{name: group[name] for name in own}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}
+
+
+def _fewest_rows(kind: Any, group: Group) -> int:
+    """The rows of the smallest matrix that a group can have, which stages cut into blocks."""
+    if own := getattr(kind, "_taken", None):  # a rule of the user's own
+        return lcm(*own.heads)
+    heads = group.get("heads")
+    return heads if type(heads) is int and heads > 0 else 1  # the class refuses any other
 
 
 _BESIDE = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of schedules, too

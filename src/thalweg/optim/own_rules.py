@@ -12,12 +12,11 @@ import torch
 from thalweg.core.columns import defaults_of
 from thalweg.core.groups import Group
 from thalweg.engines.check import check_rule
-from thalweg.errors import RuleError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.groups import as_options, hypers_of, members_of
 from thalweg.optim.modern.arguments import Arguments
-from thalweg.optim.step_options import KEYWORDS
+from thalweg.optim.step_options import check_hypers
 
 
 class OwnArguments(Arguments):
@@ -64,12 +63,7 @@ def class_of(rule: Rule) -> type[OwnRule]:
     check_rule(rule, own)
     how = Parameter.POSITIONAL_OR_KEYWORD
     options = as_options(own)
-    taken = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(options))
-    if taken:
-        raise RuleError(
-            f"Rule {rule.name!r} has a hyperparameter named {taken[0]!r}, which means something"
-            " else in groups: name it otherwise."
-        )
+    check_hypers(rule, options)
     parameters = [Parameter(name, how, default=value) for name, value in options.items()]
     beneath = {"_given": rule, "__signature__": Signature([Parameter("params", how), *parameters])}
     body = {
@@ -86,8 +80,7 @@ def _prepared(rule: Rule) -> Rule:
     """A rule whose `prepare` makes all that depends on the step: its powers, too."""
     users = rule.prepare
     wanted = () if users is None else tuple(signature(users).parameters)
-    numbers = [] if rule.per_variable else [slot.name for slot in rule.scalar_slots]
-    known = {*(hyper.name for hyper in rule.hypers), *numbers, "t"}
+    known = {*(each.name for each in (*rule.hypers, *rule.numbers)), "t"}
     asked = [name for name in wanted if name in known]
     if rule.powers:
         asked += [*rule.powers.values(), "t"]

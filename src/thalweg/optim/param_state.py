@@ -203,13 +203,13 @@ class ParamState:
                 made = filled_beside(shape, start, param, dtype)
                 self._fresh[id(param)][name] = made
             return
-        plain = [param for param in lacking if not param.is_complex()]
+        plain = [param for param in lacking if slot.scalar or not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in plain]
         device = self._kinds.device
         made = iter(laid_out(list(map(local, plain)), dtypes, start, slot.scalar, device))
         for param in lacking:
             own = starts.get(id(param), {}).get(name, start)
-            if param.is_complex():
+            if param.is_complex() and not slot.scalar:
                 tensor = torch.zeros_like(param, memory_format=torch.preserve_format)
                 as_real(tensor).fill_(own)
             else:

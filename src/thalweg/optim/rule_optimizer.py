@@ -30,7 +30,12 @@ from thalweg.optim.hooks import Repeated
 from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
 from thalweg.optim.sharded import told_to_all
-from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
+from thalweg.optim.step_options import (
+    KEYWORDS,
+    GradientReport,
+    check_hypers,
+    gradient_transforms,
+)
 from thalweg.optim.tensorflow_hooks import TensorFlowHooks
 
 # What users of torch.optim give groups, and what no rule may ignore.
@@ -108,6 +113,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         **hypers: object,
     ) -> None:
         own = defaults_of(rule)
+        check_hypers(rule, as_options(own))
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {shown(capturable)}.")
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -23,6 +23,7 @@ from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
 from thalweg.core.options.update_targets import StateStorage
 from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, TrustRatio
+from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
@@ -212,6 +213,24 @@ def apart(keywords: dict[str, object]) -> StepOptions:
     """Take what is meant for the surroundings out of keywords."""
     own = {name: keywords.pop(name) for name in KEYWORDS if name in keywords}
     return StepOptions(**own) if own else NONE
+
+
+def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
+    """Refuse a rule of whose hyperparameters one is called as what all groups or optimizers have.
+
+    Args:
+        rule: The rule.
+        titles: Its hyperparameters, as groups call them.
+
+    Raises:
+        RuleError: Names the first.
+    """
+    taken = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(titles))
+    if taken:
+        raise RuleError(
+            f"Rule {rule.name!r} has a hyperparameter named {taken[0]!r}, which means something"
+            " else in groups: name it otherwise."
+        )
 
 
 class GradientReport:

@@ -17,7 +17,7 @@ from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS, View, combine_tiles, 
 from thalweg.ground.passes import Measure
 
 _SLICE = 1 << 16  # elements that a thread takes at a time
-_TILED = {"row": 2, "column": 1, "variable": 0}  # the dimension that tells tiles apart
+_TILED = {"row": 3, "column": 2, "variable": 1}  # the dimension that tells tiles apart
 
 
 class Lines:
@@ -32,6 +32,9 @@ class Lines:
         self, shapes: Sequence[torch.Size], vectors: Sequence[Mapping[str, Tensor]]
     ) -> None:
         self._views, self._vectors = list(map(view_of, shapes)), vectors
+        self._alike: dict[View, list[int]] = {}
+        for index, view in enumerate(self._views):
+            self._alike.setdefault(view, []).append(index)
         self._elements = sum(shape.numel() for shape in shapes)
         self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
@@ -62,9 +65,15 @@ class Lines:
             scalars: The kernel's by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        partial = [[_room_for(each, view) for each in measures] for view in self._views]
-        places = [[each.data_ptr() for each in own] for own in partial]
-        targets = np.array(places, np.int64)
+        blocks = [
+            [_room_for(each, view, len(members)) for each in measures]
+            for view, members in self._alike.items()
+        ]
+        targets = np.empty((len(self._views), len(measures)), np.int64)
+        for own, members in zip(blocks, self._alike.values(), strict=True):
+            for number, block in enumerate(own):
+                steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
+                targets[members, number] = block.data_ptr() + steps
         base = np.hstack([streams, self.base_of(kernel.vectors), self._tiles, targets])
         base, rows = np.ascontiguousarray(base), scalar_rows(kernel.scalars, scalars)
         block = np.array(
@@ -82,13 +91,13 @@ class Lines:
         )
         threads = launch.threads_for(len(self._slices), self._elements)
         kernel.run_on_threads(block.ctypes.data, threads)
-        return [
-            [
-                combine_tiles(found, _TILED[each.over], each.reduce)
-                for found, each in zip(several, measures, strict=True)
-            ]
-            for several in partial
-        ]
+        found: list[list[Tensor]] = [[] for _ in self._views]
+        for own, members in zip(blocks, self._alike.values(), strict=True):
+            for each, block in zip(measures, own, strict=True):
+                whole = combine_tiles(block, _TILED[each.over], each.reduce)
+                for member, value in zip(members, whole.unbind(0), strict=True):
+                    found[member].append(value)
+        return found
 
 
 def _cut_tiles(index: int, view: View) -> Int64:
@@ -100,11 +109,11 @@ def _cut_tiles(index: int, view: View) -> Int64:
     return np.stack([np.full_like(first, index), first, np.minimum(first + step, count)], axis=1)
 
 
-def _room_for(each: Measure, view: View) -> Tensor:
-    """Memory for what tiles have of a measure."""
+def _room_for(each: Measure, view: View, count: int) -> Tensor:
+    """Memory for what tiles of so many variables have of a measure."""
     shapes = {
-        "row": (view.matrices, view.rows, view.across),
-        "column": (view.matrices, view.down, view.columns),
-        "variable": (view.matrices * view.down * view.across, 1, 1),
+        "row": (count, view.matrices, view.rows, view.across),
+        "column": (count, view.matrices, view.down, view.columns),
+        "variable": (count, view.matrices * view.down * view.across, 1, 1),
     }
     return torch.empty(shapes[each.over], dtype=torch.float64)

@@ -226,7 +226,15 @@ def _tell_difference(name: str, before: Any, now: Any) -> str:
             return f"{name} {', '.join(before)} there, {', '.join(now)} here"
         inner = [each for each in now if before[each] != now[each]]
         return f"{name}: {', '.join(inner)} is another one"
-    return f"{name} {before} there, {now} here"
+    told = [_name_of(before), _name_of(now)]
+    return f"{name} {told[0]} there, {told[1]} here"
+
+
+def _name_of(setting: Any) -> str:
+    """A setting in a few words."""
+    if setting is None:
+        return "missing"
+    return ", ".join(setting) if isinstance(setting, dict) else str(setting)[:100]
 
 
 def _ran_of(row: dict[str, Any]) -> Ran:

@@ -1,6 +1,6 @@
 """LaProp: momentum of gradients that were divided by their root first (Ziyin et al. 2020)."""
 
-from thalweg.formula import Rule, Slot, moved, sqrt
+from thalweg.formula import Rule, Slot, sqrt
 from thalweg.rules.modern.arithmetic import SLOTS, hypers, mean_square, weights
 from thalweg.rules.torch.arithmetic import as_read, multiplied, value_if
 
@@ -25,7 +25,7 @@ def update(
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     normed = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)
     exp_avg = exp_avg * beta1 + learning_rate * mean_weight * normed
-    var = moved(var, -(step_size * exp_avg))
+    var = var - step_size * exp_avg
     return var - learning_rate * weight_decay * var, exp_avg, exp_avg_sq
 
 

@@ -105,6 +105,28 @@ def update_vector(var, grad, variance, *, step, weight, shrink, direction, least
     return moved(var * shrink, -(step * divided(grad, variance, direction, least))), variance
 
 
+def square_of_one(row_var, col_var, grad, weight, eps1):
+    """The mean square of a matrix of one element, and those of its row and column."""
+    row_var = lerp(row_var, grad * grad, weight)
+    col_var = lerp(col_var, grad * grad, weight)
+    return row_var / maximum(row_var, eps1) * col_var, row_var, col_var
+
+
+@like_update
+def one_squares(var, grad, row_var, col_var, *, weight, direction, least, eps1):
+    """The step's length, of matrices of one element."""
+    square, _, _ = square_of_one(row_var, col_var, grad, weight, eps1)
+    step = wide(divided(grad, square, direction, least))
+    return step * step
+
+
+def update_one(var, grad, row_var, col_var, *, step, weight, shrink, direction, least, eps1):
+    """Once per element of matrices that have one, such as those of 1 x 1 convolutions."""
+    square, row_var, col_var = square_of_one(row_var, col_var, grad, weight, eps1)
+    moves = moved(var * shrink, -(step * divided(grad, square, direction, least)))
+    return moves, row_var, col_var
+
+
 def _hypers(eps1, eps2):
     return (
         LEARNING_RATE, BETA2_DECAY, Hyper("eps1", eps1, "the least root of a mean square"),
@@ -113,25 +135,40 @@ def _hypers(eps1, eps2):
     )  # fmt: skip
 
 
+_PASSES = (
+    Measure(gradient_squares, makes="row", over="row"),
+    Measure(gradient_squares, makes="column", over="column"),
+    Measure(variable_squares, makes="variable"),
+    Stage(factor),
+    Measure(factored_squares, makes="step"),
+    Stage(limit),
+)
+_SLOTS = Slot("row_var", per="row"), Slot("col_var", per="column")
+_MEASURES = {"variable": variable_squares, "count": ones}
+# For what has fewer than two dimensions, and for matrices of one element.
+_ELEMENTWISE = {
+    "Vector": (update_vector, vector_squares, (Slot("variance"),)),
+    "One": (update_one, one_squares, (Slot("row_var"), Slot("col_var"))),
+}
+
+
+def kind_of(shape):
+    """Which rule is for a parameter of this shape: that of matrices is ""."""
+    if len(shape) < 2:
+        return "Vector"
+    return "One" if tuple(shape[-2:]) == (1, 1) else ""
+
+
 @lru_cache(None, typed=True)
-def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, is_vector=False):
-    """The rule with these least roots, for matrices or for what has fewer than two dimensions."""
-    own: dict[str, Any] = (
-        {"update": update_vector, "per_variable": per_variable, "slots": (Slot("variance"),),
-         "measures": {"variable": variable_squares, "length": vector_squares, "count": ones}}
-        if is_vector else
-        {"update": update, "slots": (Slot("row_var", per="row"), Slot("col_var", per="column")),
-         "passes": (
-             Measure(gradient_squares, makes="row", over="row"),
-             Measure(gradient_squares, makes="column", over="column"),
-             Measure(variable_squares, makes="variable"),
-             Stage(factor),
-             Measure(factored_squares, makes="step"),
-             Stage(limit),
-         )}
-    )  # fmt: skip
+def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
+    """The rule with these least roots, for matrices, or for parameters of another kind."""
+    own: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
+    if kind:
+        formula, length, slots = _ELEMENTWISE[kind]
+        own = {"update": formula, "slots": slots, "per_variable": per_variable,
+               "measures": {**_MEASURES, "length": length}}  # fmt: skip
     return Rule(
-        name="TorchAdafactorVector" if is_vector else "TorchAdafactor",
+        name=f"TorchAdafactor{kind}",
         prepare=prepare,
         hypers=_hypers(eps1, eps2),
         source="Shazeer & Stern 2018; https://arxiv.org/abs/1804.04235; torch.optim.Adafactor",
@@ -141,4 +178,4 @@ def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, is_vector=False):
 
 
 TORCH_ADAFACTOR = adafactor()
-TORCH_ADAFACTOR_VECTOR = adafactor(is_vector=True)
+TORCH_ADAFACTOR_VECTOR = adafactor(kind="Vector")

@@ -1,11 +1,9 @@
 """Wrappers that make a step as long as its variable, times the rate."""
 
-from functools import cache
-
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, moved, narrow, sqrt, variable_squares, where, wide
 from thalweg.rules.modern.sphere import RADIUS
-from thalweg.rules.wrappers.wrapping import check_rate, wrapped
+from thalweg.rules.wrappers.wrapping import check_rate, keep_by_rule, wrapped
 
 
 def step_squares(var, grad, base, step):
@@ -30,7 +28,7 @@ def scale_of_trust(*, trust_variable, trust_step, learning_rate):
     return {"trust_scale": where(has_lengths, learning_rate * ratio, 1.0)}
 
 
-@cache
+@keep_by_rule
 def trust_ratio(rule: Rule) -> Rule:
     """The rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
 
@@ -74,7 +72,7 @@ def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate)
     }
 
 
-@cache
+@keep_by_rule
 def sphere(rule: Rule) -> Rule:
     """The rule whose variables keep the norm that they begin with: AdamH of Adam.
 

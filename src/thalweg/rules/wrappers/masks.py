@@ -1,10 +1,8 @@
 """Wrappers that leave elements out, by the signs of gradient, variable and step."""
 
-from functools import cache
-
 from thalweg.formula import Rule, maximum, moved, where
 from thalweg.rules.modern.arithmetic import ones
-from thalweg.rules.wrappers.wrapping import wrapped
+from thalweg.rules.wrappers.wrapping import keep_by_rule, wrapped
 
 
 def cautious_step(var, grad, base, step, *, cautious_gain):
@@ -37,7 +35,7 @@ def gain_of_kept(*, cautious_kept, cautious_count):
     return {"cautious_gain": 1 / share}
 
 
-@cache
+@keep_by_rule
 def cautious(rule: Rule) -> Rule:
     """The rule whose elements stay where they would move against their gradients.
 
@@ -66,7 +64,7 @@ def decayed_where_smaller(var, grad, base, step):
     return moved(where(shrinks, base, var), step)
 
 
-@cache
+@keep_by_rule
 def cautious_decay(rule: Rule) -> Rule:
     """The rule whose elements decay where the step makes them smaller, and nowhere else.
 

@@ -1,14 +1,32 @@
 """What wrappers of rules have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, wraps
 from typing import Any
 
-from thalweg.errors import RuleError
+from thalweg.errors import InvalidTypeError, RuleError
 from thalweg.formula import Around, Formula, Rule, Slot, StepMeasure, variable_squares
 from thalweg.rules.modern.arithmetic import ones
 
 _WHOLE = (variable_squares, ones)  # measures that read no step
+
+
+def keep_by_rule(wrap: Callable[[Rule], Rule]) -> Callable[[Rule], Rule]:
+    """A wrapper that makes one rule of each, and refuses what is none."""
+    kept = cache(wrap)
+
+    @wraps(wrap)
+    def checked(rule: Rule) -> Rule:
+        if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
+            name = wrap.__name__
+            raise InvalidTypeError(
+                f"{name} wraps a thalweg.Rule, not {rule!r}; optimizers of thalweg.optim have it as"
+                f" an option, {name}=True."
+            )
+        return kept(rule)
+
+    return checked
 
 
 def wrapped(

@@ -1,0 +1,99 @@
+"""Helpers of formulas that return several values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from thalweg.errors import RuleError
+from thalweg.formula import Rule, Slot, sqrt, where
+from thalweg.optim import RuleOptimizer
+
+
+def means(m: Any, v: Any, grad: Any) -> Any:
+    m = m + (grad - m) * 0.1
+    return m, v + (grad * grad - v) * 0.01, grad > 0
+
+
+def swapped(a: Any, b: Any) -> Any:
+    return b, a
+
+
+def update(var: Any, grad: Any, m: Any, v: Any, *, learning_rate: Any) -> Any:
+    m, v, is_up = means(m, v, grad)
+    m, v = swapped(m, v)
+    m, v = swapped(m, v)
+    slow, _ = swapped(v, m)
+    step = where(is_up, slow, slow * 0.5) / (sqrt(v) + 0.001)
+    return var - learning_rate * step, m, v
+
+
+def plain(var: Any, grad: Any, m: Any, v: Any, *, learning_rate: Any) -> Any:
+    m = m + (grad - m) * 0.1
+    v = v + (grad * grad - v) * 0.01
+    step = where(grad > 0, m, m * 0.5) / (sqrt(v) + 0.001)
+    return var - learning_rate * step, m, v
+
+
+SLOTS = Slot("m"), Slot("v")
+
+
+def trained(formula: Any, engine: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+    dice = torch.Generator().manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(70, generator=dice).to(dtype))
+    with thalweg.engine(engine):
+        opt = RuleOptimizer([param], Rule(name="Two", update=formula, slots=SLOTS))
+        for _ in range(3):
+            param.grad = torch.randn(70, generator=dice).to(dtype)
+            opt.step()
+    return [param.detach(), *(opt.state[param][name] for name in ("m", "v"))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_they_have_the_bits_of_a_formula_without(engine: str, dtype: torch.dtype) -> None:
+    both = trained(update, engine, dtype), trained(plain, engine, dtype)
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def test_a_formula_is_plain_python_still() -> None:
+    one = np.float64
+    found = update(one(1), one(2), one(0), one(0), learning_rate=one(0.1))
+    assert found == plain(one(1), one(2), one(0), one(0), learning_rate=one(0.1))
+
+
+def of_numbers(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    a, b = var, grad
+    return a - learning_rate * b
+
+
+def of_too_few(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    a, b = means(var, grad, grad)
+    return a - learning_rate * b
+
+
+def of_one_name(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    a, a, _ = means(var, grad, grad)
+    return a - learning_rate
+
+
+def within(var: Any, grad: Any, *, learning_rate: Any) -> Any:
+    return var - learning_rate * swapped(var, grad)
+
+
+@pytest.mark.parametrize(
+    ("formula", "said"),
+    [
+        (of_numbers, "assign one name at a time, or what a helper function returns"),
+        (of_too_few, "`means` returns 3 values, not 2"),
+        (of_one_name, "assign one name at a time, or what a helper function returns"),
+        (within, r"`swapped` returns 2 values: write `a, b = swapped\(var, grad\)` before"),
+    ],
+)
+def test_what_is_no_such_helper_is_refused(formula: Any, said: str) -> None:
+    with pytest.raises(RuleError, match=said):
+        thalweg.check_rule(Rule(name="Bad", update=formula))
