@@ -13,7 +13,7 @@ from torch import Tensor
 
 import line_rules
 import thalweg
-from line_rules import FIRST, SECOND, gradients, keep_first, rule_of
+from line_rules import FIRST, SECOND, beside, gradients, keep_first, rule_of
 from rulebook import assert_same
 from shared_examples import check_examples
 from thalweg import Hyper, Measure, Pass, Rule, RuleError, Slot, Stage, check_rule, optim
@@ -314,7 +314,7 @@ def _check_drawn(
 
 
 def test_rules_of_any_parts_have_the_same_bits_on_both_engines() -> None:
-    check_examples(_check_drawn, 25, DRAWN)
+    check_examples(_check_drawn, 60, DRAWN)
 
 
 # What is refused
@@ -495,6 +495,22 @@ def test_a_step_that_overflows_changes_nothing() -> None:
         scaler.update()
     assert not made.last_step.taken
     assert_same(kept(made, params), before)
+
+
+@pytest.mark.parametrize("over", ["row", "variable"])
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_a_measure_that_reads_another_one_has_a_sweep_of_its_own(engine: Any, over: Any) -> None:
+    rule = rule_of(gradients, beside, (over, "row"), ("sum", "sum"), None, False, False)
+    grads = [torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 1.0]])]
+    param, memory, _, _ = after(rule, engine, [torch.ones(1, 2)], [[grad] for grad in grads])
+    var, kept_before, tops, sides = 1.0, 0.0, 0.5, 0.25
+    for grad in grads:
+        first = grad.sum()
+        second = (grad / (first.abs() + 0.5)).sum()
+        step = grad / (second.abs() + 1) + first * 0.125 - sides * tops
+        var, kept_before = var - 0.125 * step, kept_before * 0.5 + step
+        tops, sides = tops * 0.5 + 0.125, sides + 0.25
+    torch.testing.assert_close([param, memory], [var, kept_before])
 
 
 def test_a_measure_may_come_after_a_pass() -> None:

@@ -106,7 +106,10 @@ class Seen(Composed):
 
 @cache
 def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """For the first of measures that follow one another all of them, as engines take them."""
+    """For the first measure of each sweep all of them, as engines take them.
+
+    Measures that follow one another share a sweep, unless one reads what another has made.
+    """
     found: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
     known = 0
@@ -115,7 +118,9 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
         if not isinstance(each, Measure):
             first = None
             continue
-        first = first or each
+        asked = transcribe(each.function).scalars
+        if first is None or any(other.makes in asked for other in found[first]):
+            first = each
         own = (
             each
             if known == len(rule.made)
