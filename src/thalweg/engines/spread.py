@@ -130,6 +130,33 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
     return found
 
 
+def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
+    """What each sweep of a step over memory makes, by name; nothing for that of the update."""
+    known, found = sweeps_of(rule), list[tuple[str, ...]]()
+    for each in rule.passes:
+        if isinstance(each, Pass):
+            found.append(each.makes)
+        elif isinstance(each, Measure) and each in known:
+            found.append(tuple(own.makes for own in known[each]))
+    return [*found, *([tuple(rule.measures)] if rule.measures else []), ()]
+
+
+def count_read_streams(rule: Rule) -> int:
+    """How many tensors of a variable's shape the sweeps of measures read, counted in each."""
+    return sum(len(_read_by(several)) for several in sweeps_of(rule).values())
+
+
+def _read_by(measures: tuple[Measure, ...]) -> set[str]:
+    found: set[str] = set()
+    for each in measures:
+        own = transcribe(each.function)
+        nodes = (node for tree in (*own.body, *own.results) for node in ast.walk(tree))
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        # By their places: a formula may call a slot as it likes.
+        found |= {str(k) for k, name in enumerate(own.positional) if LOCAL_PREFIX + name in names}
+    return found
+
+
 @cache
 def _seen(formula: Any, known: int, total: int) -> Seen:
     return Seen(formula, known, total)

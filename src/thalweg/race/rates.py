@@ -8,7 +8,7 @@ _LIKE = {
     "nadamw": "Adam", "laprop": "Adam", "ademamix": "Adam", "adopt": "Adam", "adan": "Adamax",
     "cautiousadamw": "Adam", "stableadamw": "Adam", "lamb": "Adamax", "adamh": "Adamax",
     "schedulefreeadamw": "Adam", "schedulefreesgd": "SGD",
-    "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam",
+    "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam", "sm3": "Adagrad",
 }  # fmt: skip
 
 

@@ -21,9 +21,7 @@ from thalweg.formula import (
 )  # fmt: skip
 from thalweg.rules.modern.arithmetic import ones
 from thalweg.rules.torch.arithmetic import (
-    LEARNING_RATE,
     MAXIMIZE,
-    WEIGHT_DECAY,
     as_read,
     direction_of,
     lerp,
@@ -129,9 +127,11 @@ def update_one(var, grad, row_var, col_var, *, step, weight, shrink, direction, 
 
 def _hypers(eps1, eps2):
     return (
-        LEARNING_RATE, BETA2_DECAY, Hyper("eps1", eps1, "the least root of a mean square"),
+        Hyper("learning_rate", 1e-2, "the largest share of a parameter's length; torch's lr"),
+        BETA2_DECAY, Hyper("eps1", eps1, "the least root of a mean square"),
         Hyper("eps2", eps2, "the least root of a mean square of a variable"), LONGEST,
-        WEIGHT_DECAY, MAXIMIZE,
+        Hyper("weight_decay", 0.0, "share of the variable, times the rate, that is taken off it"),
+        MAXIMIZE,
     )  # fmt: skip
 
 
@@ -178,4 +178,3 @@ def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
 
 
 TORCH_ADAFACTOR = adafactor()
-TORCH_ADAFACTOR_VECTOR = adafactor(kind="Vector")
