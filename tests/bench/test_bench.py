@@ -423,10 +423,30 @@ def test_optimizers_of_torch_are_measured_by_their_names(run):
         *(("optim:AdamW", each) for each in ("thalweg", *peers)),
         *(("torch:Momentum", each) for each in ("torch", *peers)),
     }
-    for name, said in (("torch:Adafactor", "Adafactor of torch has no rule"),
-                       ("optim:Muon", "'optim:Muon' is for matrices")):  # fmt: skip
-        refused = run("--rules", name)
-        assert (refused.exit_code, said in refused.output) == (2, True)
+    refused = run("--rules", "optim:Muon")
+    assert (refused.exit_code, "'optim:Muon' is for matrices" in refused.output) == (2, True)
+
+
+def test_rules_of_rows_and_columns_are_measured(run):
+    result = run("--rules", "optim:Adafactor,torch:Adafactor,optim:SM3", "--rounds", "1", "--json")
+    assert result.exit_code == 0, result.output
+    found = {(row["rule"], row["contender"]) for row in json.loads(result.stdout)["results"]}
+    peers = ("torch-foreach", "roofline")
+    assert found == {
+        *(("optim:Adafactor", each) for each in ("thalweg", *peers)),
+        *(("torch:Adafactor", each) for each in ("torch", *peers)),
+        *(("optim:SM3", each) for each in ("thalweg", "roofline")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "read"),
+    # A gradient twice and a variable; the gradient and none of what is kept of rows and columns.
+    [("optim:Adafactor", 0, 3), ("optim:SM3", 0, 1), ("optim:AdamW", 2, 0)],
+)
+def test_what_a_rule_of_rows_reads_counts(name, slots, read):
+    entry = catalogue.entry(name)
+    assert (entry.slots, entry.norms) == (slots, read)
 
 
 def test_rules_of_the_user_are_measured_beside_the_others(run, own):

@@ -100,7 +100,7 @@ def test_a_group_has_what_the_class_wants() -> None:
         (("torch.optim:Adam", "--set", "lr=fast"), "Adam cannot be made"),
         (("torch.optim:Adam", "--steps", "0"), "1 or more"),
         (("torch.optim:Adam", "--rule", "optim:Adamm"), "near it: optim:Adam"),
-        (("torch.optim:Adafactor",), "Name ours with --rule"),
+        (("torch.optim:LBFGS",), "Name ours with --rule"),
         (("no_such_package:Adam",), "there is no module 'no_such_package'"),
         (("torch.optim:lr_scheduler",), "not a class"),
         (of_file("NeedsBase"), "cannot be made without the argument 'base'"),

@@ -360,8 +360,8 @@ def without_nan(var, grad, m, *, learning_rate):
 
 SUMMED = (
     "; a formula is for one element: sums over a whole variable are `measures` of the rule"
-    " (docs/rules.md#norms-and-numbers-per-variable), and those of its rows or columns cannot be"
-    " said."
+    " (docs/rules.md#norms-and-numbers-per-variable), those of its rows and columns are made by a"
+    " `Measure` (docs/rules.md#rows-and-columns)."
 )
 ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUMMED)
 

@@ -16,7 +16,17 @@ from torch.optim import optimizer as base
 from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim.step_options import KEYWORDS
-from torch_inputs import CLASSES, INFOS, INPUTS, ROWS, SCHEDULES, STEP_ERROR, give, params_of
+from torch_inputs import (
+    CLASSES,
+    INFOS,
+    INPUTS,
+    ROWS,
+    SCHEDULES,
+    STEP_ERROR,
+    give,
+    params_of,
+    shapes_of,
+)  # fmt: skip
 
 FIRST = {case.name: case for case in reversed(INPUTS)}
 
@@ -94,6 +104,7 @@ GROUPS = {
     "RMSprop": [{"alpha": 0.5}, {"momentum": 0.9}, {"centered": True}],
     "NAdam": [{"betas": (0.5, 0.9)}, {"momentum_decay": 0.1}, {"lr": 0.3}],
     "ASGD": [{"t0": 1}, {"lambd": 0.1}, {"lr": 0.3}],
+    "Adafactor": [{"lr": 0.1}, {"eps": (1e-3, 1e-2), "d": 1.5}, {"weight_decay": 0.1}],
     "Rprop": [{"lr": 0.1}, {"etas": (0.1, 3.0)}, {"step_sizes": (1e-3, 1e-2)}],
 }
 
@@ -201,12 +212,14 @@ def test_schedules_set_the_rate(name: str, rate: Any) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad", "Adafactor"])
 def test_a_scaler_of_gradients(name: str, fused: bool) -> None:
+    if fused and name == "Adafactor":
+        pytest.skip("has no such form in torch")
     both = []
     for module in (optim, torch.optim):
-        params = params_of(torch.float32)
-        made = getattr(module, name)(params, fused=fused or None, foreach=None)
+        params = params_of(torch.float32, shapes_of(name))
+        made = getattr(module, name)(params, **({"fused": True} if fused else {}), foreach=None)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
         scaler.scale(torch.ones(()))
         scales = []
@@ -323,7 +336,7 @@ def test_a_scaler_leaves_unscaling_to_the_step(name: str) -> None:
     """`fused_unscale=True`, for every class; torch has it for four, by `fused=True`."""
     both = []
     for module in (optim, torch.optim):
-        params = params_of(torch.float32)
+        params = params_of(torch.float32, shapes_of(name))
         made = getattr(module, name)(params, **({"fused_unscale": True} if module is optim else {}))
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
         scaler.scale(torch.ones(()))

@@ -50,12 +50,16 @@ def state_of(name: str, **options: Any) -> dict[str, Any]:
     return copy.deepcopy(step(of_one(torch.optim, name, **options), 3).state_dict())
 
 
+_FAILURES = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError,
+             AssertionError)  # fmt: skip
+
+
 def taken_by(optimizer: Any, state: dict[str, Any]) -> torch.Tensor | None:
     """The parameter after one more step; None where a class of torch's fails to load or step."""
     try:
         optimizer.load_state_dict(copy.deepcopy(state))
         step(optimizer)
-    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError):
+    except _FAILURES:
         return None
     return optimizer.param_groups[0]["params"][0].detach()
 

@@ -15,7 +15,7 @@ from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.keras.optimizers import Adam
 from thalweg.rules import HEAVY_BALL
-from torch_inputs import CLASSES, INPUTS, ROWS, SHAPES, Input, give, params_of
+from torch_inputs import CLASSES, INPUTS, ROWS, Input, give, params_of, shapes_of
 
 FIRST = {case.name: case for case in reversed(INPUTS)}
 WITH = [
@@ -33,7 +33,7 @@ def trained(case: Input, module: Any, first: int = 0, steps: int = 3, given: Any
     sparse = case.name == "SparseAdam"
     optimizer = given
     if given is None:
-        optimizer = case.make(module, params_of(torch.float32, ROWS if sparse else SHAPES))
+        optimizer = case.make(module, params_of(torch.float32, shapes_of(case.name)))
     for step in range(first, first + steps):
         give(optimizer.param_groups[0]["params"], step, sparse)
         optimizer.step()
@@ -139,7 +139,8 @@ def test_steps_count_apart(name: str) -> None:
     """A parameter without a gradient stands still, and each has a number of its own."""
     if name in ("SparseAdam",):
         pytest.skip("takes sparse gradients alone")
-    both = [FIRST[name].make(module, params_of(torch.float32)) for module in (optim, torch.optim)]
+    own = shapes_of(name)
+    both = [FIRST[name].make(each, params_of(torch.float32, own)) for each in (optim, torch.optim)]
     for step in range(6):
         for each in both:
             params = each.param_groups[0]["params"]

@@ -40,6 +40,7 @@ class Case:
         ours: Arguments of our class beside rate and decay.
         theirs: Likewise of theirs, where these are others.
         decays: Those it is tried with; one alone where it has none.
+        apart: The dimensions of parameters of which theirs is another rule.
     """
 
     cls: str
@@ -48,6 +49,7 @@ class Case:
     ours: dict[str, Any] = field(default_factory=dict)
     theirs: dict[str, Any] | None = None
     decays: tuple[float, ...] = DECAYS
+    apart: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -122,6 +124,15 @@ CASES = (
     ),
     Case("ScheduleFreeSGD", "schedulefree:SGDScheduleFree", lr=0.5),
     Case("AdamH", "formula:AdamH", decays=(0.0,)),
+    Case("SM3", "pytorch_optimizer:SM3", lr=0.1, decays=(0.0,), apart=(4,)),
+    Case(
+        "SM3",
+        "pytorch_optimizer:SM3",
+        lr=0.1,
+        ours={"momentum": 0.9, "beta": 0.95},
+        decays=(0.0,),
+        apart=(0, 4),  # whose sum of a single number may fall
+    ),
 )
 TABLE = {f"{case.name}-{decay}": (case, decay) for case in CASES for decay in case.decays}
 

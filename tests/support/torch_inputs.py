@@ -13,7 +13,8 @@ from unittest.mock import MagicMock
 import torch
 from torch.optim import lr_scheduler
 
-from thalweg.optim import classes
+from thalweg import optim
+from thalweg.optim.kinds import KINDS
 
 # What torch's table takes from these says which tests are skipped; they take seconds to import.
 UNUSED = [
@@ -33,12 +34,13 @@ with warnings.catch_warnings():
             sys.modules.pop("torch.testing._internal.common_optimizers", None)
 
 CLASSES = [
-    name for name, each in vars(classes).items()
-    if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)
+    name for name in KINDS
+    if issubclass(getattr(optim, name), getattr(torch.optim, name, ()))
 ]  # fmt: skip
 INFOS = {info.name: info for info in optim_db if info.name in CLASSES}
 STEP_ERROR = OptimizerErrorEnum.STEP_ERROR
 SHAPES = ((33, 7), (5,), (), (0, 3))
+NO_EMPTY = ("Adafactor",)  # whose step of torch divides by the number of elements
 ROWS = ((9, 4), (6, 2, 3))
 _OTHER_WAYS = ("foreach", "fused", "differentiable", "capturable")
 
@@ -77,6 +79,13 @@ INPUTS = list(_inputs())
 def told() -> str:
     """All inputs, to be compared."""
     return "\n".join(f"{each} {sorted(each.arguments.items())!r}" for each in INPUTS)
+
+
+def shapes_of(name: str) -> Any:
+    """Shapes of parameters that a class of torch's takes."""
+    if name == "SparseAdam":
+        return ROWS
+    return tuple(shape for shape in SHAPES if name not in NO_EMPTY or 0 not in shape)
 
 
 def params_of(dtype: torch.dtype, shapes: Any = SHAPES) -> list[torch.Tensor]:

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import optim
+
 from thalweg.catalogue import OPTIM, TORCH, Named, by_class, by_rule, named, spelled
 from thalweg.catalogue import V1 as PREFIX
+from thalweg.engines.spread import count_read_streams
 from thalweg.formula import Rule
 from thalweg.rules import KERAS_RULES
 
@@ -24,7 +27,7 @@ class Entry:
         torch_options: Its arguments beyond the defaults.
         optax: Name of the function in optax, None where it has no such rule.
         optax_options: Its arguments beyond the learning rate.
-        norms: How many streams a step reads once more, for their norms.
+        norms: How many streams a step reads once more, for what it measures of them.
     """
 
     rule: Rule
@@ -106,7 +109,9 @@ def _of_torch(name: str) -> Entry:
     own = named(name)
     torch: str = own.cls.made_of.__name__
     fused = any(peer == torch and fused for peer, fused, _ in _PEERS.values())
-    return Entry(own.rule, own, torch, fused, own.options)
+    norms = count_read_streams(own.rule)
+    theirs = torch if hasattr(optim, torch) else None
+    return Entry(own.rule, own, theirs, fused, own.options, norms=norms)
 
 
 KNOWN = {name: _entry_of(named) for name, named in by_rule().items()}
@@ -130,4 +135,4 @@ def entry(name: str) -> Entry:
 
 def own(rule: Rule) -> Entry:
     """The entry of a rule of the user's."""
-    return Entry(rule)
+    return Entry(rule, norms=count_read_streams(rule))

@@ -149,8 +149,7 @@ def by_torch() -> dict[str, Named]:
     rules["AdamW"] = rules["Adam"]
     found: dict[str, Named] = {}
     for room, prefix in ((optim, OPTIM), (torch.optim, TORCH)):
-        further = ["Adafactor"] if prefix == TORCH else []
-        for name in [*rules, *further]:
+        for name in rules:
             of, options = _OF_TORCH.get(name, (name, {}))
             if not hasattr(room, of):  # such as Lion in torch
                 continue

@@ -75,7 +75,7 @@ def _entries_named(value: str) -> dict[str, Entry]:
 
 def _check_elements(name: str, rule: Rule) -> None:
     """Refuse a rule that has more to do than to read and write memory."""
-    if rule.passes:
+    if rule.passes and not rule.is_of_lines:
         raise click.BadParameter(
             f"'{name}' is for matrices, whose products take most of its time: see"
             " `python benchmarks/figures.py --only matrices`.",

@@ -122,6 +122,15 @@ def sparse_words(rule: Rule) -> str:
     return words
 
 
+def sweep_words(rule: Rule) -> str:
+    """How often a step goes over memory, and what for."""
+    from thalweg.engines.spread import sweeps_in_order
+
+    *before, _ = sweeps_in_order(rule)
+    parts = [f"{' and '.join(filter(None, (', '.join(own[:-1]), own[-1])))}" for own in before]
+    return f"{len(parts) + 1} a step: {'; '.join([*parts, 'the update'])}"
+
+
 def formula_source(rule: Rule) -> str:
     """The source text of everything that the rule computes, with the functions that this calls;
     for functions without, a note.
@@ -171,6 +180,8 @@ def _is_known(function: object) -> bool:
 
 
 def _describe_rule(rule: Rule) -> dict[str, object]:
+    from thalweg.engines.spread import sweeps_in_order
+
     return {
         "name": rule.name,
         "slots": [{"name": slot.name, "initial": slot.initial} for slot in rule.slots],
@@ -179,6 +190,7 @@ def _describe_rule(rule: Rule) -> dict[str, object]:
             for hyper in rule.hypers
         ],
         "powers": dict(rule.powers),
+        "sweeps": len(sweeps_in_order(rule)),
         "sparse": sparse_words(rule),
         "source": rule.source,
         "differs": rule.differs,
@@ -245,10 +257,13 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
             console.print(_print_code(console, text), soft_wrap=True)
     heading("Slots")
     for slot in rule.slots:
-        where = ", in a shape of its own" if slot.is_shaped else ""
+        where = ", in a shape of its own" if slot.shape else ""
+        where = f", one for each {slot.per}" if slot.per else where
         console.print(f"  {slot.name:<14} starts at {slot.initial:g}{where}", highlight=False)
     if not rule.slots:
         console.print("  none")
+    heading("Sweeps over memory")
+    console.print(f"  {sweep_words(rule)}", highlight=False, soft_wrap=True)
     heading("Defaults")
     for hyper in rule.hypers:
         console.print(

@@ -19,6 +19,7 @@ from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.composite import Part, share_of
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.reference import ReferencePart
+from thalweg.ground.passes import Measure
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 RUN = 1 << 25  # bytes of the variables that are updated in one go
@@ -192,6 +193,13 @@ class FarPart:
         """See `Ready`."""
         self._wait_for_rows()
         return self._inner.compute_leaves(formulas, stages, columns)
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """See `Ready`."""
+        self._wait_for_rows()
+        return self._inner.compute_lines(measures, stages, columns)
 
     def max_abs(self) -> Float64:
         """See `Ready`."""

@@ -93,6 +93,9 @@ class Seen(Composed):
         self.is_like_update = is_like_update(formula)
         self.__qualname__ = formula.__qualname__
 
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
     def compose(self) -> Transcript:
         """The formula, with slots for all values."""
         own, before = transcribe(self.formula), 2 + self.known
@@ -103,7 +106,10 @@ class Seen(Composed):
 
 @cache
 def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """For the first of measures that follow one another all of them, as engines take them."""
+    """For the first measure of each sweep all of them, as engines take them.
+
+    Measures that follow one another share a sweep, unless one reads what another has made.
+    """
     found: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
     known = 0
@@ -112,13 +118,42 @@ def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
         if not isinstance(each, Measure):
             first = None
             continue
-        first = first or each
+        asked = transcribe(each.function).scalars
+        if first is None or any(other.makes in asked for other in found[first]):
+            first = each
         own = (
             each
             if known == len(rule.made)
             else replace(each, function=_seen(each.function, known, len(rule.made)))
         )
         found[first] = (*found.get(first, ()), own)
+    return found
+
+
+def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
+    """What each sweep of a step over memory makes, by name; nothing for that of the update."""
+    known, found = sweeps_of(rule), list[tuple[str, ...]]()
+    for each in rule.passes:
+        if isinstance(each, Pass):
+            found.append(each.makes)
+        elif isinstance(each, Measure) and each in known:
+            found.append(tuple(own.makes for own in known[each]))
+    return [*found, *([tuple(rule.measures)] if rule.measures else []), ()]
+
+
+def count_read_streams(rule: Rule) -> int:
+    """How many tensors of a variable's shape the sweeps of measures read, counted in each."""
+    return sum(len(_read_by(several)) for several in sweeps_of(rule).values())
+
+
+def _read_by(measures: tuple[Measure, ...]) -> set[str]:
+    found: set[str] = set()
+    for each in measures:
+        own = transcribe(each.function)
+        nodes = (node for tree in (*own.body, *own.results) for node in ast.walk(tree))
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        # By their places: a formula may call a slot as it likes.
+        found |= {str(k) for k, name in enumerate(own.positional) if LOCAL_PREFIX + name in names}
     return found
 
 

@@ -134,7 +134,9 @@ class WholeMatrices:
         found = np.zeros(len(self.made))
         for batch in self._batches:
             if name in batch.measured:
-                found[batch.members] = batch.measured[name].reshape(-1).cpu().numpy()
+                # Rounded here, where what is beyond the type is infinite without a warning.
+                own = batch.measured[name].reshape(-1).to(batch.kind)
+                found[batch.members] = own.cpu().numpy()
         return found
 
     def run_stage(

@@ -98,8 +98,8 @@ def _instead_of(call: ast.Call) -> str:
     ):
         return (
             "; a formula is for one element: sums over a whole variable are `measures` of the rule"
-            " (docs/rules.md#norms-and-numbers-per-variable), and those of its rows or columns"
-            " cannot be said"
+            " (docs/rules.md#norms-and-numbers-per-variable), those of its rows and columns are"
+            " made by a `Measure` (docs/rules.md#rows-and-columns)"
         )
     if call.keywords:
         return "; give the arguments by position"

@@ -45,8 +45,6 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
         try:
             least, of_variable = group["eps"]
             float(0 if least is None else least), float(of_variable)
-        except KeyError:
-            return ["'eps' is missing"]
         except (TypeError, ValueError):
             return [f"eps must be two numbers, or None and a number, not {group['eps']!r}"]
         return []

@@ -279,15 +279,23 @@ class FusedOptimizer(Scaled):
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
         kind = self._kind_of(group)
+        try:
+            choices = [f"{why} in group {place}" for why in kind._unfit_choices(group)]
+        except KeyError as error:
+            choices = [f"{error.args[0]!r} of group {place} is missing"]
         return [
             *of_options(group, self._wanted_options(group), kind._flags, place, kind._betas),
             *of_strange(group, self._strange_options(group), place),
-            *(f"{why} in group {place}" for why in kind._unfit_choices(group)),
+            *choices,
         ]
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Why options of a group choose no rule."""
+        """Why options of a group choose no rule.
+
+        Raises:
+            KeyError: One is missing; its name.
+        """
         return []
 
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:

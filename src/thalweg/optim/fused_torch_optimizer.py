@@ -416,8 +416,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
         own = self.state.get(param, {})
-        slots = self._rule_of(group, param).element_slots
-        names = [slot.name for slot in slots if slot.name in own]
+        slots = [slot for slot in self._rule_of(group, param).slots if slot.shape is None]
+        names = [slot.name for slot in slots if not slot.scalar and slot.name in own]
         return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
 
     @staticmethod

@@ -9,7 +9,7 @@ _LIKE = {
     "cautiousadamw": "Adam", "stableadamw": "Adam", "lamb": "Adamax", "adamh": "Adamax",
     "mars": "Adamax", "marslion": "Lion",
     "schedulefreeadamw": "Adam", "schedulefreesgd": "SGD",
-    "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam",
+    "normuon": "Adamax", "muonh": "Adamax", "soap": "Adam", "klsoap": "Adam", "sm3": "Adagrad",
 }  # fmt: skip
 
 

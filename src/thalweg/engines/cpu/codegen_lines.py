@@ -69,12 +69,13 @@ class _Kept(NamedTuple):
     Attributes:
         index: The number of its value.
         reduce: How values become one.
-        targets: The number of the measure of each "row", "column" and "variable", if it is asked.
+        targets: The numbers of the measures of each "row", "column" and "variable", where there
+            are some: two may be alike.
     """
 
     index: int
     reduce: str
-    targets: dict[str, int]
+    targets: dict[str, list[int]]
 
     @property
     def zero(self) -> str:
@@ -105,7 +106,7 @@ def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...],
     for number, each in enumerate(measures):
         index = formulas.index(each.function)
         own = kept.setdefault((index, each.reduce), _Kept(index, each.reduce, {}))
-        own.targets[each.over] = number
+        own.targets.setdefault(each.over, []).append(number)
     return formulas, [*kept.values()]
 
 
@@ -145,22 +146,22 @@ class _Tile:
     def keep_row(self) -> list[str]:
         if not self._has_row:
             return []
-        target = f"target{self._kept.targets['row']}"
-        keep = f"{target}[line * across + tile - band * across] = {self._row}[0]"
-        return [*self._kept.fold(self._row), keep]
+        place = "line * across + tile - band * across"
+        keep = [f"target{k}[{place}] = {self._row}[0]" for k in self._kept.targets["row"]]
+        return [*self._kept.fold(self._row), *keep]
 
     @property
     def keep(self) -> list[str]:
         targets, lines = self._kept.targets, list[str]()
         if "column" in targets:
+            lines.append("for lane in range(count):")
             lines += [
-                "for lane in range(count):",
-                f"    target{targets['column']}[band * columns + start + lane] ="
-                f" {self._column}[lane]",
+                f"    target{k}[band * columns + start + lane] = {self._column}[lane]"
+                for k in targets["column"]
             ]
         if "variable" in targets:
             lines += self._kept.fold(self._column)
-            lines.append(f"target{targets['variable']}[tile] = {self._column}[0]")
+            lines += [f"target{k}[tile] = {self._column}[0]" for k in targets["variable"]]
         return lines
 
 

@@ -61,8 +61,6 @@ class OfMatrices:
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         try:
             cls._choose_rule({**group})
-        except KeyError as error:
-            return [f"{error.args[0]!r} is missing"]
         except (TypeError, ValueError) as error:
             return [str(error).rstrip(".")]
         return []

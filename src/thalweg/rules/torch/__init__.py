@@ -34,7 +34,6 @@ _HOMES = {
     "TORCH_RADAM": "radam",
     "TORCH_LION": "lion",
     "TORCH_ADAFACTOR": "adafactor",
-    "TORCH_ADAFACTOR_VECTOR": "adafactor",
 }
 __all__ = ["Rule", "TORCH_RULES", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 __getattr__, __dir__ = offering(__name__, _HOMES, {"TORCH_RULES": _HOMES}, Rule)

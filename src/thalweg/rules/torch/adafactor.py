@@ -1,6 +1,7 @@
 """Adafactor of torch: mean squares of a matrix kept as those of its rows and its columns."""
 
 from functools import lru_cache
+from typing import Any
 
 from thalweg.formula import (
     Hyper,
@@ -15,17 +16,16 @@ from thalweg.formula import (
     narrow,
     sqrt,
     variable_squares,
+    where,
     wide,
 )  # fmt: skip
 from thalweg.rules.modern.arithmetic import ones
 from thalweg.rules.torch.arithmetic import (
-    LEARNING_RATE,
     MAXIMIZE,
-    WEIGHT_DECAY,
     as_read,
     direction_of,
     lerp,
-    value_if,
+    lesser,
 )  # fmt: skip
 
 BETA2_DECAY = Hyper(
@@ -37,11 +37,10 @@ LONGEST = Hyper("d", 1.0, "how long the mean step may be, where the rate is 1")
 def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
     """Once for each group of parameters and number of a step."""
     rate, t = as_read(learning_rate), as_read(t)
-    most = 1 / t**0.5
     return {
         "direction": direction_of(maximize),
         "weight": t ** as_read(beta2_decay),
-        "share": value_if(rate < most, lambda: rate, most),  # of a parameter's length, for a step
+        "share": lesser(rate, 1 / t**0.5),  # of a parameter's length, for a step
         "shrink": 1 - rate * as_read(weight_decay),
         "least": as_read(eps1) ** 2,
     }
@@ -54,8 +53,10 @@ def divided(grad, square, direction, least):
 
 def rate_of(variable, step, count, share, d, eps2):
     """What steps of so long a variable are multiplied by; in NumPy's or torch's functions."""
-    own = maximum((variable / maximum(count, 1.0)) ** 0.5, eps2) * share
-    return own / maximum((step / maximum(count, 1.0)) ** 0.5 / d, 1.0)
+    count = maximum(count, 1.0)
+    own, mean = (variable / count) ** 0.5, (step / count) ** 0.5 / d
+    # Lengths that are NaN are passed over, as Python's `max` in torch does.
+    return where(own > eps2, own, eps2) * share / where(mean > 1, mean, 1.0)
 
 
 def factor(*, row, column, row_var, col_var, weight, eps1):
@@ -126,9 +127,11 @@ def update_one(var, grad, row_var, col_var, *, step, weight, shrink, direction, 
 
 def _hypers(eps1, eps2):
     return (
-        LEARNING_RATE, BETA2_DECAY, Hyper("eps1", eps1, "the least root of a mean square"),
+        Hyper("learning_rate", 1e-2, "the largest share of a parameter's length; torch's lr"),
+        BETA2_DECAY, Hyper("eps1", eps1, "the least root of a mean square"),
         Hyper("eps2", eps2, "the least root of a mean square of a variable"), LONGEST,
-        WEIGHT_DECAY, MAXIMIZE,
+        Hyper("weight_decay", 0.0, "share of the variable, times the rate, that is taken off it"),
+        MAXIMIZE,
     )  # fmt: skip
 
 
@@ -159,7 +162,7 @@ def kind_of(shape):
 @lru_cache(None, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
     """The rule with these least roots, for matrices, or for parameters of another kind."""
-    own = {"update": update, "slots": _SLOTS, "passes": _PASSES}
+    own: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]
         own = {"update": formula, "slots": slots, "per_variable": per_variable,
@@ -175,4 +178,3 @@ def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
 
 
 TORCH_ADAFACTOR = adafactor()
-TORCH_ADAFACTOR_VECTOR = adafactor(kind="Vector")

@@ -45,6 +45,13 @@ def at_least_one(number):
     return number.clamp(min=1) if hasattr(number, "clamp") else max(1, number)
 
 
+def lesser(number, bound):
+    """The lesser of two numbers, as `min` of Python has it."""
+    if hasattr(number, "clamp"):
+        return number.clamp(max=bound)
+    return bound.clamp(max=number) if hasattr(bound, "clamp") else min(number, bound)
+
+
 def value_if(condition, value, other):
     """What `value` returns where the condition holds, else a number."""
     if hasattr(condition, "double"):

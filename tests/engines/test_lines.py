@@ -1,0 +1,530 @@
+"""Measures of rows, columns and variables: the order of their sums, and what engines make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import line_rules
+import thalweg
+from line_rules import FIRST, SECOND, beside, gradients, keep_first, rule_of
+from rulebook import assert_same
+from shared_examples import check_examples
+from thalweg import Hyper, Measure, Pass, Rule, RuleError, Slot, Stage, check_rule, optim
+from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS, reduce_lines
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+# Around tiles of 64 rows and 1,024 columns.
+SHAPES = (
+    (1, 1), (1, 7), (7, 1), (2, 3), (63, 5), (64, 5), (65, 5), (200, 3), (3, 1023), (3, 1024),
+    (3, 1025), (2, 2100), (129, 1100), (5, 4, 3), (300, 2, 2), (2, 3, 65, 6), (4, 1, 1), (1, 130),
+    (130, 1), (3, 8, 1030),
+)  # fmt: skip
+OVERS, REDUCES = ("row", "column", "variable"), ("sum", "largest")
+SIDES = {"row": 2, "column": 1}
+
+
+def numbers(shape: Any, seed: int = 0) -> Tensor:
+    """Of many sizes, so that another order of their sum has other bits."""
+    dice = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=dice, dtype=torch.float64)
+    return values * 10.0 ** torch.randint(-8, 9, shape, generator=dice)
+
+
+# The order, written as `engines/lines.py` says it, one number after the other
+
+
+def in_pairs(values: list[float], join: Any) -> float:
+    while len(values) > 1:
+        rest = values[len(values) - len(values) % 2 :]
+        values = [join(a, b) for a, b in zip(values[::2], values[1::2], strict=False)] + rest
+    return values[0]
+
+
+def folded(values: list[float], join: Any, start: float) -> float:
+    places = 1
+    while places < len(values):
+        places *= 2
+    values = values + [start] * (places - len(values))
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [join(a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+    return values[0]
+
+
+def columns_of(tile: Any, join: Any, start: float) -> list[float]:
+    found = []
+    for column in tile.T:
+        own = start
+        for value in column:
+            own = join(own, float(value))
+        found.append(own)
+    return found
+
+
+def by_hand(matrix: Any, over: str) -> list[float]:
+    """The sums of one matrix."""
+
+    def add(a: float, b: float) -> float:
+        return a + b
+
+    rows, columns = matrix.shape
+    tops, lefts = range(0, rows, TILE_ROWS), range(0, columns, TILE_COLUMNS)
+    if over == "row":
+        lines = [[list(map(float, row[k : k + TILE_COLUMNS])) for k in lefts] for row in matrix]
+        # All tiles of a row are as wide as the first one.
+        wide = TILE_COLUMNS if len(lefts) > 1 else 0
+        return [
+            in_pairs([folded(own + [0.0] * (wide - len(own)), add, 0.0) for own in each], add)
+            for each in lines
+        ]
+    tiles = [[matrix[top : top + TILE_ROWS, k : k + TILE_COLUMNS] for k in lefts] for top in tops]
+    parts = [[columns_of(tile, add, 0.0) for tile in band] for band in tiles]
+    if over == "column":
+        bands = [[value for own in band for value in own] for band in parts]
+        return [in_pairs(list(each), add) for each in zip(*bands, strict=True)]
+    wide = TILE_COLUMNS if len(lefts) > 1 else 0
+    return [folded(own + [0.0] * (wide - len(own)), add, 0.0) for band in parts for own in band]
+
+
+@pytest.mark.parametrize("over", OVERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sums_are_in_the_order_that_is_written_down(shape: Any, over: str) -> None:
+    values = numbers(shape)
+    matrices = values.reshape(-1, *shape[-2:])
+    found = reduce_lines(matrices, over, "sum")
+    each = [by_hand(matrix.numpy(), over) for matrix in matrices]
+    if over == "variable":
+        wanted = [in_pairs([value for own in each for value in own], lambda a, b: a + b)]
+    else:
+        wanted = [value for own in each for value in own]
+    assert_same([found.reshape(-1)], [torch.tensor(wanted, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("over", OVERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sums_are_those_of_numpy(shape: Any, over: str, reduce: str) -> None:
+    values = numbers(shape).reshape(-1, *shape[-2:])
+    found = reduce_lines(values, over, reduce).numpy()
+    function = np.sum if reduce == "sum" else np.max
+    axis = SIDES.get(over, (0, 1, 2))
+    wanted = function(values.numpy(), axis=axis, keepdims=True)
+    assert found.shape == wanted.shape
+    bound = 1e-13 * np.sum(np.abs(values.numpy()), axis=axis, keepdims=True)
+    assert (np.abs(found - wanted) <= (bound if reduce == "sum" else 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "total", "largest"),
+    [
+        ([1.0, float("nan"), 2.0], "nan", "nan"),
+        ([1.0, float("inf"), 2.0], "inf", "inf"),
+        ([float("inf"), -float("inf"), 2.0], "nan", "inf"),
+        ([-float("inf"), -1.0, -2.0], "-inf", "-1.0"),
+        ([-0.0, -0.0, -0.0], "0.0", "0.0"),
+        ([-float("inf")] * 3, "-inf", "-inf"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("over", OVERS)
+def test_odd_values(over: str, values: list[float], total: str, largest: str) -> None:
+    matrix = torch.tensor([values], dtype=torch.float64)
+    given = matrix.t().contiguous() if over == "column" else matrix
+    for reduce, wanted in (("sum", total), ("largest", largest)):
+        assert str(reduce_lines(given[None], over, reduce).item()) == wanted
+
+
+# Engines
+
+
+def squares(var, grad, memory):
+    return grad * grad
+
+
+def keep_all(*, rows, columns, whole, top, left, most, tops, sides, others, more):
+    return {"tops": rows, "sides": columns, "others": top, "more": left, "whole": whole + most}
+
+
+def update_all(var, grad, memory, *, whole, tops, sides):
+    return var - grad * tops / (whole + sides), memory + grad
+
+
+EVERY = Rule(
+    name="Every",
+    passes=(
+        Measure(gradients, makes="rows", over="row"),
+        Measure(gradients, makes="columns", over="column"),
+        Measure(squares, makes="whole"),
+        Measure(gradients, makes="top", over="row", reduce="largest"),
+        Measure(squares, makes="left", over="column", reduce="largest"),
+        Measure(gradients, makes="most", reduce="largest"),
+        Stage(keep_all),
+    ),
+    update=update_all,
+    hypers=(Hyper("learning_rate", 1.0),),
+    slots=(
+        Slot("memory"),
+        Slot("tops", per="row"),
+        Slot("sides", per="column"),
+        Slot("others", per="row"),
+        Slot("more", per="column"),
+    ),
+)
+
+
+def kept(made: Any, params: Any) -> list[Tensor]:
+    """Of each parameter its value and its slots."""
+    names = [slot.name for slot in made.rule.slots]
+    own = [[param, *(made.state[param][name] for name in names)] for param in params]
+    return [each.detach() for several in own for each in several]
+
+
+def after(
+    rule: Rule, engine: Any, params: list[Tensor], grads: Any, **options: Any
+) -> list[Tensor]:
+    """What steps make of copies of parameters."""
+    params = [param.clone().requires_grad_() for param in params]
+    with thalweg.engine(engine):
+        made = optim.RuleOptimizer(params, rule, **options)
+        for own in grads:
+            for param, grad in zip(params, own, strict=True):
+                param.grad = grad.clone()
+            made.step()
+    return kept(made, params)
+
+
+def without_payload(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.where(each.isnan(), torch.nan, each) for each in tensors]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_kernel_has_the_bits_of_the_order(dtype: Any, count: int, threads: Any) -> None:
+    threads(count)
+    params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
+    grads = [[numbers(shape, 2 + step).to(dtype) for shape in SHAPES] for step in range(2)]
+    found = after(EVERY, "cpu", params, grads)
+    assert_same(found, after(EVERY, "reference", params, grads))
+    if dtype == torch.float64:  # and what was measured is what the order says
+        wanted = [
+            reduce_lines(each.reshape(-1, *each.shape[-2:]), "row", "sum") for each in grads[1]
+        ]
+        for slot, value in zip(found[2 :: 1 + len(EVERY.slots)], wanted, strict=True):
+            assert_same([slot.reshape(-1)], [value.reshape(-1)])
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-310, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_odd_numbers_spread_alike(dtype: Any, odd: float) -> None:
+    shapes = ((70, 6), (3, 1030), (2, 5, 4))
+    params = [numbers(shape, 1).to(dtype) for shape in shapes]
+    grads = [[numbers(shape, 2).to(dtype) for shape in shapes] for _ in range(2)]
+    for grad in grads[0]:
+        grad[(..., 1, 2)] = odd
+        grad[(..., 0, slice(None))] = odd
+    both = [after(EVERY, engine, params, grads) for engine in ("cpu", "reference")]
+    assert_same(*map(without_payload, both))
+
+
+def test_each_variable_has_the_bits_that_it_has_alone() -> None:
+    params = [numbers(shape, 1).float() for shape in SHAPES]
+    grads = [[numbers(shape, 2).float() for shape in SHAPES]]
+    together = after(EVERY, "cpu", params, grads)
+    for place in (0, 8, 12, 17):
+        alone = after(EVERY, "cpu", [params[place]], [[grads[0][place]]])
+        assert_same(alone, together[len(alone) * place : len(alone) * (place + 1)])
+
+
+def test_rows_of_a_variable_that_does_not_lie_row_by_row() -> None:
+    """It is computed by the reference, with the same bits."""
+    lying = numbers((70, 40), 1).float().t()
+    grad = numbers((40, 70), 2).float()
+    own = [torch.empty_strided((40, 70), (1, 40)).copy_(each) for each in (lying, grad)]
+    param = own[0].requires_grad_()
+    made = optim.RuleOptimizer([param], EVERY)
+    param.grad = own[1]
+    with pytest.warns(thalweg.PerformanceWarning, match="strides"):
+        made.step()
+    assert_same(
+        [each.contiguous() for each in kept(made, [param])],
+        after(EVERY, "cpu", [lying.contiguous()], [[grad]]),
+    )
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_denormals_count_alike(flush: bool) -> None:
+    grads = [[torch.full((65, 9), 1e-40)]]
+    found = []
+    for engine in ("cpu", "reference"):
+        with thalweg.engine(engine, denormals="flush" if flush else None):
+            (param,) = [torch.ones(65, 9, requires_grad=True)]
+            made = optim.RuleOptimizer([param], EVERY)
+            param.grad = grads[0][0].clone()
+            made.step()
+        found.append(kept(made, [param]))
+    assert_same(*found)
+
+
+DRAWN = st.tuples(
+    st.sampled_from(FIRST),
+    st.sampled_from(SECOND),
+    st.tuples(st.sampled_from(OVERS), st.sampled_from(OVERS)),
+    st.tuples(st.sampled_from(REDUCES), st.sampled_from(REDUCES)),
+    st.sampled_from([None, keep_first]),
+    st.booleans(),
+    st.booleans(),
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from([1, 2, 3, 63, 65, 130]),
+            st.sampled_from([1, 2, 7, 64, 1025]),
+            st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 2**31),
+    st.sampled_from([{}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"ema_decay": 0.5}]),
+)
+
+
+def _check_drawn(
+    first: Any, second: Any, overs: Any, reduces: Any, stage: Any, has_pass: bool, apart: bool,
+    sides: Any, seed: int, options: Any,
+) -> None:  # fmt: skip
+    rule = rule_of(first, second, overs, reduces, stage, has_pass, apart)
+    check_rule(rule)
+    shapes = [((2,) if more else ()) + (rows, columns) for more, rows, columns, _ in sides]
+    made = list(zip(shapes, (each[3] for each in sides), strict=True))
+    values = [numbers(shape, seed + place).to(kind) for place, (shape, kind) in enumerate(made)]
+    grads = [
+        [torch.randn(shape, generator=torch.Generator().manual_seed(seed + step)).to(kind)
+         for shape, kind in made]
+        for step in range(2)
+    ]  # fmt: skip
+    both = [after(rule, engine, values, grads, **options) for engine in ("cpu", "reference")]
+    assert_same(*map(without_payload, both))
+
+
+def test_rules_of_any_parts_have_the_same_bits_on_both_engines() -> None:
+    check_examples(_check_drawn, 60, DRAWN)
+
+
+# What is refused
+
+
+def returns_two(var, grad, memory):
+    return grad, memory
+
+
+def asks_for_itself(var, grad, memory, *, rows):
+    return grad + rows
+
+
+def asks_for_a_later_one(var, grad, memory, *, columns):
+    return grad + columns
+
+
+def asks_for_nothing_known(var, grad, memory, *, row):
+    return grad + row
+
+
+def takes_a_slot_by_place(var, grad, memory, tops):
+    return grad + tops
+
+
+def branches(var, grad, memory):
+    return grad if grad > 0 else var
+
+
+def loses_a_side(*, rows, tops):
+    return {"tops": rows[..., 0]}
+
+
+def makes_another(*, rows):
+    return {"row": rows}
+
+
+def takes_the_memory(*, rows, memory):
+    return {"rows": rows}
+
+
+def first_is(each: Any) -> dict[str, Any]:
+    return {"passes": (each, *EVERY.passes[1:])}
+
+
+def rows_of(formula: Any) -> Measure:
+    return Measure(formula, makes="rows", over="row")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (first_is(rows_of(returns_two)), r"Measure returns_two .* returns 2; .* and returns 1"),
+    (
+        first_is(rows_of(asks_for_itself)),
+        r"Measure asks_for_itself \(.*:\d+\) asks for rows, which it makes",
+    ),
+    (first_is(rows_of(asks_for_a_later_one)), r"asks_for_a_later_one \(.*:\d+\) asks for columns"),
+    (
+        first_is(rows_of(asks_for_nothing_known)),
+        r"asks_for_nothing_known \(.*:\d+\) asks for row, which is neither a hyperparameter",
+    ),
+    (first_is(rows_of(takes_a_slot_by_place)), "takes 4 values"),
+    (first_is(rows_of(branches)), r"branches \(.*:\d+\): .* write `where"),
+    (first_is(Measure(gradients, makes="tops", over="row")), "are named 'tops'"),
+    (first_is(Measure(gradients, makes="columns", over="row")), "are named 'columns'"),
+    ({"passes": (*EVERY.passes[:1], Stage(loses_a_side))}, "of shape"),
+    ({"passes": (*EVERY.passes[:1], Stage(makes_another))}, "returns 'row', which is neither"),
+    ({"passes": (*EVERY.passes[:1], Stage(takes_the_memory))}, "asks for memory, which is a slot"),
+    ({"passes": (*EVERY.passes[:6], Stage(keep_all, heads=2))}, "they have neither heads="),
+    (
+        {"slots": (*EVERY.slots, Slot("turn", shape=lambda rows, columns: (rows, rows)))},
+        "nor slots with a shape=",
+    ),
+    ({"passes": ()}, "no Stage that reads it"),
+    ({"update_sparse": update_all}, "beside which there are no formulas for rows"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_rule_that_cannot_be_is_refused(changes: Any, said: str) -> None:
+    with pytest.raises(RuleError, match=said) as caught:
+        check_rule(replace(EVERY, **changes))
+    assert "Every" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Measure(3, makes="a"), "A Measure needs a function, not 3"),
+        (lambda: Measure(gradients, makes=""), "makes of a Measure must be a name, not ''"),
+        (lambda: Measure(gradients, makes=("a", "b")), "makes of a Measure must be a name"),
+        (lambda: Measure(gradients, "a", over="rows"), "row, column, variable, not 'rows'"),
+        (lambda: Measure(gradients, "a", reduce="mean"), "must be one of sum, largest, not 'mean'"),
+        (lambda: Slot("a", per="rows"), "per of Slot 'a' must be 'row' or 'column'"),
+        (lambda: Slot("a", per="row", scalar=True), "of a slot that is no scalar"),
+        (lambda: Slot("a", per="row", shape=lambda r, c: (r, c)), "and has no shape="),
+    ],
+)  # fmt: skip
+def test_parts_that_cannot_be_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(RuleError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("param", "error", "said"),
+    [
+        (torch.ones(3), InvalidArgumentError, "is for matrices, of two dimensions or more"),
+        (torch.ones(()), InvalidArgumentError, "is for matrices"),
+        (torch.ones(3, 2, dtype=torch.float16), InvalidTypeError, "is float16"),
+        (torch.ones(3, 2, dtype=torch.complex64), InvalidTypeError, "is complex64"),
+    ],
+    ids=str,
+)
+def test_what_has_no_rows_is_refused_by_name(param: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        optim.RuleOptimizer([("up", param.requires_grad_())], EVERY)
+
+
+def test_sparse_gradients_are_refused_and_made_dense_for_a_whole_rule() -> None:
+    grad = torch.zeros(6, 3)
+    grad[2] = 1.5
+    whole, found = replace(EVERY, whole=True), []
+    for given in (grad, grad.to_sparse(1)):
+        param = torch.ones(6, 3, requires_grad=True)
+        made = optim.RuleOptimizer([param], whole)
+        param.grad = given
+        made.step()
+        found.append(kept(made, [param]))
+    assert_same(*found)
+    param = torch.ones(6, 3, requires_grad=True)
+    param.grad = grad.to_sparse(1)
+    with pytest.raises((InvalidTypeError, RuntimeError), match="sparse"):
+        optim.RuleOptimizer([param], EVERY).step()
+    assert_same([param.detach()], [torch.ones(6, 3)])
+
+
+class Stopped(Exception):
+    """A stage's own."""
+
+
+@pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt, RuleError])
+def test_a_step_that_ends_early_has_changed_nothing(error: type[BaseException]) -> None:
+    is_due = False
+
+    def stops(*, rows, tops, sides):
+        if is_due and error is RuleError:
+            return {"tops": tops[:, :1, :1]}
+        if is_due:
+            raise error
+        return {"tops": rows, "sides": sides + 1}
+
+    rule = replace(EVERY, passes=(*EVERY.passes, Stage(stops)))
+    params = [numbers(shape, 1).float().requires_grad_() for shape in ((70, 6), (3, 2, 4))]
+    made = optim.RuleOptimizer(params, rule)
+    for is_due in (False, False, True):
+        for param in params:
+            param.grad = numbers(param.shape, 7).float()
+        before = [each.clone() for each in kept(made, params)] if is_due else []
+        if is_due:
+            with pytest.raises(error):
+                made.step()
+            assert_same(kept(made, params), before)
+        else:
+            made.step()
+    is_due = False
+    made.step()
+    assert not torch.equal(params[0].detach(), before[0])
+
+
+def test_a_step_that_overflows_changes_nothing() -> None:
+    params = [numbers((70, 6), 1).float().requires_grad_()]
+    made = optim.RuleOptimizer(params, EVERY, fused_unscale=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    for odd in (1.0, float("inf")):
+        before = [each.clone() for each in kept(made, params)] if odd != 1 else []
+        params[0].grad = torch.full((70, 6), odd)
+        scaler.step(made)
+        scaler.update()
+    assert not made.last_step.taken
+    assert_same(kept(made, params), before)
+
+
+@pytest.mark.parametrize("over", ["row", "variable"])
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_a_measure_that_reads_another_one_has_a_sweep_of_its_own(engine: Any, over: Any) -> None:
+    rule = rule_of(gradients, beside, (over, "row"), ("sum", "sum"), None, False, False)
+    grads = [torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 1.0]])]
+    param, memory, _, _ = after(rule, engine, [torch.ones(1, 2)], [[grad] for grad in grads])
+    var, kept_before, tops, sides = 1.0, 0.0, 0.5, 0.25
+    for grad in grads:
+        first = grad.sum()
+        second = (grad / (first.abs() + 0.5)).sum()
+        step = grad / (second.abs() + 1) + first * 0.125 - sides * tops
+        var, kept_before = var - 0.125 * step, kept_before * 0.5 + step
+        tops, sides = tops * 0.5 + 0.125, sides + 0.25
+    torch.testing.assert_close([param, memory], [var, kept_before])
+
+
+def test_a_measure_may_come_after_a_pass() -> None:
+    rule = rule_of(gradients, gradients, ("row", "column"), ("sum", "sum"), None, True, False)
+    assert [type(each) for each in rule.passes] == [Measure, Pass, Measure, Stage]
+    (param,) = [torch.ones(2, 2, requires_grad=True)]
+    made = optim.RuleOptimizer([param], rule)
+    param.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    made.step()
+    value = param.new_tensor([[1 * 3 + 1, 1 * 3 + 2], [1 * 7 + 3, 1 * 7 + 4]]).detach()
+    second = value.sum(0, keepdim=True)
+    step = value + param.grad / (second + 1) - 0.5 * 0.25  # slots as they were before the step
+    torch.testing.assert_close(param.detach(), 1 - 0.125 * step)
+
+
+def test_the_parts_of_the_library_are_all_used_here() -> None:
+    assert {*FIRST, *SECOND} <= {each for each in vars(line_rules).values() if callable(each)}
