@@ -18,7 +18,8 @@ class Streams(NamedTuple):
     """The memory of several variables of one storage signature.
 
     Attributes:
-        names: Storage types of variable, gradient, slots and copy (if any).
+        names: Storage types of variable, gradient, slots and copy (if any); the names of codecs for
+            slots that are encoded.
         copied: Whether there is a copy.
         from_copy: Whether what others wrote to it counts.
         compute: The type of the arithmetic.
@@ -55,7 +56,9 @@ def streams_of(asked: Request, members: Sequence[int]) -> Streams:
     ]
     gradient = asked.gradients[members[0]].dtype
     var, *beside = (each.dtype for each in written[0])
-    names = tuple(layout.STORAGE_NAMES[dtype] for dtype in (var, gradient, *beside))
+    kinds = (var, gradient, *beside)
+    codecs = dict(enumerate(asked.rule.codecs, 2))
+    names = tuple(layout.STORAGE_NAMES.get(each) or codecs[k] for k, each in enumerate(kinds))
     base = np.zeros((len(members), len(names)), np.int64)
     for row, own in enumerate(written):
         base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)

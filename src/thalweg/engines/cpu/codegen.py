@@ -163,16 +163,32 @@ class Element:
 def generate_update(update: Update, compute: str) -> Kernel:
     """The kernel of an update of chunks of tensors, in "float32" or "float64"."""
     element = Element(update, compute)
-    definitions, count = element.define_functions(), len(update.scalars)
+    definitions, pointers = element.define_functions(), _point_at_chunk(update)
+    return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
+
+
+def write_kernel(
+    element: Element, definitions: str, pointers: list[str], elements: list[str]
+) -> Kernel:
+    """The kernel of an update of chunks.
+
+    Args:
+        element: What becomes of an element.
+        definitions: The functions that are called.
+        pointers: Lines that point at what a chunk has of each stream.
+        elements: Lines that update its elements.
+    """
+    scalars = element.update.scalars
+    rows = [f"s{k} = scalars[row + {k}]" for k in range(len(scalars))]
     text = _KERNEL.format(
         literal=LITERAL,
-        compute=compute,
-        n_scalars=count,
-        pointers=indent_by(_point_at_chunk(update), 3),
-        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(count)] or ["pass"], 3),
-        elements=indent_by(_update_chunk(definitions, element), 3),
+        compute=element.compute,
+        n_scalars=len(scalars),
+        pointers=indent_by(pointers, 3),
+        scalars=indent_by(rows or ["pass"], 3),
+        elements=indent_by(elements, 3),
     )
-    return name_kernel("k", definitions, text, update.scalars)
+    return name_kernel("k", definitions, text, scalars)
 
 
 def of_copies(storage: str, compute: str) -> dict[str, str]:
@@ -190,10 +206,14 @@ def _point_at_chunk(update: Update) -> list[str]:
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         start = "grad_offset" if update.grad and stream == 1 else "offset"
-        base = f"base[tensor * {len(update.storage)} + {stream}]"
-        lines.append(f"at{stream} = {base} + {start} * {STORAGE[kind].size}")
+        lines.append(f"at{stream} = {first_of(update, stream)} + {start} * {STORAGE[kind].size}")
         lines.append(f"p{stream} = {STORAGE[kind].pointer}(at{stream})")
     return lines
+
+
+def first_of(update: Update, stream: int) -> str:
+    """Where a stream of the tensor of a chunk begins."""
+    return f"base[tensor * {len(update.storage)} + {stream}]"
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:

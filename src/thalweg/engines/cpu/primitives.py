@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from thalweg.engines.cpu.work import STEP
 from thalweg.engines.measuring import LANES
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 
@@ -298,6 +299,34 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
     return Value(write.trunc(chosen, _I16), UINT16)
 
 
+# Numbers as codes of 8 bits
+
+
+def _reserve_numbers(code: Code) -> Value:
+    """Room for the numbers of some blocks."""
+    memory = code.reserve_stack(FLOAT32.llvm, STEP)
+    memory.align = 64
+    return Value(memory, pointer_to(FLOAT32))
+
+
+def _magnitude_of(code: Code, x: Value) -> Value:
+    """The bits of a float32 without its sign: integers in the order of magnitudes, NaN on top."""
+    bits = code.builder.bitcast(x.llvm, _I32)
+    return Value(code.builder.and_(bits, _word_of(0x7FFFFFFF)), KINDS["int32"])
+
+
+def _float_of(code: Code, bits: Value) -> Value:
+    return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
+
+
+def _code_of(code: Code, x: Value) -> Value:
+    """The nearest integer, ties to even, of a float32 from -127 to 255; its low 8 bits."""
+    # The last bit of a sum with this number is worth 1.
+    moved = code.builder.fadd(x.llvm, ir.Constant(FLOAT32.llvm, 1.5 * 2.0**23))
+    bits = code.builder.bitcast(moved, _I32)
+    return Value(code.builder.trunc(bits, _I8), KINDS["uint8"])
+
+
 # Integers
 
 
@@ -441,6 +470,10 @@ PRIMITIVES: dict[str, Function] = {
     "float_to_half": _float_to_half,
     "bfloat_to_float": _bfloat_to_float,
     "float_to_bfloat": _float_to_bfloat,
+    "numbers": _reserve_numbers,
+    "magnitude_of": _magnitude_of,
+    "float_of": _float_of,
+    "code_of": _code_of,
     "min": _smaller,
     "begin_denormals": _begin_denormals,
     "end_denormals": _end_denormals,

@@ -1,0 +1,145 @@
+"""Write the source of a CPU kernel whose slots are encoded: block by block, through the stack.
+
+The elements between are updated by the very lines of a kernel without codecs, which find the
+numbers of an encoded slot in an array of the stack.
+"""
+
+from __future__ import annotations
+
+from thalweg.engines.codecs import CODECS
+from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
+from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
+from thalweg.engines.cpu.work import STEP
+from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
+from thalweg.formula import Formula
+
+_NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
+
+_CHUNK = """
+for begin in range(0, length, {step}):
+    count = min({step}, length - begin)
+{pointers}
+{decoding}
+    for i in range(count):
+{elements}
+{encoding}
+"""
+
+_DECODE = """
+for part in range(0, count, {block}):
+    record = at{stream} + ((begin + part) >> {shift}) * {record}
+    codes, scale = {kind}_pointer(record + {header}), float32_pointer(record)[0]
+    for j in range({block}):
+        p{stream}[part + j] = {decode}(float32(codes[j]), scale)
+"""
+
+# What lies beyond the last element must not be counted for a peak, whatever was decoded there.
+_ENCODE = """
+for j in range(count, (count + {block} - 1) & -{block}):
+    p{stream}[j] = 0
+for part in range(0, count, {block}):
+    record = at{stream} + ((begin + part) >> {shift}) * {record}
+    codes = uint8_pointer(record + {header})
+    peak = int32(0)
+    for j in range({block}):
+        size = magnitude_of(p{stream}[part + j])
+        peak = size if size > peak else peak
+    if (peak > {least}) & (peak <= {largest}):
+        scale = {scale}(float_of(peak))
+        float32_pointer(record)[0] = scale
+        for j in range({block}):
+            codes[j] = code_of({encode}(p{stream}[part + j], scale))
+    else:
+        int32_pointer(record)[0] = {nan} if peak > {largest} else 0
+        for j in range({block}):
+            codes[j] = 0
+"""
+
+
+def generate_blocks(
+    formula: Formula,
+    storage: tuple[str, ...],
+    stages: tuple[Formula, ...] = (),
+    before: Formula | None = None,
+    copy: bool = False,
+    from_copy: bool = False,
+) -> Kernel:
+    """The kernel of an update of chunks of tensors, in float32.
+
+    Args:
+        formula: `update` of a rule.
+        storage: As for `Update`; the names of codecs for slots that are encoded.
+        stages, before, copy, from_copy: As for `Update`.
+    """
+    coded = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
+    plain = tuple(_NUMBERS if k in coded else name for k, name in enumerate(storage))
+    update = Update(formula, plain, stages, before=before, copy=copy, from_copy=from_copy)
+    element = Element(update, _NUMBERS)
+    written = {stream for _, stream in update.written_results()}
+    decoding = [_lines_of(_DECODE, k, codec) for k, codec in coded.items()]
+    encoding = [_lines_of(_ENCODE, k, codec) for k, codec in coded.items() if k in written]
+    elements = _CHUNK.format(
+        step=STEP,
+        pointers=indent_by(_point_at_elements(update, coded), 1),
+        decoding=indent_by([line for each in decoding for line in each], 1),
+        elements=indent_by(element.update_element(), 2),
+        encoding=indent_by([line for each in encoding for line in each], 1),
+    )
+    definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
+    pointers = _point_at_chunk(update, coded)
+    return write_kernel(element, definitions, pointers, elements.strip().splitlines())
+
+
+def _define_codecs(codecs: set[Codec]) -> str:
+    """The functions of codecs."""
+    found: dict[str, str] = {}
+    for codec in sorted(codecs, key=lambda each: each.name):
+        for part in ("decode", "scale", "encode"):
+            formula = transcribe(getattr(codec, part))
+            found |= FormulaWriter().define_function(f"{part}_{codec.name}", formula)
+    return "\n\n".join(found.values()) + "\n"
+
+
+def _lines_of(template: str, stream: int, codec: Codec) -> list[str]:
+    """What is done to a stream of a codec."""
+    parts = {
+        each: f"{FUNCTION_PREFIX}{each}_{codec.name}" for each in ("decode", "scale", "encode")
+    }
+    text = template.format(
+        stream=stream,
+        block=codec.block,
+        shift=_shift_of(codec),
+        record=codec.record_bytes,
+        header=SCALE_BYTES,
+        kind="int8" if codec.signed else "uint8",
+        least=LEAST_PEAK,
+        largest=LARGEST_PEAK,
+        nan=NAN,
+        **parts,
+    )
+    return text.strip().splitlines()
+
+
+def _shift_of(codec: Codec) -> int:
+    return codec.block.bit_length() - 1
+
+
+def _point_at_chunk(update: Update, coded: dict[int, Codec]) -> list[str]:
+    """Point at what a chunk has of each stream: elements, or records and room for their numbers."""
+    lines: list[str] = []
+    for stream, kind in enumerate(update.storage):
+        codec, first = coded.get(stream), first_of(update, stream)
+        if codec is None:
+            start = "grad_offset" if stream == 1 else "offset"
+            lines.append(f"at{stream} = {first} + {start} * {STORAGE[kind].size}")
+        else:
+            records = f"(offset >> {_shift_of(codec)}) * {codec.record_bytes}"
+            lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers()"]
+    return lines
+
+
+def _point_at_elements(update: Update, coded: dict[int, Codec]) -> list[str]:
+    """Point at the elements of the streams without a codec, from `begin` on."""
+    plain = [(k, STORAGE[kind]) for k, kind in enumerate(update.storage) if k not in coded]
+    return [f"p{k} = {kind.pointer}(at{k} + begin * {kind.size})" for k, kind in plain]
