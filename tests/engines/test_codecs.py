@@ -94,11 +94,18 @@ def test_a_block_with_nan_or_an_infinity_is_nan_as_a_whole(
 
 @by_codec
 def test_zeros_and_what_is_nearly_zero_are_bytes_of_zero(codec: Codec) -> None:
-    for number in (0.0, -0.0, 1e-45, 1e-38, 2.0**-120):
+    for number in (0.0, -0.0) if codec.positive else (0.0, -0.0, 1e-45, 1e-38, 2.0**-120):
         given = np.full(codec.block + 3, number, np.float32)
         records = encode_array(codec, given)
         assert not records.any()
         np.testing.assert_array_equal(decode_array(codec, records, len(given)), 0)
+
+
+def test_a_block_with_a_negative_number_is_nan_where_roots_are_kept() -> None:
+    given = np.ones(64, np.float32)
+    given[40] = -1e-30
+    held = decode_array(CODECS["root8"], encode_array(CODECS["root8"], given), 64)
+    assert np.isnan(held).tolist() == [False] * 32 + [True] * 32
 
 
 @by_codec

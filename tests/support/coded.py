@@ -59,7 +59,9 @@ def numbers_of(case: Case, problem: Problem, index: int = 0) -> list[Tensor]:
     """What the slots of a variable hold, as numbers."""
     var = problem.variables[index]
     pairs = zip(case.rule.codecs, problem.slots[index], strict=True)
-    return [slot if name is None else decode_tensor(CODECS[name], slot, var) for name, slot in pairs]
+    return [
+        slot if name is None else decode_tensor(CODECS[name], slot, var) for name, slot in pairs
+    ]
 
 
 def records_of(codec: str, slot: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ def streams_of(asked: Request, members: Sequence[int]) -> Streams:
     var, *beside = (each.dtype for each in written[0])
     kinds = (var, gradient, *beside)
     codecs = dict(enumerate(asked.rule.codecs, 2))
-    names = tuple(layout.STORAGE_NAMES.get(each) or codecs[k] for k, each in enumerate(kinds))
+    names = tuple(layout.STORAGE_NAMES.get(each) or str(codecs[k]) for k, each in enumerate(kinds))
     base = np.zeros((len(members), len(names)), np.int64)
     for row, own in enumerate(written):
         base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)

@@ -18,9 +18,9 @@ LARGEST_PEAK = 0x7F7FFFFF
 NAN = 0x7FC00000
 
 
-def as_it_is(peak: Any) -> Any:
-    """The scale of a codec whose codes are shares of the largest magnitude."""
-    return peak
+def as_it_is(number: Any) -> Any:
+    """What becomes of a number before it is encoded, in most codecs."""
+    return number
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,9 @@ class Codec:
     """Numbers of float32 as a scale for each block of them, and a code for each number.
 
     A slot is one tensor of bytes, the records of its blocks one after the other. A record is a
-    float32, the scale, and then as many codes as a block has numbers. Blocks are cut in the order
-    of the variable's elements; beyond the last one codes are 0.
+    float32, the scale, and then as many codes as a block has numbers. The scale is the largest
+    magnitude of what `prepare` makes of them. Blocks are cut in the order of the variable's
+    elements; beyond the last one codes are 0.
 
     The formulas are those of rules, so that all engines compute the same. A code is the integer
     nearest to what `encode` returns, the even one of two.
@@ -38,9 +39,9 @@ class Codec:
         name: What `Slot.storage` calls it.
         block: How many numbers share a scale.
         signed: Whether codes are from -127 to 127, or from 0 to 255.
-        encode: `(number, scale) -> code`.
+        encode: `(prepared, scale) -> code`.
         decode: `(code, scale) -> number`; 0 of code 0.
-        scale: `(peak) -> scale`, of a block's largest magnitude.
+        prepare: `(number) -> prepared`.
         positive: Whether it holds only numbers that are not negative.
     """
 
@@ -49,7 +50,7 @@ class Codec:
     signed: bool
     encode: Formula
     decode: Formula
-    scale: Formula = as_it_is
+    prepare: Formula = as_it_is
     positive: bool = False
 
     @property

@@ -38,16 +38,17 @@ def encode_array(codec: Codec, numbers: Float32) -> Bytes:
     records = np.zeros((-(-len(numbers) // codec.block), codec.record_bytes), np.uint8)
     blocks = np.zeros((len(records), codec.block), np.float32)
     blocks.reshape(-1)[: len(numbers)] = numbers
-    # Compared as integers, which no flag of the processor takes for zeros, and puts NaN on top.
-    peaks = (blocks.view(np.uint32) & _SIGN).max(1, keepdims=True)
-    is_usual = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
-    usual = np.where(is_usual, peaks, np.uint32(_ONE)).view(np.float32)
     with np.errstate(all="ignore"):
-        scales: Any = numpy_formula(codec.scale, np.float32)(usual)[0]
-        usual_blocks = np.where(is_usual, blocks, np.float32(0))
-        codes: Any = numpy_formula(codec.encode, np.float32)(usual_blocks, scales)[0]
+        prepared: Any = numpy_formula(codec.prepare, np.float32)(blocks)[0]
+    # Compared as integers, which no flag of the processor takes for zeros, and puts NaN on top.
+    peaks = (prepared.view(np.uint32) & _SIGN).max(1, keepdims=True)
+    is_usual = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
+    scales = np.where(is_usual, peaks, np.uint32(_ONE)).view(np.float32)
+    with np.errstate(all="ignore"):
+        usual = np.where(is_usual, prepared, np.float32(0))
+        codes: Any = numpy_formula(codec.encode, np.float32)(usual, scales)[0]
     unusual = np.where(peaks > LARGEST_PEAK, np.uint32(NAN), np.uint32(0))
-    kept = np.where(is_usual, scales.view(np.uint32), unusual)
+    kept = np.where(is_usual, peaks, unusual)
     records[:, :SCALE_BYTES] = kept.view(np.uint8)
     records[:, SCALE_BYTES:] = np.rint(codes).astype(np.int16).astype(np.uint8)
     return records.reshape(-1)

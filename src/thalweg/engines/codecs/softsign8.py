@@ -1,8 +1,8 @@
 """softsign8: numbers of both signs, small ones finer than large ones.
 
 A number x beside a largest magnitude s has the code 254 x / (s + |x|), which is 127 times the
-softsign 2 y / (1 + |y|) of y = x / s. Formulas of FlashOptim (arXiv 2602.23349), with the divisions
-by 127 and s taken into one.
+softsign 2 y / (1 + |y|) of y = x / s. Formulas of FlashOptim (arXiv 2602.23349), with their
+divisions taken into one, for which processors wait.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from thalweg.formula import absolute
 
 
 def encode(number: Any, scale: Any) -> Any:
-    """Halves, whose sum no float32 is too small for."""
+    """Halves, whose sum is no infinity."""
     half = number * 0.5
     return half / (scale * 0.5 + absolute(half)) * 254.0
 

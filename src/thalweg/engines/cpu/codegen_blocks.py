@@ -46,7 +46,7 @@ for part in range(0, count, {block}):
         size = magnitude_of(p{stream}[part + j])
         peak = size if size > peak else peak
     if (peak > {least}) & (peak <= {largest}):
-        scale = {scale}(float_of(peak))
+        scale = float_of(peak)
         float32_pointer(record)[0] = scale
         for j in range({block}):
             codes[j] = code_of({encode}(p{stream}[part + j], scale))
@@ -75,7 +75,7 @@ def generate_blocks(
     coded = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
     plain = tuple(_NUMBERS if k in coded else name for k, name in enumerate(storage))
     update = Update(formula, plain, stages, before=before, copy=copy, from_copy=from_copy)
-    element = Element(update, _NUMBERS)
+    element = _Element(update, coded)
     written = {stream for _, stream in update.written_results()}
     decoding = [_lines_of(_DECODE, k, codec) for k, codec in coded.items()]
     encoding = [_lines_of(_ENCODE, k, codec) for k, codec in coded.items() if k in written]
@@ -91,11 +91,28 @@ def generate_blocks(
     return write_kernel(element, definitions, pointers, elements.strip().splitlines())
 
 
+class _Element(Element):
+    """Writes what becomes of an element, whose encoded slots are on the stack.
+
+    Numbers are left there prepared: a root that an update has computed is not computed twice.
+    """
+
+    def __init__(self, update: Update, coded: dict[int, Codec]) -> None:
+        super().__init__(update, _NUMBERS)
+        self._coded = coded
+
+    def store_value(self, stream: int, value: str) -> str:
+        codec = self._coded.get(stream)
+        if codec is not None:
+            value = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
+        return super().store_value(stream, value)
+
+
 def _define_codecs(codecs: set[Codec]) -> str:
     """The functions of codecs."""
     found: dict[str, str] = {}
     for codec in sorted(codecs, key=lambda each: each.name):
-        for part in ("decode", "scale", "encode"):
+        for part in ("decode", "prepare", "encode"):
             formula = transcribe(getattr(codec, part))
             found |= FormulaWriter().define_function(f"{part}_{codec.name}", formula)
     return "\n\n".join(found.values()) + "\n"
@@ -104,7 +121,7 @@ def _define_codecs(codecs: set[Codec]) -> str:
 def _lines_of(template: str, stream: int, codec: Codec) -> list[str]:
     """What is done to a stream of a codec."""
     parts = {
-        each: f"{FUNCTION_PREFIX}{each}_{codec.name}" for each in ("decode", "scale", "encode")
+        each: f"{FUNCTION_PREFIX}{each}_{codec.name}" for each in ("decode", "prepare", "encode")
     }
     text = template.format(
         stream=stream,
