@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from thalweg.engines.draws import SCALARS
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
     HELPER_PREFIX,
@@ -106,6 +107,8 @@ class Update:
         from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
             begins at the copy. One that leaves the variable alone then leaves the copy alone.
         before_name: What the function of `before` is called: kernels are kept by their text.
+        draws: Whether numbers of 16 bits are rounded by random bits; the table has the number of
+            the variable then, and the position of its first element in the whole one.
 
     Raises:
         RuleError: A formula takes or returns another number of values.
@@ -122,6 +125,7 @@ class Update:
         copy: bool = False,
         from_copy: bool = False,
         before_name: str = "before0",
+        draws: bool = False,
     ) -> None:
         self.formula, self.storage, self.grad = transcribe(formula), storage, grad
         self.copy, self.from_copy = copy, from_copy
@@ -133,7 +137,11 @@ class Update:
             check_counts(before, each, False, 0)
         self._named = [*self.entries, *self.stages, *self.before]
         self.scalar = name_scalars(*(each for _, each in self._named), self.formula)
+        if draws:
+            beside = [name for name in SCALARS if name not in self.scalar]
+            self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(beside)}
         self.scalars = tuple(self.scalar)
+        self.width = len(storage) + 2 * draws  # of a row of the table
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """The functions that an element's lines call."""

@@ -133,6 +133,7 @@ def share_of(asked: Request, members: Sequence[int]) -> Request:
         slots=pick_members(asked.slots) if asked.slots else (),
         titles=pick_members(asked.titles) if asked.titles else (),
         copies=None if asked.copies is None else pick_members(asked.copies),
+        places=pick_members(asked.places) if asked.places else (),
     )
 
 

@@ -45,6 +45,8 @@ class Request(NamedTuple):
             its variable, rounded, the step begins at the copy. Copies on other devices follow only.
         matrices: What makes the matrices of a rule with passes, where `variables` are parts of
             them; None where they are whole.
+        places: Where numbers of 16 bits are rounded by random bits, for each variable its number,
+            and the position of its first element in the whole of which it is a part; see `draws`.
     """
 
     rule: Rule
@@ -57,6 +59,7 @@ class Request(NamedTuple):
     copies: Copies = None
     from_copies: bool = False
     matrices: Callable[[Request], Any] | None = None
+    places: Sequence[tuple[int, int]] = ()
 
 
 class Columns(NamedTuple):

@@ -20,6 +20,7 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Float64, Int64
 from thalweg.engines.copies import resumed, saturated
 from thalweg.engines.denormals import set_denormals
+from thalweg.engines.draws import SCALARS
 from thalweg.engines.engine import (
     Call,
     Columns,
@@ -41,7 +42,7 @@ from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squa
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import numpy_copy
+from thalweg.variable import REDUCED, numpy_copy
 
 if TYPE_CHECKING:
     from thalweg.engines.codecs.codec import Codec
@@ -226,6 +227,7 @@ class ReferencePart:
         self._grad: Gradient | None = grad
         self._dtype = compute_dtype(var.dtype)
         self._flush = asked.selection.denormals == "flush"
+        self._place = asked.places[0] if asked.places else None
         self._codecs: Sequence[Codec | None] = [None] * len(self._tensors)
         if asked.rule.codecs:
             with importing:
@@ -260,10 +262,17 @@ class ReferencePart:
         var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
         return [slot if each is None else _decode(each, slot, var) for each, slot in pairs]
 
-    def _stored(self, index: int, value: Tensor) -> Tensor:
+    def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
         """A new value of one of the tensors, as that is kept."""
-        codec = self._codecs[index]
-        return value.to(self._tensors[index].dtype) if codec is None else _encode(codec, value)
+        codec, dtype = self._codecs[index], self._tensors[index].dtype
+        if codec is not None:
+            return _encode(codec, value)
+        if self._place is None or dtype not in REDUCED:
+            return value.to(dtype)
+        with importing:
+            from thalweg.engines.draws import round_tensor
+        own = {name: int(scalars[name]) for name in SCALARS}
+        return round_tensor(value, self._tensors[0], dtype, self._place, index, own)
 
     @property
     def _resume_at_copy(self) -> Tensor:
@@ -333,7 +342,7 @@ class ReferencePart:
         tensors = [begun, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
         changed = self._changed_by(self._rule.update, 1)
-        values = {index: self._stored(index, results[index]) for index in changed}
+        values = {index: self._stored(index, results[index], scalars) for index in changed}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))

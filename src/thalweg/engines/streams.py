@@ -11,7 +11,9 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Int64
+from thalweg.engines.draws import NARROW
 from thalweg.engines.engine import Dtype, Request
+from thalweg.errors import InvalidTypeError
 
 
 class Streams(NamedTuple):
@@ -25,7 +27,9 @@ class Streams(NamedTuple):
         compute: The type of the arithmetic.
         gradient: The dtype of gradients.
         sizes: Elements of each variable.
-        base: (variables, streams) where they begin; 0 for gradients.
+        base: (variables, streams) where they begin; 0 for gradients. With `draws` there are two
+            columns more: each variable's place, as `Request.places` has it.
+        draws: Whether numbers of 16 bits are rounded by random bits.
     """
 
     names: tuple[str, ...]
@@ -35,6 +39,7 @@ class Streams(NamedTuple):
     gradient: torch.dtype
     sizes: list[int]
     base: Int64
+    draws: bool = False
 
     @property
     def measured_types(self) -> tuple[str, ...]:
@@ -62,6 +67,14 @@ def streams_of(asked: Request, members: Sequence[int]) -> Streams:
     base = np.zeros((len(members), len(names)), np.int64)
     for row, own in enumerate(written):
         base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
+    draws = bool(asked.places) and not {names[0], *names[2:]}.isdisjoint(NARROW)
+    if draws:
+        base = np.hstack([base, np.array([asked.places[i] for i in members], np.int64)])
+        if layout.compute_dtype(var) is np.float64:
+            raise InvalidTypeError(
+                f"'{asked.titles[members[0]]}' is float64, and its state is of 16 bits: numbers are"
+                " rounded by random bits beside parameters of float32, float16 and bfloat16."
+            )
     return Streams(
         names,
         copies[members[0]] is not None,
@@ -70,4 +83,5 @@ def streams_of(asked: Request, members: Sequence[int]) -> Streams:
         gradient,
         [own[0].numel() for own in written],
         base,
+        draws,
     )

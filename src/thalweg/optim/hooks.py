@@ -14,12 +14,14 @@ from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import check_whole, local
+from thalweg.core.options.rounding import Rounding
 from thalweg.core.pairs import Pair
 from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number
@@ -149,6 +151,14 @@ class GroupHooks(Hooks):
             return self._part.slots_of(var)
         slots = self._part.slots_of(param)
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
+
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+        optimizer = self._optimizer
+        if optimizer._around.of(Rounding).round is None:
+            return ()
+        with importing:
+            from thalweg.optim.drawing import places_of
+        return places_of(optimizer, self._params)
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self._part, self._places

@@ -213,7 +213,7 @@ def _point_at_chunk(update: Update) -> list[str]:
 
 def first_of(update: Update, stream: int) -> str:
     """Where a stream of the tensor of a chunk begins."""
-    return f"base[tensor * {len(update.storage)} + {stream}]"
+    return f"base[tensor * {update.width} + {stream}]"
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:

@@ -1,4 +1,5 @@
-"""Write the source of a CPU kernel whose slots are encoded: block by block, through the stack.
+"""Write the source of a CPU kernel that goes block by block, through the stack: where slots are
+encoded, and where numbers of 16 bits are rounded by random bits.
 
 The elements between are updated by the very lines of a kernel without codecs, which find the
 numbers of an encoded slot in an array of the stack.
@@ -6,11 +7,15 @@ numbers of an encoded slot in an array of the stack.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
 from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
+from thalweg.engines.cpu.codegen_draws import begin_draws, define_draws, draw_for, rounded
 from thalweg.engines.cpu.work import STEP
+from thalweg.engines.draws import NARROW
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
 from thalweg.formula import Formula
 
@@ -21,6 +26,7 @@ for begin in range(0, length, {step}):
     count = min({step}, length - begin)
 {pointers}
 {decoding}
+{drawing}
     for i in range(count):
 {elements}
 {encoding}
@@ -64,31 +70,41 @@ def generate_blocks(
     before: Formula | None = None,
     copy: bool = False,
     from_copy: bool = False,
+    draws: bool = False,
 ) -> Kernel:
     """The kernel of an update of chunks of tensors, in float32.
 
     Args:
         formula: `update` of a rule.
         storage: As for `Update`; the names of codecs for slots that are encoded.
-        stages, before, copy, from_copy: As for `Update`.
+        stages, before, copy, from_copy, draws: As for `Update`.
     """
     coded = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
     plain = tuple(_NUMBERS if k in coded else name for k, name in enumerate(storage))
-    update = Update(formula, plain, stages, before=before, copy=copy, from_copy=from_copy)
-    element = _Element(update, coded)
+    update = Update(
+        formula, plain, stages, before=before, copy=copy, from_copy=from_copy, draws=draws
+    )
     written = {stream for _, stream in update.written_results()}
+    drawn = {k: k and k - 1 for k in sorted(written) if draws and storage[k] in NARROW}
+    element = _Element(update, coded, drawn)
+    drawing = [draw_for(stream, number) for stream, number in drawn.items()]
     decoding = [_lines_of(_DECODE, k, codec) for k, codec in coded.items()]
     encoding = [_lines_of(_ENCODE, k, codec) for k, codec in coded.items() if k in written]
     elements = _CHUNK.format(
         step=STEP,
         pointers=indent_by(_point_at_elements(update, coded), 1),
         decoding=indent_by([line for each in decoding for line in each], 1),
+        drawing=indent_by([line for each in drawing for line in each], 1),
         elements=indent_by(element.update_element(), 2),
         encoding=indent_by([line for each in encoding for line in each], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded)
-    return write_kernel(element, definitions, pointers, elements.strip().splitlines())
+    if drawn:
+        definitions += "\n" + define_draws()
+    begin = begin_draws(update, [*drawn]) if drawn else []
+    lines = [*begin, *elements.strip().splitlines()]
+    return write_kernel(element, definitions, pointers, lines)
 
 
 class _Element(Element):
@@ -97,14 +113,16 @@ class _Element(Element):
     Numbers are left there prepared: a root that an update has computed is not computed twice.
     """
 
-    def __init__(self, update: Update, coded: dict[int, Codec]) -> None:
+    def __init__(self, update: Update, coded: Mapping[int, Codec], drawn: Container[int]) -> None:
         super().__init__(update, _NUMBERS)
-        self._coded = coded
+        self._coded, self._drawn = coded, drawn
 
     def store_value(self, stream: int, value: str) -> str:
         codec = self._coded.get(stream)
         if codec is not None:
             value = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
+        if stream in self._drawn:
+            return f"p{stream}[i] = {rounded(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
 
 

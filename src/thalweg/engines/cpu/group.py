@@ -40,6 +40,7 @@ class Group:
             copy=own.copied,
             before=asked.rule.before,
             from_copy=own.from_copy,
+            draws=own.draws,
         )
         self.flush = asked.selection.denormals == "flush"
         self._gradient, self._measurable = own.gradient, own.measured_types

@@ -78,13 +78,14 @@ def update_kernel(
     entries: tuple[Formula, ...] = (),
     before: Formula | None = None,
     from_copy: bool = False,
+    draws: bool = False,
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or LLVM."""
     name = np.dtype(compute).name
-    if not STORAGE.keys() >= {*storage}:  # slots are encoded
+    if draws or not STORAGE.keys() >= {*storage}:  # slots are encoded
         with importing:
             from thalweg.engines.cpu.codegen_blocks import generate_blocks
-        kernel = generate_blocks(formula, storage, stages, before, copy, from_copy)
+        kernel = generate_blocks(formula, storage, stages, before, copy, from_copy, draws)
         return Compiled(kernel, compute)
     update = Update(formula, storage, stages, grad, entries, before, copy, from_copy)
     if duplicates is None:
