@@ -171,8 +171,7 @@ class DensePlan:
             asked.rule is not self.rule
             or asked.stages != self.stages
             or asked.selection != self._selection
-            or ((asked.places or self._places)
-            and list(asked.places) != self._places)
+            or ((asked.places or self._places) and list(asked.places) != self._places)
             or not self._copied_to(asked)
         ):
             return False

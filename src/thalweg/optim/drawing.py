@@ -24,8 +24,8 @@ def places_of(optimizer: Any, params: Sequence[Tensor]) -> list[tuple[int, int]]
         if why:
             (title,) = titles_in(optimizer.param_groups, [param])
             raise NotImplementedError(
-                f"round='stochastic' is for dense gradients of whole parameters on the CPU: '{title}'"
-                f" {why}."
+                "round='stochastic' is for dense gradients of whole parameters on the CPU:"
+                f" '{title}' {why}."
             )
     return [(numbers[id(param)], 0) for param in params]
 
