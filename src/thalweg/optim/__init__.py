@@ -33,6 +33,7 @@ from thalweg.optim.selecting import groups
 
 if TYPE_CHECKING:
     from thalweg.optim import tensorflow
+    from thalweg.optim.encoding import full_precision
     from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
     from thalweg.optim.mixed import Mixed
@@ -102,6 +103,7 @@ __all__ = [
     "ScheduleFreeSGD",
     "SparseAdam",
     "StableAdamW",
+    "full_precision",
     "groups",
     "hidden_matrices",
     "tensorflow",
@@ -109,6 +111,7 @@ __all__ = [
 _HOMES = {
     **HOMES,
     "Mixed": "mixed",
+    "full_precision": "encoding",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "hidden",
 }

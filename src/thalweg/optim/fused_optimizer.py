@@ -202,6 +202,21 @@ class FusedOptimizer(Scaled):
     def _complete(self) -> None:
         """Make what a group that was added needs before its first step."""
 
+    def _rule_of(self, group: Group) -> Rule:
+        """The rule of a group, with what is done beside it."""
+        raise NotImplementedError
+
+    def _encodes(self) -> bool:
+        """Whether slots of some group are kept in 8 bits."""
+        return any(self._rule_of(group).codecs for group in self.param_groups)
+
+    def _check_encoded(self, group: Group) -> None:
+        """Refuse parameters of a group whose slots cannot be kept in 8 bits, as they are to be."""
+        if self._rule_of(group).codecs:
+            with importing:
+                from thalweg.optim.encoding import check_params
+            check_params(self, group)
+
     def _check_matrices(self, rule: str, heads: Sequence[int]) -> None:
         """Refuse parameters of a group that was added which a rule of matrices does not take.
 
@@ -335,8 +350,13 @@ class FusedOptimizer(Scaled):
         return {**super().__getstate__(), **own}  # pyright: ignore
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's."""
-        return without_dynamo(super().state_dict)()  # pyright: ignore
+        """As torch's. Groups say in what codecs their slots are, as `state_storage`."""
+        made = without_dynamo(super().state_dict)()  # pyright: ignore
+        if self._encodes():
+            with importing:
+                from thalweg.optim.encoding import tell_storage
+            tell_storage(self, made["param_groups"])
+        return made
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Take a step with the gradients in `grad` of the parameters.

@@ -110,11 +110,16 @@ class FusedTorchOptimizer(FusedOptimizer):
             starts = self._starts_of(group)
             for param in group["params"]:
                 own = self.state.get(param, {})
-                for slot in self._choose_rule(group).element_slots:
+                for slot in self._rule_of(group).element_slots:
                     made = own.get(slot.name)
+                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
+                    if made is not None and slot.storage is not None:
+                        with importing:
+                            from thalweg.core.encoded import make_slots
+                        (own[slot.name],) = make_slots(slot, [param], [start])
+                        continue
                     if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
                         continue
-                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
                     own[slot.name] = torch.full_like(made, start, dtype=kinds.of(slot, param))
 
     def _complete(self) -> None:
@@ -128,7 +133,11 @@ class FusedTorchOptimizer(FusedOptimizer):
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
-            self._around.rule(self._choose_rule(group))  # which may be refused
+            self._rule_of(group)  # which may be refused
+        self._check_encoded(group)
+
+    def _rule_of(self, group: Group) -> Rule:
+        return self._around.rule(self._choose_rule(group))
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
@@ -337,7 +346,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         away = around.kinds.device is not None
         rule = around.rule(self._choose_rule(self.param_groups[share.places[0]]))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
-        return fits(share.pairs, self.state, names, wide, away)
+        coded = {slot.name for slot in rule.element_slots if slot.storage}
+        return fits(share.pairs, self.state, names, wide, away, coded)
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
         """Whether parameters have a number in one tensor, which torch counts in turn.
@@ -403,11 +413,16 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Whether parameters have a step number, for the class of their group or for an option."""
         return kind._counts or self._around.counts
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
         """As torch's, all of it or nothing.
 
         What options keep beside torch's state keeps its dtype. Averages and masters that are not
         there begin at the parameters, of which a warning tells.
+
+        Args:
+            state_dict: As `state_dict` returns it.
+            convert: Whether slots that are kept in another codec than here, or as numbers, are
+                converted, or refused.
 
         Raises:
             CheckpointMismatchError: A step could not be taken with it, such as with that of another
@@ -416,7 +431,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         with self._own._lock:
             theirs: Any = super(FusedTorchOptimizer, type(self))
             own = without_dynamo(theirs.load_state_dict)
-            load(self, state_dict, partial(as_torch, load=own))
+            load(self, state_dict, partial(as_torch, load=own), convert)
 
     def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
         found, rule = super()._strange_options(group), group.get("rule")
@@ -446,6 +461,14 @@ class FusedTorchOptimizer(FusedOptimizer):
                 with importing:
                     from thalweg.engines.matrices import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot.shape))
+        for slot in self._rule_of(group).element_slots:
+            if slot.storage is not None and slot.name in wanted:
+                with importing:
+                    from thalweg.core.encoded import codec_of, likeness_of
+                codec = codec_of(slot, param)
+                if codec is not None:
+                    like = likeness_of(codec, param)
+                    wanted[slot.name] = wanted[slot.name]._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)
