@@ -101,7 +101,7 @@ class Update:
         entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
             16-bit variable they are rounded to its type then.
         before: A formula `(var, *, scalars) -> var` applied to the variable first, once per element
-            and rounded to its type.
+            and rounded to its type, but where random bits round.
         copy: Whether the last of `storage` is a copy of the variable in another type, which is
             written and not read. A number that is too large for it becomes the largest it has.
         from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update

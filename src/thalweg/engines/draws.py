@@ -21,7 +21,7 @@ from thalweg.engines import layout
 GROUP = 8  # elements that one call serves
 STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float32 counts so far
 SEEDS = 1 << 48
-NARROW = ("float16", "bfloat16")  # what is rounded so
+NARROW = frozenset(("float16", "bfloat16"))  # what is rounded so
 SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # what kernels are given
 
 ROUNDS = 10

@@ -338,7 +338,9 @@ class ReferencePart:
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
         var = self._tensors[0]
-        begun = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush)
+        # Random bits round once: a decay that is rounded to the nearest first would not count.
+        kind = torch.float32 if self._place is not None and var.dtype in REDUCED else None
+        begun = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, kind)
         tensors = [begun, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
         changed = self._changed_by(self._rule.update, 1)
@@ -446,9 +448,11 @@ def _torch_results(
     return torch_evaluate(rule.update, [var, changed, *slots], scalars)
 
 
-def _apply_before(rule: Rule, var: Tensor, scalars: Scalars, flush: bool) -> Tensor:
-    """The variable, or rows of it, as the rule's other formulas read it."""
-    return var if rule.before is None else transform((rule.before,), var, scalars, flush)
+def _apply_before(
+    rule: Rule, var: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
+) -> Tensor:
+    """The variable, or rows of it, as the rule's other formulas read it; in a dtype, if not its."""
+    return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)
 
 
 def _row_results(

@@ -13,7 +13,6 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Int64
 from thalweg.engines.draws import NARROW
 from thalweg.engines.engine import Dtype, Request
-from thalweg.errors import InvalidTypeError
 
 
 class Streams(NamedTuple):
@@ -67,18 +66,15 @@ def streams_of(asked: Request, members: Sequence[int]) -> Streams:
     base = np.zeros((len(members), len(names)), np.int64)
     for row, own in enumerate(written):
         base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
-    draws = bool(asked.places) and not {names[0], *names[2:]}.isdisjoint(NARROW)
+    copied = copies[members[0]] is not None
+    rounded = (names[0], *names[2 : len(names) - copied])  # copies are rounded to the nearest
+    draws = bool(asked.places) and not NARROW.isdisjoint(rounded)
     if draws:
         base = np.hstack([base, np.array([asked.places[i] for i in members], np.int64)])
-        if layout.compute_dtype(var) is np.float64:
-            raise InvalidTypeError(
-                f"'{asked.titles[members[0]]}' is float64, and its state is of 16 bits: numbers are"
-                " rounded by random bits beside parameters of float32, float16 and bfloat16."
-            )
     return Streams(
         names,
-        copies[members[0]] is not None,
-        copies[members[0]] is not None and asked.from_copies,
+        copied,
+        copied and asked.from_copies,
         layout.compute_dtype(var),
         gradient,
         [own[0].numel() for own in written],

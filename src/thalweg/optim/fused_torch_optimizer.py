@@ -134,7 +134,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
             self._rule_of(group)  # which may be refused
-        self._check_encoded(group)
+        self._check_kept(group)
 
     def _rule_of(self, group: Group) -> Rule:
         return self._around.rule(self._choose_rule(group))
@@ -422,7 +422,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         Args:
             state_dict: As `state_dict` returns it.
             convert: Whether slots that are kept in another codec than here, or as numbers, are
-                converted, or refused.
+                converted, or refused; and whether a state of other random bits goes on with those
+                of here.
 
         Raises:
             CheckpointMismatchError: A step could not be taken with it, such as with that of another

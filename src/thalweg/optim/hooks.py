@@ -127,10 +127,13 @@ class GroupHooks(Hooks):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        rounding = self._optimizer._around.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)
             if isinstance(grad, IndexedSlices) and variable_constraint(param) is not None:
                 raise sparse_and_constrained(*self.names_of([param]))
+            if isinstance(grad, IndexedSlices):
+                rounding.check_rows(*self.names_of([param]))
         variables = [var for _, var in pairs]
         # A gradient is where its parameter is, which may be elsewhere than what is updated.
         homes = [self._real.get(id(var), var).device for var in variables]
@@ -158,7 +161,8 @@ class GroupHooks(Hooks):
             return ()
         with importing:
             from thalweg.optim.drawing import places_of
-        return places_of(optimizer, self._params)
+        params = [self._real.get(id(var), var) for var in variables]
+        return places_of(optimizer, self._part.rule, params)
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self._part, self._places

@@ -144,8 +144,14 @@ def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any],
 
 
 def fitted(optimizer: Any, given: dict[str, Any], convert: bool = False) -> dict[str, Any]:
-    """A state whose slots are kept as an optimizer keeps them; see `encoding.fit_storage`."""
+    """A state whose slots are kept as an optimizer keeps them, and drawn by random bits as it does;
+    see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
     groups = given["param_groups"]
+    if any(group.get("round") is not None for group in groups):
+        with importing:
+            from thalweg.optim.drawn_states import fit_rounding
+        given = fit_rounding(optimizer, given, convert)
+        groups = given["param_groups"]
     if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.encoding import fit_storage

@@ -132,7 +132,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
             self._check_matrices(f"rule {self.rule.name!r}", self.rule.heads)
-        self._check_encoded(self.param_groups[-1])
+        self._check_kept(self.param_groups[-1])
         self._make()
 
     def _rule_of(self, group: Group) -> Rule:
@@ -310,7 +310,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         Args:
             state_dict: As `state_dict` returns it.
             convert: Whether slots that are kept in another codec than here, or as numbers, are
-                converted, or refused.
+                converted, or refused; and whether a state of other random bits goes on with those
+                of here.
 
         Raises:
             CheckpointMismatchError: Something is missing, does not belong here, or has another

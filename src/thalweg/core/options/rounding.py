@@ -22,9 +22,11 @@ class Rounding(Option):
             become the upper one of its two neighbours as often as it is near it, so that small
             steps add up. NaN, infinities and what the type holds stay. Random bits depend on
             `seed`, on the parameter's place among all, on the number of its step, and on the
-            element: on nothing else. None rounds to the nearest. On the CPU; not with sparse
-            gradients, DTensors, or `state_device`.
-        seed: An integer from 0 to 2**48 - 1. Ranks of one training have the same.
+            place of the element in the whole parameter: on nothing else. None rounds to the
+            nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+            cut along another dimension than the first.
+        seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have the
+            same.
     """
 
     counts = True
@@ -48,6 +50,18 @@ class Rounding(Option):
             raise InvalidArgumentError(
                 "round='stochastic' and state_device='cpu' cannot be together: parameters on a GPU"
                 " are copies of what a step updates."
+            )
+
+    def check_rows(self, title: str) -> None:
+        """Refuse the sparse gradient of a parameter, if random bits are drawn.
+
+        Raises:
+            NotImplementedError: Names it.
+        """
+        if self.round is not None:
+            raise NotImplementedError(
+                f"The gradient of '{title}' is sparse, and round={self.round!r} is for dense ones:"
+                " leave out one of them, or update it with an optimizer of its own."
             )
 
     def rule(self, rule: Rule) -> Rule:

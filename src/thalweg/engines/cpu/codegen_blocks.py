@@ -117,6 +117,11 @@ class _Element(Element):
         super().__init__(update, _NUMBERS)
         self._coded, self._drawn = coded, drawn
 
+    def begins_at(self, stream: int) -> str:
+        if self.update.before and stream == 0 and 0 in self._drawn:  # rounded once, at the end
+            return self.update.apply_stages(self.update.before, self.load_value(0))
+        return super().begins_at(stream)
+
     def store_value(self, stream: int, value: str) -> str:
         codec = self._coded.get(stream)
         if codec is not None:
