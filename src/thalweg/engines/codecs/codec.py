@@ -38,7 +38,7 @@ class Codec:
     Args:
         name: What `Slot.storage` calls it.
         block: How many numbers share a scale.
-        signed: Whether codes are from -127 to 127, or from 0 to 255.
+        signed: Whether codes are from -128 to 127, or from 0 to 255; 128 is kept as -128.
         encode: `(prepared, scale) -> code`.
         decode: `(code, scale) -> number`; 0 of code 0.
         prepare: `(number) -> prepared`.

@@ -367,7 +367,7 @@ def _float_of(code: Code, bits: Value) -> Value:
 
 
 def _code_of(code: Code, x: Value) -> Value:
-    """The nearest integer, ties to even, of a float32 from -127 to 255; its low 8 bits."""
+    """The nearest integer, ties to even, of a float32 from -128 to 255; its low 8 bits."""
     # The last bit of a sum with this number is worth 1.
     moved = code.builder.fadd(x.llvm, ir.Constant(FLOAT32.llvm, 1.5 * 2.0**23))
     bits = code.builder.bitcast(moved, _I32)
