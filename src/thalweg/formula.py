@@ -87,6 +87,12 @@ class Slot:
             otherwise. It is read by `prepare`, and read and written by `per_optimizer` of the rule.
             Each variable has a copy of it in its state: that of the first one counts, and a step
             writes all of them, with a gradient or without.
+        positive: Whether it is never negative, as a mean of squares.
+        exact: Whether 8 bits are too few for it in any case, as for weights, or sums that grow and
+            grow: the steps would be lost.
+        storage: The codec of 8 bits in which `thalweg.optim` keeps it, such as "softsign8", for
+            parameters of 4,096 elements and more; see `thalweg.engines.codecs`. None keeps numbers
+            of the dtype.
     """
 
     name: str
@@ -95,6 +101,9 @@ class Slot:
     scalar: bool = False
     shape: Callable[[int, int], tuple[int, ...]] | None = None
     per: Literal["row", "column", "optimizer"] | None = None
+    positive: bool = False
+    exact: bool = False
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
@@ -115,6 +124,11 @@ class Slot:
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
                 f" that is no scalar, not {self.shape!r}."
+            )
+        if self.storage is not None and (self.scalar or self.shape or self.dtype):
+            raise RuleError(
+                f"storage of Slot {self.name!r} is for a slot of the variable's shape, without a"
+                f" dtype, not {self.storage!r}."
             )
         if self.dtype not in (None, *STORED):
             expected = ", ".join(str(each).removeprefix("torch.") for each in STORED)
@@ -318,6 +332,12 @@ class Rule:
     def element_slots(self) -> tuple[Slot, ...]:
         """The slots of the variable's shape, which formulas take and return."""
         return tuple(slot for slot in self.slots if not (slot.scalar or slot.is_shaped))
+
+    @lazy
+    def codecs(self) -> tuple[str | None, ...]:
+        """Those of the slots of the variable's shape; nothing if none has one."""
+        named = tuple(slot.storage for slot in self.element_slots)
+        return named if any(named) else ()
 
     @lazy
     def scalar_slots(self) -> tuple[Slot, ...]:

@@ -41,6 +41,7 @@ OURS: dict[str, Any] = {
     "cautious": True,
     "trust_ratio": True,
     "sphere": True,
+    "state_storage": "8bit",
     "lookahead": 2,
     "lookahead_alpha": 0.25,
     "ema_decay": 0.9,

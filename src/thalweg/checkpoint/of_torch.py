@@ -24,7 +24,7 @@ from thalweg.optim import RuleOptimizer
 from thalweg.optim.differing import is_before_steps, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
-from thalweg.optim.loading import setting, warn_of_sums, without_sums
+from thalweg.optim.loading import fitted, setting, warn_of_sums, without_sums
 
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 
@@ -100,6 +100,10 @@ class OfTorch:
         for group in self.optimizer.param_groups:
             options = {name: value for name, value in group.items() if name != "param_names"}
             groups.append({**options, "params": [titles[param] for param in group["params"]]})
+        if self._is_ours and self.optimizer._encodes():
+            with importing:
+                from thalweg.optim.encoding import tell_storage
+            tell_storage(self.optimizer, groups)
         for owner in self.optimizer.state:
             if owner not in titles:
                 raise InvalidTypeError(f"The optimizer's state has {owner!r}, no parameter of it.")
@@ -119,6 +123,7 @@ class OfTorch:
             own, left = {"state": given["state"], "param_groups": given["groups"]}, False
             if self._is_ours:
                 own, left = without_sums(self.optimizer, own)
+                own = fitted(self.optimizer, own)
             parts = self._prepare_parts(
                 own["state"], own["param_groups"], self._names_by_param(names), found
             )
@@ -176,7 +181,7 @@ class OfTorch:
             if not is_before_steps(given):
                 lacking = [key for key in self.optimizer._around.keys(param) if key not in given]
                 found += [f"'{title}/{key}' is missing" for key in lacking]
-            shapes = _shapes_of(self.optimizer._rule_of(group, param), param)
+            shapes = _shapes_of(self.optimizer._rule_around(group, param), param)
             for key, value in given.items():
                 wanted = shapes.get(key, param.shape)
                 if isinstance(value, Tensor) and value.shape not in (wanted, ()):
@@ -193,7 +198,7 @@ class OfTorch:
             for key, value in given.items()
         }
         if self._is_ours:
-            kinds.widen_slots(made, self.optimizer._rule_of(group, param).slots, param)
+            kinds.widen_slots(made, self.optimizer._own_rule(group, param).slots, param)
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:
@@ -210,11 +215,18 @@ class OfTorch:
 
 def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
     """The shapes of slots that have one of their own, by name."""
-    if not rule.shaped_slots:
-        return {}
-    with importing:
-        from thalweg.engines.matrices import shaped_like
-    return {slot.name: shaped_like(param, slot).shape for slot in rule.shaped_slots}
+    found: dict[str, torch.Size] = {}
+    if rule.shaped_slots:
+        with importing:
+            from thalweg.engines.matrices import shaped_like
+        found = {slot.name: shaped_like(param, slot).shape for slot in rule.shaped_slots}
+    if rule.codecs:
+        with importing:
+            from thalweg.core.encoded import codec_of, likeness_of
+        for slot in rule.element_slots:
+            if (codec := codec_of(slot, param)) is not None:
+                found[slot.name] = likeness_of(codec, param).shape
+    return found
 
 
 def _is_number(value: object) -> bool:

@@ -122,6 +122,10 @@ class Hooks:
             from thalweg.core.in_common import read_common
         return read_common(rule, self.common_slots)
 
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+        """Where random bits are drawn, of each variable what they depend on; see `Request`."""
+        return ()
+
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         """Whether the user's own functions update the variables, by `apply_one`."""
         return self.step_rule() is None

@@ -142,6 +142,7 @@ def _again(
         return None
     beside = last.slots, last.titles, hooks.selection, copies, hooks.from_copies
     asked = Request(rule, how.stages, variables, gradients, *beside)
+    asked = asked._replace(places=hooks.places_of(variables))
     if how.narrow != narrow or not ready.try_rebind(_own(hooks, asked)):
         return None
     try:
@@ -228,6 +229,7 @@ def _plan_step(
     beside = own, hooks.names_of(variables), hooks.selection, copies, hooks.from_copies
     gradients = [grad for grad, _ in pairs]
     asked = Request(rule, how.stages, variables, gradients, *beside)
+    asked = asked._replace(places=hooks.places_of(variables))
     if hooks.calls:
         _check(hooks, pairs, how)
     ready = kept.gate.plan_step(_own(hooks, asked))

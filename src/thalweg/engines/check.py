@@ -44,6 +44,11 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
     """
     try:
         known = _first_scalars(rule, hypers or {})
+        if any(slot.storage is not None for slot in rule.slots):
+            with importing:
+                from thalweg.engines.codecs.rules import fault_of
+            if fault := fault_of(rule):
+                raise RuleError(f"{fault}.")
         for measure in rule.measures.values():
             slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
             check_order(slots, measure, transcribe(measure), True)

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from thalweg.engines.draws import SCALARS
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
     HELPER_PREFIX,
@@ -118,13 +119,15 @@ class Update:
         entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
             16-bit variable they are rounded to its type then.
         before: A formula `(var, *, scalars) -> var` applied to the variable first, once per element
-            and rounded to its type.
+            and rounded to its type, but where random bits round.
         copy: Whether the last of `storage` is a copy of the variable in another type, which is
             written and not read. A number that is too large for it becomes the largest it has.
         from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
             begins at the copy. One that leaves the variable alone then leaves the copy alone.
         before_name: What the function of `before` is called: kernels are kept by their text.
         vectors: Which of the scalars that `formula` asks for are of a "row" or a "column".
+        draws: Whether numbers of 16 bits are rounded by random bits; the table has the number of
+            the variable then, and the position of its first element in the whole one.
 
     Raises:
         RuleError: A formula takes or returns another number of values.
@@ -142,6 +145,7 @@ class Update:
         from_copy: bool = False,
         before_name: str = "before0",
         vectors: Mapping[str, str] = NONE,
+        draws: bool = False,
     ) -> None:
         self.formula, self.storage, self.grad = transcribe(formula), storage, grad
         self.copy, self.from_copy = copy, from_copy
@@ -155,7 +159,12 @@ class Update:
         formulas = [*(each for _, each in self._named), self.formula]
         self.scalar = name_scalars(*formulas, vectors=vectors)
         self.vectors = name_vectors(self.formula, vectors=vectors)
+        if draws:
+            beside = [name for name in SCALARS if name not in self.scalar]
+            self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(beside)}
         self.scalars = tuple(self.scalar)
+        # Of a row of the table, which has sides of matrices beside vectors.
+        self.width = len(storage) + 2 * draws + (len(self.vectors) + 2 if self.vectors else 0)
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """The functions that an element's lines call."""

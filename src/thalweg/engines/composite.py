@@ -152,6 +152,7 @@ def share_of(asked: Request, members: Sequence[int]) -> Request:
         titles=pick_members(asked.titles) if asked.titles else (),
         copies=None if asked.copies is None else pick_members(asked.copies),
         vectors=pick_members(asked.vectors) if asked.vectors else (),
+        places=pick_members(asked.places) if asked.places else (),
     )
 
 

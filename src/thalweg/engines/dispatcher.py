@@ -101,7 +101,11 @@ class Dispatcher:
             here = set(map(id, variables))
             self._sparse = {key: each for key, each in self._sparse.items() if key[1] in here}
         copies = asked.copies or [None] * len(variables)
-        _check_memory(variables, asked.slots, asked.titles, copies)
+        if asked.rule.codecs:
+            with importing:
+                from thalweg.engines.codecs.checks import check_encoded
+            check_encoded(asked)
+        _check_memory(variables, asked.slots, asked.titles, copies, asked.rule.codecs)
         crossing = self._plan_transfers(asked)
         asked = crossing.asked
         copies = copies if asked.copies is None else asked.copies
@@ -158,9 +162,11 @@ class Dispatcher:
         """Whether a variable's memory is fit for an engine that goes by addresses."""
         var, grad = asked.variables[index], asked.gradients[index]
         copy = None if asked.copies is None else asked.copies[index]
-        beside = asked.slots[index] if copy is None else [*asked.slots[index], copy]
+        slots = layout.without_records(asked.slots[index], asked.rule.codecs)
+        beside = slots if copy is None else [*slots, copy]
+        is_encoded = len(slots) < len(asked.slots[index])
         fits = (
-            layout.is_dense(var)
+            (var.is_contiguous() if is_encoded else layout.is_dense(var))
             and layout.is_aligned(var)
             and all(layout.same_strides(other, var) for other in beside)
             and (not asked.vectors or var.is_contiguous())
@@ -227,12 +233,13 @@ def _check_memory(
     slots: Sequence[Sequence[Tensor]],
     names: Sequence[str],
     copies: Sequence[Tensor | None],
+    codecs: Sequence[str | None],
 ) -> None:
     tensors: list[Tensor] = []
     titles: list[str] = []
     seen: set[int] = set()
     for var, own, name, copy in zip(variables, slots, names, copies, strict=True):
-        layout.check_slots(var, own, name)
+        layout.check_slots(var, layout.without_records(own, codecs), name)
         if id(var) not in seen:
             seen.add(id(var))
             tensors += [var, *own]

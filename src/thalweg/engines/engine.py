@@ -51,6 +51,8 @@ class Request(NamedTuple):
         vectors: For each variable, by name, what formulas are given of its rows, of the variable's
             shape with 1 in place of the last dimension, and of its columns, with 1 in place of the
             last but one; contiguous, in the type of the arithmetic, and elsewhere than all else.
+        places: Where numbers of 16 bits are rounded by random bits, for each variable its number,
+            and the position of its first element in the whole of which it is a part; see `draws`.
     """
 
     rule: Rule
@@ -64,6 +66,7 @@ class Request(NamedTuple):
     from_copies: bool = False
     matrices: Callable[[Request], Any] | None = None
     vectors: Sequence[Mapping[str, Tensor]] = ()
+    places: Sequence[tuple[int, int]] = ()
 
 
 class Columns(NamedTuple):

@@ -173,6 +173,19 @@ def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
             )
 
 
+def without_records(slots: Sequence[Tensor], codecs: Sequence[str | None]) -> Sequence[Tensor]:
+    """The slots of a variable that are kept as numbers, and not as bytes of a codec.
+
+    Args:
+        slots: All of them.
+        codecs: For each that of the rule, or None; nothing if there is none.
+    """
+    if not codecs:
+        return slots
+    pairs = zip(slots, codecs, strict=True)
+    return [slot for slot, codec in pairs if codec is None or slot.dtype != torch.uint8]
+
+
 def may_overlap(tensor: Tensor) -> bool:
     """Whether two elements of a tensor may lie at one address."""
     if is_dense(tensor):

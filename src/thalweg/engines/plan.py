@@ -116,7 +116,8 @@ class DensePlan:
         self.rule = asked.rule
         self.stages = asked.stages
         self._selection = asked.selection
-        self._from_copies, self._vectors = asked.from_copies, list(asked.vectors)
+        self._from_copies = asked.from_copies
+        self._vectors, self._places = list(asked.vectors), list(asked.places)
         self.variables = variables = list(asked.variables)
         self.slots = slots = [list(each) for each in asked.slots]
         self.copies = list(asked.copies or [None] * len(variables))
@@ -180,6 +181,7 @@ class DensePlan:
             asked.rule is not self.rule
             or asked.stages != self.stages
             or asked.selection != self._selection
+            or ((asked.places or self._places) and list(asked.places) != self._places)
             or not self._copied_to(asked)
         ):
             return False
@@ -193,6 +195,7 @@ class DensePlan:
             asked.rule is self.rule
             and asked.stages == self.stages
             and asked.selection == self._selection
+            and list(asked.places) == self._places
             and self._copied_to(asked)
             and [grad.dtype for grad in asked.gradients] == self._grad_dtypes
             and self._stands(asked.variables)

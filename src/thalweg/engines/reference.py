@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import layout, libm
+from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Float64, Int64
 from thalweg.engines.copies import resumed, saturated
 from thalweg.engines.denormals import set_denormals
+from thalweg.engines.draws import SCALARS
 from thalweg.engines.engine import (
     Call,
     Columns,
@@ -34,65 +35,23 @@ from thalweg.engines.engine import (
 from thalweg.engines.layout import compute_dtype
 from thalweg.engines.lines import reduce_lines, view_of
 from thalweg.engines.measuring import combine_leaves, leaves_of
+from thalweg.engines.numpy_functions import NUMPY as NUMPY
+from thalweg.engines.numpy_functions import numpy_formula as numpy_formula
+from thalweg.engines.numpy_functions import square
 from thalweg.engines.transcribe import bind_formula, transcribe
 from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squares, wide
+from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import numpy_copy
+from thalweg.variable import REDUCED, numpy_copy
+
+if TYPE_CHECKING:
+    from thalweg.engines.codecs.codec import Codec
 
 if TYPE_CHECKING:
     from thalweg.ground.passes import Measure
 
 _WIDE = (torch.float32, torch.float64)
-
-
-def _rounded_once(function: Callable[..., float], arguments: int) -> Callable[..., Any]:
-    """The C library's double function on every element, rounded once to the operands' type."""
-    elementwise = np.frompyfunc(function, arguments, 1)
-
-    def apply(*values: Any) -> Any:
-        dtype = np.result_type(*values)
-        result = elementwise(*(np.asarray(value, np.float64) for value in values))
-        return np.asarray(result, np.float64).astype(dtype)[()]
-
-    return apply
-
-
-def _where(condition: Array, a: Array, b: Array) -> Array:
-    return np.where(condition, a, b)
-
-
-def _maximum(a: Array, b: Array) -> Array:
-    return np.where((a > b) | (a != a), a, b)
-
-
-def _minimum(a: Array, b: Array) -> Array:
-    return np.where((a < b) | (a != a), a, b)
-
-
-def _square(x: Any) -> Any:
-    return x * x
-
-
-def _sign(x: Array) -> Array:
-    one = np.asarray(x).dtype.type(1)
-    return np.where(x > 0, one, np.where(x < 0, -one, x))
-
-
-NUMPY: dict[str, Callable[..., Any]] = {
-    "sqrt": np.sqrt,
-    "absolute": np.absolute,
-    "sign": _sign,
-    "where": _where,
-    "maximum": _maximum,
-    "minimum": _minimum,
-    "square": _square,
-    "exp": _rounded_once(libm.exp, 1),
-    "log": _rounded_once(libm.log, 1),
-    "power": _rounded_once(libm.power, 2),
-    "wide": wide,
-    "narrow": narrow,
-}
 
 
 def _torch_rounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -122,19 +81,13 @@ TORCH: dict[str, Callable[..., Any]] = {
     "where": torch.where,
     "maximum": _torch_maximum,
     "minimum": _torch_minimum,
-    "square": _square,
+    "square": square,
     "exp": _torch_rounded(torch.exp),
     "log": _torch_rounded(torch.log),
     "power": _torch_rounded(torch.pow),
     "wide": wide,
     "narrow": narrow,
 }
-
-
-@cache
-def numpy_formula(formula: Formula, dtype: type[np.floating]) -> Formula:
-    """The formula on NumPy arrays of `dtype`."""
-    return bind_formula(formula, NUMPY, dtype)
 
 
 @cache
@@ -280,6 +233,12 @@ class ReferencePart:
         self._vectors = dict(asked.vectors[0]) if asked.vectors else {}
         self._dtype = compute_dtype(var.dtype)
         self._flush = asked.selection.denormals == "flush"
+        self._place = asked.places[0] if asked.places else None
+        self._codecs: Sequence[Codec | None] = [None] * len(self._tensors)
+        if asked.rule.codecs:
+            with importing:
+                from thalweg.engines.codecs.checks import codecs_of
+            self._codecs = [None, *codecs_of(asked.rule.codecs, slots)]
 
     @property
     def written(self) -> list[Tensor]:
@@ -302,6 +261,24 @@ class ReferencePart:
         if isinstance(grad, IndexedSlices):
             return layout.as_packed(grad.values)
         return layout.with_strides_of(grad, var) if layout.is_dense(var) else layout.as_packed(grad)
+
+    @property
+    def _slots(self) -> list[Tensor]:
+        """The numbers of slots, whatever they are kept in."""
+        var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
+        return [slot if each is None else _decode(each, slot, var) for each, slot in pairs]
+
+    def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
+        """A new value of one of the tensors, as that is kept."""
+        codec, dtype = self._codecs[index], self._tensors[index].dtype
+        if codec is not None:
+            return _encode(codec, value)
+        if self._place is None or dtype not in REDUCED:
+            return value.to(dtype)
+        with importing:
+            from thalweg.engines.draws import round_tensor
+        own = {name: int(scalars[name]) for name in SCALARS}
+        return round_tensor(value, self._tensors[0], dtype, self._place, index, own)
 
     @property
     def _resume_at_copy(self) -> Tensor:
@@ -330,7 +307,7 @@ class ReferencePart:
         if isinstance(self._staged_gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]
         var, own = self._tensors[0], columns.scalars_of(0, self._dtype)
-        tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._tensors[1:]]
+        tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._slots]
         flat = [_flatten_like(tensor, var) for tensor in tensors]
         return [np.stack([_leaves_of_sum(each, flat, own) for each in formulas], axis=-1)]
 
@@ -392,11 +369,14 @@ class ReferencePart:
 
     def _update_whole(self, grad: Tensor, scalars: Scalars) -> list[Call]:
         compute = _numpy_results if self._tensors[0].device.type == "cpu" else _torch_results
-        var, *slots = self._tensors
-        tensors = [_apply_before(self._rule, self._resume_at_copy, scalars, self._flush), *slots]
+        var = self._tensors[0]
+        # Random bits round once: a decay that is rounded to the nearest first would not count.
+        kind = torch.float32 if self._place is not None and var.dtype in REDUCED else None
+        begun = _apply_before(self._rule, self._resume_at_copy, scalars, self._flush, kind)
+        tensors = [begun, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
         changed = self._changed_by(self._rule.update, 1)
-        values = {index: results[index].to(self._tensors[index].dtype) for index in changed}
+        values = {index: self._stored(index, results[index], scalars) for index in changed}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
@@ -437,6 +417,18 @@ class ReferencePart:
                 pairs.append((self._copy, saturated(values[0], self._copy.dtype)))
             made += [partial(each.detach().index_copy_, 0, index, value) for each, value in pairs]
         return made
+
+
+def _decode(codec: Codec, records: Tensor, like: Tensor) -> Tensor:
+    with importing:
+        from thalweg.engines.codecs.records import decode_tensor
+    return decode_tensor(codec, records, like)
+
+
+def _encode(codec: Codec, values: Tensor) -> Tensor:
+    with importing:
+        from thalweg.engines.codecs.records import encode_tensor
+    return encode_tensor(codec, values)
 
 
 def _namespace_of(dtype: Dtype) -> torch.dtype:
@@ -496,9 +488,11 @@ def _torch_results(
     return torch_evaluate(rule.update, [var, changed, *slots], scalars)
 
 
-def _apply_before(rule: Rule, var: Tensor, scalars: Scalars, flush: bool) -> Tensor:
-    """The variable, or rows of it, as the rule's other formulas read it."""
-    return var if rule.before is None else transform((rule.before,), var, scalars, flush)
+def _apply_before(
+    rule: Rule, var: Tensor, scalars: Scalars, flush: bool, kind: torch.dtype | None = None
+) -> Tensor:
+    """The variable, or rows of it, as the rule's other formulas read it; in a dtype, if not its."""
+    return var if rule.before is None else transform((rule.before,), var, scalars, flush, kind)
 
 
 def _row_results(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Int64
+from thalweg.engines.draws import NARROW
 from thalweg.engines.engine import Dtype, Request
 
 
@@ -18,13 +19,16 @@ class Streams(NamedTuple):
     """The memory of several variables of one storage signature.
 
     Attributes:
-        names: Storage types of variable, gradient, slots and copy (if any).
+        names: Storage types of variable, gradient, slots and copy (if any); the names of codecs for
+            slots that are encoded.
         copied: Whether there is a copy.
         from_copy: Whether what others wrote to it counts.
         compute: The type of the arithmetic.
         gradient: The dtype of gradients.
         sizes: Elements of each variable.
-        base: (variables, streams) where they begin; 0 for gradients.
+        base: (variables, streams) where they begin; 0 for gradients. With `draws` there are two
+            columns more: each variable's place, as `Request.places` has it.
+        draws: Whether numbers of 16 bits are rounded by random bits.
     """
 
     names: tuple[str, ...]
@@ -34,6 +38,7 @@ class Streams(NamedTuple):
     gradient: torch.dtype
     sizes: list[int]
     base: Int64
+    draws: bool = False
 
     @property
     def measured_types(self) -> tuple[str, ...]:
@@ -55,16 +60,24 @@ def streams_of(asked: Request, members: Sequence[int]) -> Streams:
     ]
     gradient = asked.gradients[members[0]].dtype
     var, *beside = (each.dtype for each in written[0])
-    names = tuple(layout.STORAGE_NAMES[dtype] for dtype in (var, gradient, *beside))
+    kinds = (var, gradient, *beside)
+    codecs = dict(enumerate(asked.rule.codecs, 2))
+    names = tuple(layout.STORAGE_NAMES.get(each) or str(codecs[k]) for k, each in enumerate(kinds))
     base = np.zeros((len(members), len(names)), np.int64)
     for row, own in enumerate(written):
         base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, own)
+    copied = copies[members[0]] is not None
+    rounded = (names[0], *names[2 : len(names) - copied])  # copies are rounded to the nearest
+    draws = bool(asked.places) and not NARROW.isdisjoint(rounded)
+    if draws:
+        base = np.hstack([base, np.array([asked.places[i] for i in members], np.int64)])
     return Streams(
         names,
-        copies[members[0]] is not None,
-        copies[members[0]] is not None and asked.from_copies,
+        copied,
+        copied and asked.from_copies,
         layout.compute_dtype(var),
         gradient,
         [own[0].numel() for own in written],
         base,
+        draws,
     )

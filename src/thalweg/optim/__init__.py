@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from thalweg.optim import tensorflow
     from thalweg.optim.adafactor import Adafactor
+    from thalweg.optim.encoding import full_precision
     from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
     from thalweg.optim.mixed import Mixed
@@ -118,6 +119,7 @@ __all__ = [
     "ScheduleFreeSGD",
     "SparseAdam",
     "StableAdamW",
+    "full_precision",
     "groups",
     "hidden_matrices",
     "lr_scheduler",
@@ -127,6 +129,7 @@ __all__ = [
 _HOMES = {
     **HOMES,
     "Mixed": "mixed",
+    "full_precision": "encoding",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "hidden",
 }

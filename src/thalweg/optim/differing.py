@@ -64,9 +64,9 @@ def check_form(given: Mapping[str, object], what: str) -> None:
     """
     found = [f"{name!r} is missing" for name in ("state", "param_groups") if name not in given]
     if not found and not isinstance(given["state"], Mapping):
-        found.append(f"'state' is {_named(given['state'])}, no dict")
+        found.append(f"'state' is {told(given['state'])}, no dict")
     if not found and not isinstance(given["param_groups"], list | tuple):
-        found.append(f"'param_groups' is {_named(given['param_groups'])}, no list")
+        found.append(f"'param_groups' is {told(given['param_groups'])}, no list")
     if not found:
         for place, group in enumerate(cast("list[Any]", given["param_groups"])):
             found += _of_group(group, place)
@@ -77,17 +77,17 @@ def check_form(given: Mapping[str, object], what: str) -> None:
 def _of_group(group: object, place: int) -> list[str]:
     """Why a group has no parameters that could be found."""
     if not isinstance(group, Mapping):
-        return [f"group {place} is {_named(group)}, no dict"]
+        return [f"group {place} is {told(group)}, no dict"]
     for name in ("params", "param_names"):
         own = group.get(name)
         what = f"'{name}' of group {place}"
         if not isinstance(own, list | tuple):
             if name in group or name == "params":
-                return [f"{what} is {_named(own)}, no list"]
+                return [f"{what} is {told(own)}, no list"]
             continue
         own = cast("list[Any]", own)
         if strange := [each for each in own if not _is_key(each)]:
-            return [f"{what} has {_named(strange[0])}, which names no parameter"]
+            return [f"{what} has {told(strange[0])}, which names no parameter"]
     return []
 
 
@@ -142,9 +142,9 @@ def of_options(
             count = betas if name == "betas" else 2
             if not _are_numbers(group[name], count):
                 kind = "no pair of numbers" if count == 2 else "not three numbers"
-                found.append(f"{what} is {_named(group[name])}, {kind}")
+                found.append(f"{what} is {told(group[name])}, {kind}")
         elif not is_number(group[name]):
-            found.append(f"{what} is {_named(group[name])}, no number")
+            found.append(f"{what} is {told(group[name])}, no number")
     for name in dict.fromkeys((*flags, *HOW)):
         if name in group and (group[name] is not None or name not in HOW):
             found += _of_flag(group[name], f"'{name}' of group {place}")
@@ -154,19 +154,19 @@ def of_options(
             f"'param_names' of group {place} has {len(names)} names for {count} parameters"
         )
     if COUNT in group and not is_count(count := group[COUNT]):
-        found.append(f"'{COUNT}' of group {place} is {_named(count)}, no number of gradients")
+        found.append(f"'{COUNT}' of group {place} is {told(count)}, no number of gradients")
     return found
 
 
 def _of_flag(value: object, what: str) -> list[str]:
     if isinstance(value, np.bool_) or is_number(value):
         return []
-    return [f"{what} is {_named(value)}, neither true nor false"]
+    return [f"{what} is {told(value)}, neither true nor false"]
 
 
 def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str]:
     """The same of options that are none of a group's, each with the reason."""
-    return [f"'{n}' of group {place} is {_named(group[n])}, {why}" for n, why in strange.items()]
+    return [f"'{n}' of group {place} is {told(group[n])}, {why}" for n, why in strange.items()]
 
 
 def of_state(
@@ -181,7 +181,7 @@ def of_state(
         others: What else it may hold; anything if None.
     """
     if not isinstance(own, Mapping):
-        return [f"the state of '{title}' is {_named(own)}, no dict"]
+        return [f"the state of '{title}' is {told(own)}, no dict"]
     entries = [
         want._replace(name=f"{title}/{name}", is_count=name == STEP)
         for name, want in wanted.items()
@@ -200,9 +200,9 @@ def sum_of(param: Tensor) -> Want:
 def _why_unlike(value: object, want: Want, what: str) -> str | None:
     like = want.like
     if like is None:
-        return None if is_number(value) else f"{what} is {_named(value)}, no number"
+        return None if is_number(value) else f"{what} is {told(value)}, no number"
     if not isinstance(value, Tensor):
-        return f"{what} is {_named(value)} and no tensor"
+        return f"{what} is {told(value)} and no tensor"
     if value.shape != like.shape or (want.dtypes and value.dtype not in want.dtypes):
         own = dtype_name(next(iter(want.dtypes)) if len(want.dtypes) == 1 else like.dtype)
         return f"{what} is {kind_of(value)}, here {own} {tuple(like.shape)}"
@@ -278,7 +278,7 @@ def _are_numbers(value: object, count: int) -> bool:
     return len(items) == count and all(map(is_number, items))
 
 
-def _named(value: object) -> str:
+def told(value: object) -> str:
     if not isinstance(value, Tensor):
         return shown(value)
     return f"{kind_of(value)} without its storage" if is_cut(value) else kind_of(value)

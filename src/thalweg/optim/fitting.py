@@ -24,6 +24,7 @@ def fits(
     names: Container[str],
     wide: bool = False,
     anywhere: bool = False,
+    coded: Container[str] = (),
 ) -> bool:
     """Whether gradients, parameters and their state are such as engines here compute.
 
@@ -33,10 +34,11 @@ def fits(
         names: What a step reads of it; all else is the user's.
         wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
         anywhere: Whether they may be on a device without an engine.
+        coded: The names of slots that may be bytes of a codec.
     """
     once = {id(param) for _, param in pairs}
     return len(once) == len(pairs) and all(
-        _fits(*pair, state, names, wide, anywhere) for pair in pairs
+        _fits(*pair, state, names, wide, anywhere, coded) for pair in pairs
     )
 
 
@@ -47,9 +49,16 @@ def _fits(
     names: Container[str],
     wide: bool,
     anywhere: bool,
+    coded: Container[str],
 ) -> bool:
     own = state.get(param, {}).items()
-    kept = [value for name, value in own if name in names and isinstance(value, Tensor)]
+    kept = [
+        value
+        for name, value in own
+        if name in names
+        and isinstance(value, Tensor)
+        and not (value.dtype == torch.uint8 and name in coded)
+    ]
     is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
     return (
         all(_is_ours(local(each), anywhere) for each in (param, *kept))

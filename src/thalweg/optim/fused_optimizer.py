@@ -27,6 +27,7 @@ from thalweg.core.options.accumulation import (
 from thalweg.core.options.average import Average
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.loss_scale import Unscaling
+from thalweg.core.options.rounding import Rounding
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
@@ -202,6 +203,26 @@ class FusedOptimizer(Scaled):
     def _complete(self) -> None:
         """Make what a group that was added needs before its first step."""
 
+    def _rule_of(self, group: Group) -> Rule:
+        """The rule of a group, with what is done beside it."""
+        raise NotImplementedError
+
+    def _encodes(self) -> bool:
+        """Whether slots of some group are kept in 8 bits."""
+        return any(self._rule_of(group).codecs for group in self.param_groups)
+
+    def _check_kept(self, group: Group) -> None:
+        """Refuse parameters of a group whose slots cannot be kept in 8 bits, or for which no random
+        bits are drawn, where they are to be."""
+        if self._around.of(Rounding).round is not None:
+            with importing:
+                from thalweg.optim.drawing import check_group
+            check_group(self, group)
+        if self._rule_of(group).codecs:
+            with importing:
+                from thalweg.optim.encoding import check_params
+            check_params(self, group)
+
     def _check_matrices(self, rule: str, heads: Sequence[int]) -> None:
         """Refuse parameters of a group that was added which a rule of matrices does not take.
 
@@ -343,8 +364,21 @@ class FusedOptimizer(Scaled):
         return {**super().__getstate__(), **own}  # pyright: ignore
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's."""
-        return without_dynamo(super().state_dict)()  # pyright: ignore
+        """As torch's.
+
+        Groups say in what codecs their slots are, as `state_storage`, and of random bits `round`
+        and `seed`.
+        """
+        made = without_dynamo(super().state_dict)()  # pyright: ignore
+        if self._around.of(Rounding).round is not None:
+            with importing:
+                from thalweg.optim.drawn_states import tell_rounding
+            tell_rounding(self, made["param_groups"])
+        if self._encodes():
+            with importing:
+                from thalweg.optim.encoding import tell_storage
+            tell_storage(self, made["param_groups"])
+        return made
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Take a step with the gradients in `grad` of the parameters.

@@ -117,11 +117,16 @@ class FusedTorchOptimizer(FusedOptimizer):
             starts = self._starts_of(group)
             for param in group["params"]:
                 own = self.state.get(param, {})
-                for slot in self._rule_of(group, param).element_slots:
+                for slot in self._rule_around(group, param).element_slots:
                     made = own.get(slot.name)
+                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
+                    if made is not None and slot.storage is not None:
+                        with importing:
+                            from thalweg.core.encoded import make_slots
+                        (own[slot.name],) = make_slots(slot, [param], [start])
+                        continue
                     if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
                         continue
-                    start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
                     own[slot.name] = torch.full_like(made, start, dtype=kinds.of(slot, param))
 
     def _complete(self) -> None:
@@ -139,6 +144,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
             for rule in self._rules_of(group):
                 self._around.rule(rule)  # which may be refused
+        self._check_kept(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
         super()._check_options(group, place, complete)
@@ -160,16 +166,23 @@ class FusedTorchOptimizer(FusedOptimizer):
         """The rule that updates a group."""
         raise NotImplementedError
 
-    def _rule_of(self, group: Group, param: Tensor) -> Rule:
+    def _own_rule(self, group: Group, param: Tensor) -> Rule:
         """The rule that updates a parameter of a group."""
         choose = self._kind_of(group)._rule_by_shape
         return self._choose_rule(group) if choose is None else choose(group, param)
+
+    def _rule_around(self, group: Group, param: Tensor) -> Rule:
+        """The same with what lies around it."""
+        return self._around.rule(self._own_rule(group, param))
+
+    def _rule_of(self, group: Group) -> Rule:
+        return self._around.rule(self._choose_rule(group))
 
     def _rules_of(self, group: Group) -> set[Rule]:
         """The rules that update parameters of a group."""
         if self._kind_of(group)._rule_by_shape is None or not group["params"]:
             return {self._choose_rule(group)}
-        return {self._rule_of(group, param) for param in group["params"]}
+        return {self._own_rule(group, param) for param in group["params"]}
 
     def _rules_around(self, group: Group) -> set[Rule]:
         """The same with what lies around them."""
@@ -366,7 +379,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             for rule in self._rules_of(group)
         }
         return all(
-            names[self._rule_of(group, param)] <= self.state.get(param, {}).keys()
+            names[self._own_rule(group, param)] <= self.state.get(param, {}).keys()
             for param in params
         )
 
@@ -391,9 +404,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         wide = around.kinds.masters and self._own.sums is not None
         away = around.kinds.device is not None
         (_, first), place = share.pairs[0], share.places[0]
-        rule = around.rule(self._rule_of(self.param_groups[place], first))
+        rule = around.rule(self._own_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
-        return fits(share.pairs, self.state, names, wide, away)
+        coded = {slot.name for slot in rule.element_slots if slot.storage}
+        return fits(share.pairs, self.state, names, wide, away, coded)
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
         """Whether parameters have a number in one tensor, which torch counts in turn.
@@ -416,7 +430,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _has_kind(self, group: Group, param: Tensor) -> bool:
         """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
         own = self.state.get(param, {})
-        slots = [slot for slot in self._rule_of(group, param).slots if slot.shape is None]
+        slots = [slot for slot in self._own_rule(group, param).slots if slot.shape is None]
         names = [slot.name for slot in slots if not slot.scalar and slot.name in own]
         return all(getattr(own[name], "dtype", None) == param.dtype for name in names)
 
@@ -450,7 +464,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             return [(self._choose_rule(group), pairs)] if pairs else []
         found: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
         for pair in pairs:
-            found.setdefault(self._rule_of(group, pair[1]), []).append(pair)
+            found.setdefault(self._own_rule(group, pair[1]), []).append(pair)
         return found.items()
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
@@ -458,7 +472,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         with importing:
             from thalweg.optim.in_backward import place_of
         place = cast("int", place_of(self, param))
-        rule = self._around.rule(self._rule_of(self.param_groups[place], param))
+        rule = self._around.rule(self._own_rule(self.param_groups[place], param))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, Number]:
@@ -475,11 +489,17 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Whether parameters have a step number, for the class of their group or for an option."""
         return kind._counts or self._around.counts
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
         """As torch's, all of it or nothing.
 
         What options keep beside torch's state keeps its dtype. Averages and masters that are not
         there begin at the parameters, of which a warning tells.
+
+        Args:
+            state_dict: As `state_dict` returns it.
+            convert: Whether slots that are kept in another codec than here, or as numbers, are
+                converted, or refused; and whether a state of other random bits goes on with those
+                of here.
 
         Raises:
             CheckpointMismatchError: A step could not be taken with it, such as with that of another
@@ -488,7 +508,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         with self._own._lock:
             theirs: Any = super(FusedTorchOptimizer, type(self))
             own = without_dynamo(theirs.load_state_dict)
-            load(self, state_dict, partial(as_torch, load=own))
+            load(self, state_dict, partial(as_torch, load=own), convert)
 
     def _strange_options(self, group: Mapping[str, object]) -> dict[str, str]:
         found, rule = super()._strange_options(group), group.get("rule")
@@ -505,7 +525,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
-        kind, rule = self._kind_of(group), self._rule_of(group, param)
+        kind, rule = self._kind_of(group), self._own_rule(group, param)
         slots = rule.slots
         scalars = [STEP] * kind._counts + [slot.name for slot in rule.numbers]
         beside = [*kind._optional, *self._around.keys(param)]
@@ -521,6 +541,14 @@ class FusedTorchOptimizer(FusedOptimizer):
                 with importing:
                     from thalweg.engines.matrices import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot))
+        for slot in self._around.rule(rule).element_slots:
+            if slot.storage is not None and slot.name in wanted:
+                with importing:
+                    from thalweg.core.encoded import codec_of, likeness_of
+                codec = codec_of(slot, param)
+                if codec is not None:
+                    like = likeness_of(codec, param)
+                    wanted[slot.name] = wanted[slot.name]._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

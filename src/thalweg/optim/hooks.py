@@ -14,12 +14,14 @@ from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import check_whole, local
+from thalweg.core.options.rounding import Rounding
 from thalweg.core.pairs import Pair
 from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP, DeviceColumn
 from thalweg.optim.groups import number
@@ -125,10 +127,13 @@ class GroupHooks(Hooks):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        rounding = self._optimizer._around.of(Rounding)
         for grad, var in pairs:
             param = self._real.get(id(var), var)
             if isinstance(grad, IndexedSlices) and variable_constraint(param) is not None:
                 raise sparse_and_constrained(*self.names_of([param]))
+            if isinstance(grad, IndexedSlices):
+                rounding.check_rows(*self.names_of([param]))
         variables = [var for _, var in pairs]
         # A gradient is where its parameter is, which may be elsewhere than what is updated.
         homes = [self._real.get(id(var), var).device for var in variables]
@@ -166,6 +171,15 @@ class GroupHooks(Hooks):
             except KeyError:  # they are not made yet, or made by this step
                 continue
         return found
+
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+        optimizer = self._optimizer
+        if optimizer._around.of(Rounding).round is None:
+            return ()
+        with importing:
+            from thalweg.optim.drawing import places_of
+        params = [self._real.get(id(var), var) for var in variables]
+        return places_of(optimizer, self._part.rule, params)
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         part, places = self._part, self._places

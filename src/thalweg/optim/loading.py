@@ -17,6 +17,7 @@ from thalweg.core.options.update_targets import MASTER
 from thalweg.core.section import Call
 from thalweg.core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
+from thalweg.ground.locks import importing
 from thalweg.optim import differing
 from thalweg.optim.differing import Want, sum_of
 from thalweg.optim.groups import hypers_of
@@ -35,7 +36,10 @@ Plan = tuple[Loading, list[str]]
 
 
 def load(
-    optimizer: Any, state_dict: Mapping[str, object], plan: Callable[[Any, dict[str, Any]], Plan]
+    optimizer: Any,
+    state_dict: Mapping[str, object],
+    plan: Callable[[Any, dict[str, Any]], Plan],
+    convert: bool = False,
 ) -> None:
     """Set a state in one section, and call torch's hooks before and after it.
 
@@ -43,6 +47,7 @@ def load(
         optimizer: A `FusedOptimizer`.
         state_dict: What it was given.
         plan: `as_torch` or `in_place`.
+        convert: Whether slots that are kept otherwise than here are converted, or refused.
 
     Raises:
         CheckpointMismatchError: A step could not be taken with it.
@@ -50,6 +55,7 @@ def load(
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
     given, left = without_sums(optimizer, given)
+    given = fitted(optimizer, given, convert)
     loading, lacking = plan(optimizer, given)
     if lacking:
         warn(differing.lacking_message(_title(optimizer), lacking), CheckpointWarning)
@@ -99,7 +105,7 @@ def as_torch(
         _give_back_dtypes(twin, given, kinds, optimizer._around.keeps_as_torch)
         for group in twin.param_groups:
             for param in group["params"]:
-                slots = optimizer._rule_of(group, param).slots
+                slots = optimizer._own_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
     _give_back_numbers(twin, given)
     for _, own in states_of(twin.state):
@@ -135,6 +141,22 @@ def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any],
             del states[key]
     groups = [{n: x for n, x in group.items() if n != COUNT} for group in given["param_groups"]]
     return {**given, "state": states, "param_groups": groups}, bool(summed)
+
+
+def fitted(optimizer: Any, given: dict[str, Any], convert: bool = False) -> dict[str, Any]:
+    """A state whose slots are kept as an optimizer keeps them, and drawn by random bits as it does;
+    see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
+    groups = given["param_groups"]
+    if any(group.get("round") is not None for group in groups):
+        with importing:
+            from thalweg.optim.drawn_states import fit_rounding
+        given = fit_rounding(optimizer, given, convert)
+        groups = given["param_groups"]
+    if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
+        with importing:
+            from thalweg.optim.encoding import fit_storage
+        return fit_storage(optimizer, given, convert)
+    return given
 
 
 def warn_of_sums(optimizer: object) -> None:
@@ -219,7 +241,7 @@ def _give_back_dtypes(
     keys = [key for group in given["param_groups"] for key in group["params"]]
     members = [(group, param) for group in twin.param_groups for param in group["params"]]
     for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin._rule_of(group, param).scalar_slots}
+        numbers = {slot.name for slot in twin._own_rule(group, param).scalar_slots}
         for name, value in given["state"].get(key, {}).items():
             own = twin.state[param].get(name)
             both = isinstance(own, Tensor) and isinstance(value, Tensor)
@@ -231,9 +253,14 @@ def _give_back_dtypes(
             is_torchs = name in numbers and not kinds.has_master(param)
             if is_torchs and own.shape == value.shape:
                 twin.state[param][name] = own.to(home)
-            elif is_other or (value.is_floating_point() and own.dtype != value.dtype):
-                dtype = value.dtype if value.is_floating_point() else own.dtype
+            elif is_other or (_is_kept(value) and own.dtype != value.dtype):
+                dtype = value.dtype if _is_kept(value) else own.dtype
                 twin.state[param][name] = value.detach().to(home, dtype, copy=True)
+
+
+def _is_kept(value: Tensor) -> bool:
+    """Whether a tensor of a state has its dtype for a reason: numbers, and bytes of codecs."""
+    return value.is_floating_point() or value.dtype == torch.uint8
 
 
 def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
@@ -245,7 +272,7 @@ def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
         own, saved = twin.state.get(param, {}), given["state"].get(key, {})
         if getattr(twin._kind_of(group)._torch, "_has_step", True):
             continue
-        for slot in twin._rule_of(group, param).scalar_slots:
+        for slot in twin._own_rule(group, param).scalar_slots:
             value, now = saved.get(slot.name), own.get(slot.name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and value.dtype != now.dtype:
                 own[slot.name] = value.detach().to(now.device, copy=True)

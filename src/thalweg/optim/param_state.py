@@ -203,6 +203,9 @@ class ParamState:
                 made = filled_beside(shape, start, param, dtype)
                 self._fresh[id(param)][name] = made
             return
+        if slot.storage is not None:
+            self._make_encoded(slot, lacking, starts)
+            return
         plain = [param for param in lacking if slot.scalar or not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in plain]
         device = self._kinds.device
@@ -219,6 +222,15 @@ class ParamState:
             if name in self._kinds.beginning:
                 tensor.copy_(local(self._beginning(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
+
+    def _make_encoded(
+        self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Own]
+    ) -> None:
+        with importing:
+            from thalweg.core.encoded import make_slots
+        begun = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
+        for param, made in zip(lacking, make_slots(slot, lacking, begun), strict=True):
+            self._fresh[id(param)][slot.name] = made
 
     def _beginning(self, param: Tensor) -> Tensor:
         """What a step begins at."""

@@ -142,7 +142,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
             self._check_matrices(f"rule {self.rule.name!r}", self.rule.heads)
+        self._check_kept(self.param_groups[-1])
         self._make()
+
+    def _rule_of(self, group: Group) -> Rule:
+        return self._around.rule(self.rule)
 
     def _make(self) -> None:
         """Make the state that parameters lack."""
@@ -309,7 +313,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hooks.settle()
         raise_first(errors)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
         """Set the state and the options of the groups: all of it, or nothing.
 
         Parameters are matched by name where both sides have names, else by their order. Hooks are
@@ -318,13 +322,16 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
+            convert: Whether slots that are kept in another codec than here, or as numbers, are
+                converted, or refused; and whether a state of other random bits goes on with those
+                of here.
 
         Raises:
             CheckpointMismatchError: Something is missing, does not belong here, or has another
                 shape, dtype or rule. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
-            load(self, state_dict, in_place)
+            load(self, state_dict, in_place, convert)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}

@@ -21,6 +21,8 @@ from thalweg.core.options.lookahead import Lookahead
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
+from thalweg.core.options.rounding import Rounding
+from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.options.update_targets import StateStorage
 from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, TrustRatio
 from thalweg.errors import RuleError
@@ -41,10 +43,12 @@ OPTIONS: tuple[type[Option], ...] = (
     Cautious,
     TrustRatio,
     Sphere,
+    StateCodec,
     Lookahead,
     Average,
     Masters,
     StateDtype,
+    Rounding,
     Accumulation,
     InBackward,
     Flat,

@@ -20,7 +20,7 @@ ADADELTA = Rule(
         Hyper("rho", 0.95, "share of the running averages that is kept"),
         Hyper("epsilon", 1e-7, "added inside the roots; exact in the variable's dtype"),
     ),
-    slots=(Slot("accum_grad"), Slot("accum_var")),
+    slots=(Slot("accum_grad", positive=True), Slot("accum_var", positive=True)),
     source="Zeiler 2012; tf.keras.optimizers.Adadelta; kernel ApplyAdadelta",
     differs="torch.optim.Adadelta has learning rate 1, rho 0.9 and epsilon 1e-6.",
 )

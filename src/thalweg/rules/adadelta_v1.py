@@ -13,6 +13,6 @@ ADADELTA_V1 = replace(
         Hyper("rho", 0.95, "share of the running averages that is kept"),
         Hyper("epsilon", 1e-8, "added inside the roots"),
     ),
-    slots=(Slot("accum"), Slot("accum_update")),
+    slots=(Slot("accum", positive=True), Slot("accum_update", positive=True)),
     source="Zeiler 2012; tf.train.AdadeltaOptimizer; kernel ApplyAdadelta",
 )

@@ -17,7 +17,7 @@ ADAGRAD = Rule(
         Hyper("learning_rate", 0.001, "step size"),
         Hyper("epsilon", 1e-7, "added to the root; exact in the variable's dtype"),
     ),
-    slots=(Slot("accumulator", 0.1),),
+    slots=(Slot("accumulator", 0.1, positive=True, exact=True),),
     source="Duchi et al. 2011; tf.keras.optimizers.Adagrad; kernel ApplyAdagradV2",
     differs="torch.optim.Adagrad starts the accumulator at 0 and has learning rate 0.01.",
 )

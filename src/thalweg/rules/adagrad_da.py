@@ -48,7 +48,10 @@ ADAGRAD_DA = Rule(
         Hyper("l1", 0.0, "pulls to exactly 0"),
         Hyper("l2", 0.0, "pulls toward 0"),
     ),
-    slots=(Slot("gradient_accumulator"), Slot("gradient_squared_accumulator", 0.1)),
+    slots=(
+        Slot("gradient_accumulator", exact=True),
+        Slot("gradient_squared_accumulator", 0.1, positive=True, exact=True),
+    ),
     source="Duchi et al. 2011; tf.train.AdagradDAOptimizer; kernel ApplyAdagradDA",
     differs="Not in torch.optim.",
 )

@@ -20,7 +20,7 @@ ADAGRAD_V1 = Rule(
     update=update,
     update_single=update_single,
     hypers=(Hyper("learning_rate", 0.01, "step size"),),
-    slots=(Slot("accumulator", 0.1),),
+    slots=(Slot("accumulator", 0.1, positive=True, exact=True),),
     source="Duchi et al. 2011; tf.train.AdagradOptimizer; kernel ApplyAdagrad",
     differs="torch.optim.Adagrad starts the accumulator at 0 and adds 1e-10 to the root.",
 )

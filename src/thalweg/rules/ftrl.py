@@ -68,7 +68,7 @@ FTRL = Rule(
     update_single=update_single,
     prepare=prepare,
     hypers=HYPERS,
-    slots=(Slot("accumulator", 0.1), Slot("linear")),
+    slots=(Slot("accumulator", 0.1, positive=True, exact=True), Slot("linear", exact=True)),
     source="McMahan et al. 2013; tf.keras.optimizers.Ftrl; kernels ApplyFtrl, ApplyFtrlV2",
     differs="Not in torch.optim.",
 )

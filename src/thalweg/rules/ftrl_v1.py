@@ -22,7 +22,7 @@ def prepare(*, learning_rate, l2, beta):
     return {"l2_adjusted": adjusted_l2(learning_rate, l2, beta)}
 
 
-SLOTS = (Slot("accum", 0.1), Slot("linear"))
+SLOTS = (Slot("accum", 0.1, positive=True, exact=True), Slot("linear", exact=True))
 
 FTRL_V1 = replace(
     FTRL,

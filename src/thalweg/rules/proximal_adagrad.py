@@ -31,7 +31,7 @@ PROXIMAL_ADAGRAD = Rule(
         Hyper("l1", 0.0, "pulls to exactly 0"),
         Hyper("l2", 0.0, "pulls toward 0"),
     ),
-    slots=(Slot("accumulator", 0.1),),
+    slots=(Slot("accumulator", 0.1, positive=True, exact=True),),
     source="Duchi & Singer 2009; tf.train.ProximalAdagradOptimizer; kernel ApplyProximalAdagrad",
     differs="Not in torch.optim.",
 )

@@ -37,7 +37,7 @@ RMSPROP = Rule(
     update=update,
     update_untouched=update_untouched,
     hypers=HYPERS,
-    slots=(Slot("rms"),),
+    slots=(Slot("rms", positive=True),),
     source="tf.keras.optimizers.RMSprop",
     differs="torch.optim.RMSprop has alpha 0.99 and learning rate 0.01.",
 )
@@ -47,7 +47,7 @@ CENTERED_RMSPROP = Rule(
     update=update_centered,
     update_untouched=update_centered_untouched,
     hypers=HYPERS,
-    slots=(Slot("rms"), Slot("mg")),
+    slots=(Slot("rms", positive=True), Slot("mg")),
     source="tf.keras.optimizers.RMSprop(centered=True)",
     differs="As RMSprop: torch.optim.RMSprop has alpha 0.99 and learning rate 0.01.",
 )

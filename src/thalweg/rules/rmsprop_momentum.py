@@ -46,7 +46,7 @@ MOMENTUM_RMSPROP = Rule(
     update=update,
     update_sparse=update_sparse,
     hypers=HYPERS,
-    slots=(Slot("rms"), Slot("momentum")),
+    slots=(Slot("rms", positive=True), Slot("momentum")),
     differs=DIFFERS,
     source="tf.keras.optimizers.RMSprop(momentum=...); kernel ApplyRMSProp",
 )
@@ -56,7 +56,7 @@ CENTERED_MOMENTUM_RMSPROP = Rule(
     update=update_centered,
     update_sparse=update_centered_sparse,
     hypers=HYPERS,
-    slots=(Slot("rms"), Slot("momentum"), Slot("mg")),
+    slots=(Slot("rms", positive=True), Slot("momentum"), Slot("mg")),
     differs=DIFFERS,
     source="tf.keras.optimizers.RMSprop(momentum=..., centered=True); kernel ApplyCenteredRMSProp",
 )

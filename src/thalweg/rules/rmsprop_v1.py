@@ -23,7 +23,7 @@ RMSPROP_V1 = replace(
     MOMENTUM_RMSPROP,
     name="RMSPropV1",
     hypers=HYPERS,
-    slots=(Slot("rms", 1.0), Slot("momentum")),
+    slots=(Slot("rms", 1.0, positive=True), Slot("momentum")),
     source="tf.train.RMSPropOptimizer; kernel ApplyRMSProp",
     differs=DIFFERS,
 )
@@ -32,7 +32,7 @@ CENTERED_RMSPROP_V1 = replace(
     CENTERED_MOMENTUM_RMSPROP,
     name="CenteredRMSPropV1",
     hypers=HYPERS,
-    slots=(Slot("rms", 1.0), Slot("momentum"), Slot("mg")),
+    slots=(Slot("rms", 1.0, positive=True), Slot("momentum"), Slot("mg")),
     source="tf.train.RMSPropOptimizer(centered=True); kernel ApplyCenteredRMSProp",
     differs=DIFFERS,
 )

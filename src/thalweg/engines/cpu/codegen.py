@@ -167,20 +167,34 @@ def generate_update(update: Update, compute: str) -> Kernel:
     vectors, and how many rows and columns its matrices have.
     """
     element = Element(update, compute)
-    definitions, count = element.define_functions(), len(update.scalars)
+    definitions, pointers = element.define_functions(), _point_at_chunk(update)
     if update.vectors:
-        elements = _update_lines(element, compute)
-    else:
-        elements = _update_chunk(definitions, element)
+        return write_kernel(element, definitions, pointers, _update_lines(element))
+    return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
+
+
+def write_kernel(
+    element: Element, definitions: str, pointers: list[str], elements: list[str]
+) -> Kernel:
+    """The kernel of an update of chunks.
+
+    Args:
+        element: What becomes of an element.
+        definitions: The functions that are called.
+        pointers: Lines that point at what a chunk has of each stream.
+        elements: Lines that update its elements.
+    """
+    scalars = element.update.scalars
+    rows = [f"s{k} = scalars[row + {k}]" for k in range(len(scalars))]
     text = _KERNEL.format(
         literal=LITERAL,
-        compute=compute,
-        n_scalars=count,
-        pointers=indent_by(_point_at_chunk(update), 3),
-        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(count)] or ["pass"], 3),
+        compute=element.compute,
+        n_scalars=len(scalars),
+        pointers=indent_by(pointers, 3),
+        scalars=indent_by(rows or ["pass"], 3),
         elements=indent_by(elements, 3),
     )
-    return name_kernel("k", definitions, text, update.scalars)
+    return name_kernel("k", definitions, text, scalars)
 
 
 def of_copies(storage: str, compute: str) -> dict[str, str]:
@@ -196,31 +210,28 @@ def of_copies(storage: str, compute: str) -> dict[str, str]:
 def _point_at_chunk(update: Update) -> list[str]:
     """Point at what a chunk has of each stream."""
     lines: list[str] = []
-    width = _width_of(update)
     for stream, kind in enumerate(update.storage):
         start = "grad_offset" if update.grad and stream == 1 else "offset"
-        base = f"base[tensor * {width} + {stream}]"
-        lines.append(f"at{stream} = {base} + {start} * {STORAGE[kind].size}")
+        lines.append(f"at{stream} = {first_of(update, stream)} + {start} * {STORAGE[kind].size}")
         lines.append(f"p{stream} = {STORAGE[kind].pointer}(at{stream})")
     return lines
 
 
-def _width_of(update: Update) -> int:
-    """How many numbers the table has of a tensor."""
-    beside = len(update.vectors) + 2 if update.vectors else 0
-    return len(update.storage) + beside
+def first_of(update: Update, stream: int) -> str:
+    """Where a stream of the tensor of a chunk begins."""
+    return f"base[tensor * {update.width} + {stream}]"
 
 
-def _update_lines(element: Element, compute: str) -> list[str]:
+def _update_lines(element: Element) -> list[str]:
     """Update the elements of a chunk, which sees rows and columns, row after row."""
-    update, width = element.update, _width_of(element.update)
-    place = f"tensor * {width} + {len(update.storage)}"
+    update = element.update
+    place = f"tensor * {update.width} + {len(update.storage)}"
     sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
     vectors = {
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",
         "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
     }
-    stored = STORAGE[compute]
+    stored = STORAGE[element.compute]
     given = [
         vectors[name.rstrip("0123456789")].format(
             name=name, pointer=stored.pointer, size=stored.size, place=place, k=k

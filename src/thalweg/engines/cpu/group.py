@@ -44,6 +44,7 @@ class Group:
             before=asked.rule.before,
             from_copy=own.from_copy,
             vectors=_kinds_of(asked.rule),
+            draws=own.draws,
         )
         self.flush = asked.selection.denormals == "flush"
         self._gradient, self._measurable = own.gradient, own.measured_types

@@ -11,7 +11,7 @@ import numpy as np
 from thalweg.engines.arrays import Array
 from thalweg.engines.codegen import Kernel, Update
 from thalweg.engines.cpu import store, team
-from thalweg.engines.cpu.codegen import generate_update
+from thalweg.engines.cpu.codegen import STORAGE, generate_update
 from thalweg.engines.cpu.machine_code import tuning
 from thalweg.engines.cpu.work import Table
 from thalweg.formula import Formula
@@ -83,9 +83,15 @@ def update_kernel(
     before: Formula | None = None,
     from_copy: bool = False,
     vectors: tuple[tuple[str, str], ...] = (),
+    draws: bool = False,
 ) -> Compiled:
     """The compiled kernel of a formula for these storage types, from memory, disk or LLVM."""
     name = np.dtype(compute).name
+    if draws or not STORAGE.keys() >= {*storage}:  # slots are encoded
+        with importing:
+            from thalweg.engines.cpu.codegen_blocks import generate_blocks
+        kernel = generate_blocks(formula, storage, stages, before, copy, from_copy, draws)
+        return Compiled(kernel, compute)
     update = Update(
         formula, storage, stages, grad, entries, before, copy, from_copy, vectors=dict(vectors)
     )

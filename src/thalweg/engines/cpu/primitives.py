@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from thalweg.engines.cpu.work import STEP
 from thalweg.engines.measuring import LANES
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 
@@ -128,7 +129,9 @@ class Code:
         given, own, write = value.llvm, value.kind, self.builder
         if own == kind:
             return value
-        if own.is_float:
+        if own.is_float and not kind.is_float:
+            made = write.fptosi(given, kind.llvm)
+        elif own.is_float:
             made = (write.fpext if kind == FLOAT64 else write.fptrunc)(given, kind.llvm)
         elif kind.is_float:
             made = (write.sitofp if own.signed else write.uitofp)(given, kind.llvm)
@@ -298,6 +301,79 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
     return Value(write.trunc(chosen, _I16), UINT16)
 
 
+def _bfloat_by(code: Code, value: Value, bits: Value) -> Value:
+    """Rounded by random bits; see `thalweg.engines.draws.round_to_bfloat`."""
+    write, sixteen = code.builder, ir.Constant(_I32, 16)
+    own = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
+    size = write.and_(own, _word_of(0x7FFFFFFF))
+    moved = write.lshr(write.add(own, write.zext(bits.llvm, _I32)), sixteen)
+    is_plain = write.icmp_unsigned("<", size, _word_of(0x7F7F0000))
+    nearest = write.zext(_float_to_bfloat(code, value).llvm, _I32)
+    return Value(write.trunc(write.select(is_plain, moved, nearest), _I16), UINT16)
+
+
+def _half_by(code: Code, value: Value, bits: Value) -> Value:
+    """The same as float16; see `round_to_half`."""
+    write, one = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
+    value = code.cast_to(value, FLOAT32)
+    own = write.bitcast(value.llvm, _I32)
+    size = write.and_(own, _word_of(0x7FFFFFFF))
+    exponent = write.lshr(size, _word_of(23))
+    is_small = write.icmp_unsigned("<", exponent, _word_of(113))
+    least = write.sub(write.select(is_small, _word_of(113), exponent), _word_of(10))
+    unit = write.bitcast(write.shl(least, _word_of(23)), FLOAT32.llvm)
+    inverse = write.shl(write.sub(_word_of(254), least), _word_of(23))
+    places = write.fmul(write.bitcast(size, FLOAT32.llvm), write.bitcast(inverse, FLOAT32.llvm))
+    is_plain = write.icmp_unsigned("<", size, _word_of(0x477FE000))
+    safe = write.select(is_plain, places, one)
+    whole = write.sitofp(write.fptosi(safe, _I32), FLOAT32.llvm)
+    share = write.fmul(write.fsub(safe, whole), ir.Constant(FLOAT32.llvm, 65536.0))
+    share = write.fadd(share, write.uitofp(write.zext(bits.llvm, _I32), FLOAT32.llvm))
+    goes_up = write.fcmp_ordered(">=", share, ir.Constant(FLOAT32.llvm, 65536.0))
+    zero = ir.Constant(FLOAT32.llvm, 0.0)
+    moved = write.fmul(write.fadd(whole, write.select(goes_up, one, zero)), unit)
+    found = write.zext(_float_to_half(code, Value(moved, FLOAT32)).llvm, _I32)
+    sign = write.and_(write.lshr(own, _word_of(16)), _word_of(0x8000))
+    nearest = write.zext(_float_to_half(code, value).llvm, _I32)
+    chosen = write.select(is_plain, write.or_(found, sign), nearest)
+    return Value(write.trunc(chosen, _I16), UINT16)
+
+
+def _reserve_words(code: Code) -> Value:
+    """Room for what is drawn for some blocks, and for what lies before and after in its group."""
+    memory = code.reserve_stack(_I32, STEP // 2 + 8)
+    memory.align = 64
+    return Value(memory, pointer_to(KINDS["uint32"]))
+
+
+# Numbers as codes of 8 bits
+
+
+def _reserve_numbers(code: Code) -> Value:
+    """Room for the numbers of some blocks."""
+    memory = code.reserve_stack(FLOAT32.llvm, STEP)
+    memory.align = 64
+    return Value(memory, pointer_to(FLOAT32))
+
+
+def _magnitude_of(code: Code, x: Value) -> Value:
+    """The bits of a float32 without its sign: integers in the order of magnitudes, NaN on top."""
+    bits = code.builder.bitcast(x.llvm, _I32)
+    return Value(code.builder.and_(bits, _word_of(0x7FFFFFFF)), KINDS["int32"])
+
+
+def _float_of(code: Code, bits: Value) -> Value:
+    return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
+
+
+def _code_of(code: Code, x: Value) -> Value:
+    """The nearest integer, ties to even, of a float32 from -128 to 255; its low 8 bits."""
+    # The last bit of a sum with this number is worth 1.
+    moved = code.builder.fadd(x.llvm, ir.Constant(FLOAT32.llvm, 1.5 * 2.0**23))
+    bits = code.builder.bitcast(moved, _I32)
+    return Value(code.builder.trunc(bits, _I8), KINDS["uint8"])
+
+
 # Integers
 
 
@@ -441,6 +517,13 @@ PRIMITIVES: dict[str, Function] = {
     "float_to_half": _float_to_half,
     "bfloat_to_float": _bfloat_to_float,
     "float_to_bfloat": _float_to_bfloat,
+    "float_to_half_by": _half_by,
+    "float_to_bfloat_by": _bfloat_by,
+    "words": _reserve_words,
+    "numbers": _reserve_numbers,
+    "magnitude_of": _magnitude_of,
+    "float_of": _float_of,
+    "code_of": _code_of,
     "min": _smaller,
     "begin_denormals": _begin_denormals,
     "end_denormals": _end_denormals,

@@ -9,7 +9,7 @@ from thalweg.rules.torch.arithmetic import as_read
 WARMUP = Hyper("warmup_steps", 0.0, "steps in which the rate rises to what it is")
 POWER = Hyper("r", 0.0, "weight of a step in the mean is its number to this power")
 RATE_POWER = Hyper("weight_lr_power", 2.0, "times the largest rate so far to this one")
-SLOTS = (Slot("weight_sum", scalar=True), Slot("lr_max", scalar=True), Slot("z"))
+SLOTS = (Slot("weight_sum", scalar=True), Slot("lr_max", scalar=True), Slot("z", exact=True))
 
 
 def larger(number, other):

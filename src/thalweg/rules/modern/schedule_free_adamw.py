@@ -33,7 +33,7 @@ SCHEDULE_FREE_ADAMW = Rule(
     update=update,
     prepare=prepare,
     hypers=(*hypers(learning_rate=0.0025), WARMUP, POWER, RATE_POWER),
-    slots=(*SLOTS, Slot("exp_avg_sq")),
+    slots=(*SLOTS, Slot("exp_avg_sq", positive=True)),
     whole=True,
     source="Defazio et al. 2024; https://arxiv.org/abs/2405.15682; schedulefree",
     differs="torch.optim.AdamW needs a schedule. Use what is in `optimizer.swapped()`, or the mean"

@@ -54,7 +54,7 @@ TORCH_ADADELTA = Rule(
         WEIGHT_DECAY,
         MAXIMIZE,
     ),
-    slots=(Slot("square_avg"), Slot("acc_delta")),
+    slots=(Slot("square_avg", positive=True), Slot("acc_delta", positive=True)),
     source="Zeiler 2012; torch.optim.Adadelta",
     differs="The formula of torch.optim.Adadelta.",
 )

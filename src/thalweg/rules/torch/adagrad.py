@@ -47,7 +47,7 @@ TORCH_ADAGRAD = Rule(
         WEIGHT_DECAY,
         MAXIMIZE,
     ),
-    slots=(Slot("sum"),),
+    slots=(Slot("sum", positive=True, exact=True),),
     source="Duchi et al. 2011; torch.optim.Adagrad",
     differs="The formula of torch.optim.Adagrad.",
 )

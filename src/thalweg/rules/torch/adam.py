@@ -87,7 +87,7 @@ TORCH_ADAM = Rule(
     update=update,
     prepare=prepare,
     hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY, DECOUPLED, MAXIMIZE),
-    slots=(Slot("exp_avg"), Slot("exp_avg_sq")),
+    slots=(Slot("exp_avg"), Slot("exp_avg_sq", positive=True)),
     source="Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019; torch.optim.Adam and AdamW",
     differs="The formula of torch.optim.Adam.",
 )
@@ -96,7 +96,7 @@ TORCH_AMSGRAD = replace(
     TORCH_ADAM,
     name="TorchAMSGrad",
     update=update_amsgrad,
-    slots=(*TORCH_ADAM.slots, Slot("max_exp_avg_sq")),
+    slots=(*TORCH_ADAM.slots, Slot("max_exp_avg_sq", positive=True)),
     source="Reddi et al. 2018; torch.optim.Adam(amsgrad=True)",
     differs="The formula of torch.optim.Adam(amsgrad=True).",
 )

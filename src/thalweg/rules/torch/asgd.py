@@ -49,7 +49,7 @@ TORCH_ASGD = Rule(
         MAXIMIZE,
     ),
     # `eta` starts at the learning rate.
-    slots=(Slot("eta", 0.01, scalar=True), Slot("mu", 1.0, scalar=True), Slot("ax")),
+    slots=(Slot("eta", 0.01, scalar=True), Slot("mu", 1.0, scalar=True), Slot("ax", exact=True)),
     source="Polyak & Juditsky 1992; torch.optim.ASGD",
     differs="The formula of torch.optim.ASGD.",
 )

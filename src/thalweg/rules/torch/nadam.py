@@ -91,7 +91,11 @@ TORCH_NADAM = Rule(
         Hyper("momentum_decay", 0.004, "of the momentum's schedule"),
         MAXIMIZE,
     ),
-    slots=(Slot("mu_product", 1.0, scalar=True), Slot("exp_avg"), Slot("exp_avg_sq")),
+    slots=(
+        Slot("mu_product", 1.0, scalar=True),
+        Slot("exp_avg"),
+        Slot("exp_avg_sq", positive=True),
+    ),
     source="Dozat 2016; torch.optim.NAdam",
     differs="The formula of torch.optim.NAdam.",
 )

@@ -99,7 +99,11 @@ def update_centered_momentum(
 
 
 _MOMENTUM = Hyper("momentum", 0.9, "share of the velocity that is kept")
-_SQUARE, _VELOCITY, _MEAN = Slot("square_avg"), Slot("momentum_buffer"), Slot("grad_avg")
+_SQUARE, _VELOCITY, _MEAN = (
+    Slot("square_avg", positive=True),
+    Slot("momentum_buffer"),
+    Slot("grad_avg"),
+)
 
 TORCH_RMSPROP = Rule(
     name="TorchRMSprop",

@@ -46,7 +46,7 @@ TORCH_RPROP = Rule(
         MAXIMIZE,
     ),
     # `step_size` starts at the learning rate.
-    slots=(Slot("prev"), Slot("step_size", 0.01)),
+    slots=(Slot("prev", exact=True), Slot("step_size", 0.01, positive=True, exact=True)),
     source="Riedmiller & Braun 1993; torch.optim.Rprop",
     differs="The formula of torch.optim.Rprop.",
 )

@@ -1,0 +1,59 @@
+"""Slots that are kept in codecs of 8 bits: of which parameters, and what they begin at."""
+
+# torch.from_numpy has no types.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thalweg.core.blocks import laid_out
+from thalweg.engines.codecs import CODECS
+from thalweg.engines.codecs.codec import Codec
+from thalweg.engines.codecs.records import decode_tensor as decode_tensor
+from thalweg.engines.codecs.records import encode_array, encode_tensor
+from thalweg.formula import Slot
+from thalweg.variable import numpy_copy
+
+LEAST = 4096  # elements of a parameter below which its slots stay float32
+
+
+def codec_of(slot: Slot, param: Tensor) -> Codec | None:
+    """The codec in which a parameter's slot is kept; None where it is float32, or what it was."""
+    if slot.storage is None or param.numel() < LEAST:
+        return None
+    return CODECS[slot.storage]
+
+
+def likeness_of(codec: Codec, param: Tensor) -> Tensor:
+    """A tensor without memory that has the shape and dtype of the records of a parameter's slot."""
+    return torch.empty(codec.bytes_of(param.numel()), dtype=torch.uint8, device="meta")
+
+
+def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) -> list[Tensor]:
+    """New slots that may be encoded, each filled with a number."""
+    codecs = [codec_of(slot, param) for param in params]
+    likes = [
+        param if codec is None else likeness_of(codec, param)
+        for codec, param in zip(codecs, params, strict=True)
+    ]
+    dtypes = [torch.float32 if codec is None else torch.uint8 for codec in codecs]
+    made = laid_out(likes, dtypes, 0, device=torch.device("cpu"))
+    for codec, param, own, start in zip(codecs, params, made, starts, strict=True):
+        if start and codec is None:
+            own.fill_(start)
+        elif start and codec is not None:
+            _fill(codec, own, param.numel(), start)
+    return made
+
+
+def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:
+    """Set records to so many times a number."""
+    block = torch.full((codec.block,), number, dtype=torch.float32)
+    rows = records.view(-1, codec.record_bytes)
+    rows.copy_(encode_tensor(codec, block))
+    last = count % codec.block
+    if last:
+        rows[-1].copy_(torch.from_numpy(encode_array(codec, numpy_copy(block[:last]))))

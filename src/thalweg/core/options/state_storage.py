@@ -1,0 +1,139 @@
+"""Slots in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast
+
+from thalweg.core.hyperparameters import shown
+from thalweg.core.options.masters import Offload, StateDtype
+from thalweg.core.options.option import Option, Others
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Rule, Slot
+from thalweg.ground.locks import importing
+
+NATURAL = "8bit"
+PLAIN = "float32"
+Storage = str | tuple[tuple[str, str], ...]
+
+
+@cache
+def store_slots(rule: Rule, storage: Storage) -> Rule:
+    """A rule whose slots are kept in codecs.
+
+    Args:
+        rule: The rule.
+        storage: A codec for all slots; "8bit" for that which suits each; or pairs of a slot's name
+            and a codec, or "float32".
+
+    Raises:
+        InvalidArgumentError: There is no such slot, or it cannot be kept so.
+    """
+    with importing:
+        from thalweg.engines.codecs.rules import fault_of
+    own = {slot.name: slot for slot in rule.element_slots}
+    if isinstance(storage, str):
+        chosen = {
+            name: _natural(slot) if storage == NATURAL else storage for name, slot in own.items()
+        }
+    else:
+        chosen = dict(storage)
+        if strange := [name for name in chosen if name not in own]:
+            names = ", ".join(map(repr, own)) or "none"
+            raise InvalidArgumentError(
+                f"state_storage names {strange[0]!r}; the slots of {rule.name!r} with a number for"
+                f" each element are {names}."
+            )
+    if own and storage == NATURAL and set(chosen.values()) == {PLAIN}:
+        raise InvalidArgumentError(
+            f"state_storage='8bit': {rule.name!r} has no slot for which 8 bits are enough:"
+            f" {', '.join(own)}. Name a codec for each to have it nevertheless."
+        )
+    slots = [
+        replace(slot, storage=None if chosen[slot.name] == PLAIN else chosen[slot.name])
+        if slot.name in chosen and own.get(slot.name) is slot
+        else slot
+        for slot in rule.slots
+    ]
+    if slots == [*rule.slots]:
+        return rule
+    made = replace(rule, slots=tuple(slots))
+    if fault := fault_of(made):
+        raise InvalidArgumentError(f"state_storage: {fault}.")
+    return made
+
+
+def _natural(slot: Slot) -> str:
+    """What suits a slot."""
+    if slot.exact or slot.dtype is not None:
+        return PLAIN
+    return "root8" if slot.positive else "softsign8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateCodec(Option):
+    """Slots in 8 bits.
+
+    Attributes:
+        state_storage: In what slots of parameters of 4,096 elements and more are kept on the CPU,
+            as bytes: "8bit" for the codec that suits each, the name of a codec for all, or a dict
+            of slots' names with a codec, or "float32", for each. None keeps numbers.
+    """
+
+    changes_state = True
+    state_storage: Storage | Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        given: Any = self.state_storage
+        if given is None:
+            return
+        with importing:
+            from thalweg.engines.codecs import CODECS
+        if isinstance(given, str):
+            named, accepted = [given], [NATURAL, *CODECS]
+        else:
+            pairs = tuple(cast("Mapping[str, str]", given).items() if _is_dict(given) else given)
+            named, accepted = [codec for _, codec in pairs], [PLAIN, *CODECS]
+            object.__setattr__(self, "state_storage", pairs)
+        for each in named:
+            if each not in accepted:
+                raise InvalidArgumentError(
+                    f"state_storage has {each!r}; expected: {', '.join(map(repr, accepted))}."
+                )
+
+    def rule(self, rule: Rule) -> Rule:
+        return store_slots(rule, cast("Storage", self.state_storage))
+
+    def check_beside(self, others: Others) -> None:
+        beside = {
+            "state_dtype": others.of(StateDtype).state_dtype,
+            "state_device": others.of(Offload).state_device,
+        }
+        for name, value in beside.items():
+            if value is not None:
+                raise InvalidArgumentError(
+                    f"state_storage={shown(self.state_storage)} and {name}={value!r} both say in"
+                    " what slots are kept: choose one."
+                )
+
+
+def _is_dict(value: object) -> bool:
+    """Whether a value is a dict of texts.
+
+    Raises:
+        InvalidTypeError: It is neither that nor what has been made of one.
+    """
+    is_dict = isinstance(value, Mapping)
+    pairs = [*cast("Mapping[Any, Any]", value).items()] if is_dict else value
+    try:
+        texts = [text for pair in cast("Any", pairs) for text in pair]
+    except TypeError:
+        texts = [None]
+    if not all(isinstance(each, str) for each in texts):
+        raise InvalidTypeError(
+            "state_storage must be None, a text, or a dict of slots' names with a text for each,"
+            f" not {shown(value)}."
+        )
+    return is_dict

@@ -1,0 +1,13 @@
+"""Codecs: how slots are kept in 8 bits. One file each; engines decode and encode in the update."""
+
+from __future__ import annotations
+
+from thalweg.engines.codecs.codec import Codec
+from thalweg.engines.codecs.dynamic8 import DYNAMIC8, DYNAMIC8_POSITIVE
+from thalweg.engines.codecs.linear8 import LINEAR8
+from thalweg.engines.codecs.root8 import ROOT8
+from thalweg.engines.codecs.softsign8 import SOFTSIGN8
+
+CODECS: dict[str, Codec] = {
+    each.name: each for each in (SOFTSIGN8, ROOT8, LINEAR8, DYNAMIC8, DYNAMIC8_POSITIVE)
+}

@@ -1,0 +1,77 @@
+"""Records of a codec as arrays: encoded and decoded by NumPy, as kernels do to the last bit."""
+
+# torch.from_numpy has no types.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from thalweg.engines.codecs.codec import (
+    LARGEST_PEAK,
+    LEAST_PEAK,
+    NAN,
+    SCALE_BYTES,
+    Codec,
+)
+from thalweg.engines.numpy_functions import numpy_formula
+from thalweg.variable import numpy_copy
+
+Bytes = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
+
+_SIGN = np.uint32(0x7FFFFFFF)  # all bits but it
+_ONE = 0x3F800000  # 1, as bits
+
+
+def encode_array(codec: Codec, numbers: Float32) -> Bytes:
+    """The records of numbers, of shape (codec.bytes_of(len(numbers)),).
+
+    Args:
+        codec: The codec.
+        numbers: Of one dimension.
+    """
+    records = np.zeros((-(-len(numbers) // codec.block), codec.record_bytes), np.uint8)
+    blocks = np.zeros((len(records), codec.block), np.float32)
+    blocks.reshape(-1)[: len(numbers)] = numbers
+    with np.errstate(all="ignore"):
+        prepared: Any = numpy_formula(codec.prepare, np.float32)(blocks)[0]
+    # Compared as integers, which no flag of the processor takes for zeros, and puts NaN on top.
+    peaks = (prepared.view(np.uint32) & _SIGN).max(1, keepdims=True)
+    is_usual = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
+    scales = np.where(is_usual, peaks, np.uint32(_ONE)).view(np.float32)
+    with np.errstate(all="ignore"):
+        usual = np.where(is_usual, prepared, np.float32(0))
+        codes: Any = numpy_formula(codec.encode, np.float32)(usual, scales)[0]
+    unusual = np.where(peaks > LARGEST_PEAK, np.uint32(NAN), np.uint32(0))
+    kept = np.where(is_usual, peaks, unusual)
+    records[:, :SCALE_BYTES] = kept.view(np.uint8)
+    records[:, SCALE_BYTES:] = np.rint(codes).astype(np.int16).astype(np.uint8)
+    return records.reshape(-1)
+
+
+def decode_array(codec: Codec, records: Bytes, count: int) -> Float32:
+    """The numbers that records hold, `count` of them."""
+    rows = records.reshape(-1, codec.record_bytes)
+    scales = np.ascontiguousarray(rows[:, :SCALE_BYTES]).view(np.float32)
+    kind = np.int8 if codec.signed else np.uint8
+    codes = rows[:, SCALE_BYTES:].view(kind).astype(np.float32)
+    with np.errstate(all="ignore"):
+        numbers: Any = numpy_formula(codec.decode, np.float32)(codes, scales)[0]
+    return numbers.reshape(-1)[:count]
+
+
+def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
+    """The records of a tensor on the CPU, a new uint8 tensor, in the order of its elements."""
+    flat = numbers.detach().float().contiguous().reshape(-1)
+    return torch.from_numpy(encode_array(codec, numpy_copy(flat)))
+
+
+def decode_tensor(codec: Codec, records: Tensor, like: Tensor) -> Tensor:
+    """The numbers that records on the CPU hold, a new float32 tensor of the shape of another."""
+    made = decode_array(codec, numpy_copy(records.detach().contiguous()), like.numel())
+    return torch.from_numpy(np.ascontiguousarray(made)).view(like.shape)

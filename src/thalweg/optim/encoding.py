@@ -1,0 +1,197 @@
+"""States of optimizers whose slots are kept in 8 bits: what is told of them, and other forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor
+from thalweg.core.groups import Group, titles_in
+from thalweg.core.meshes import any_on_mesh
+from thalweg.core.state import flaw, mismatch
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.optim import differing
+from thalweg.variable import TRAINED, dtype_name
+
+STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
+_COMPUTED = [each for each in TRAINED if each != torch.float64]
+_PLAIN = "float32"
+
+Storage = dict[str, str]  # codecs by the names of slots
+
+
+def storage_of(rule: Rule) -> Storage:
+    """The slots of a rule that are kept in codecs."""
+    return {slot.name: slot.storage for slot in rule.element_slots if slot.storage}
+
+
+def check_params(optimizer: Any, group: Group) -> None:
+    """Refuse parameters of a group whose slots no codec can hold.
+
+    Raises:
+        InvalidTypeError: One is complex or of float64.
+        NotImplementedError: One is a DTensor.
+        InvalidArgumentError: One is not on the CPU.
+    """
+    storage = storage_of(optimizer._rule_of(group))
+    if not storage:
+        return
+    params = group["params"]
+    titles = titles_in(optimizer.param_groups, params)
+    said = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
+    for param, title in zip(params, titles, strict=True):
+        if param.dtype not in _COMPUTED:
+            accepted = ", ".join(map(dtype_name, _COMPUTED))
+            raise InvalidTypeError(
+                f"'{title}' is {dtype_name(param.dtype)}, and its state would keep {said}, which is"
+                f" for parameters of {accepted}."
+            )
+        if any_on_mesh([param]):
+            raise NotImplementedError(
+                f"'{title}' is a DTensor, and its state would keep {said}: state_storage is not"
+                " defined for parameters that are DTensors."
+            )
+        if param.device.type not in ("cpu", "meta"):
+            raise InvalidArgumentError(
+                f"'{title}' is on {param.device}, and its state would keep {said}, which the CPU"
+                " alone updates: run on the CPU, or without state_storage."
+            )
+
+
+def tell_storage(optimizer: Any, groups: Sequence[Group]) -> None:
+    """Have the groups of a state of an optimizer say in what codecs their slots are."""
+    for group, told in zip(optimizer.param_groups, groups, strict=True):
+        if storage := storage_of(optimizer._rule_of(group)):
+            told[STORAGE] = storage
+
+
+def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[str, Any]:
+    """A state as an optimizer keeps it, whose groups say nothing of codecs.
+
+    Args:
+        optimizer: The optimizer.
+        given: The state, of the right form.
+        convert: Whether slots that are kept otherwise are converted, or refused.
+
+    Raises:
+        CheckpointMismatchError: They are refused, or are not what their groups say.
+    """
+    groups, saved = optimizer.param_groups, given["param_groups"]
+    theirs = [_told(group, place) for place, group in enumerate(saved)]
+    plain = [{k: x for k, x in group.items() if k != STORAGE} for group in saved]
+    given = {**given, "param_groups": plain}
+    if differing.sizes(groups) != differing.sizes(saved):  # which others refuse
+        return given
+    found, states = list[str](), dict(given["state"])
+    for place, (group, other) in enumerate(zip(groups, plain, strict=True)):
+        ours = storage_of(optimizer._rule_of(group))
+        if ours == theirs[place]:
+            continue
+        for param, key, title in differing.members_of(group, other):
+            own = states.get(key)
+            if not isinstance(own, Mapping):
+                continue
+            named = {*ours, *theirs[place]} & own.keys()
+            if named and not convert:
+                found.append(_refused(place, theirs[place], ours))
+                break
+            rule = optimizer._rule_of(group)
+            made = _converted(rule, own, param, theirs[place], title, found)
+            states[key] = {**own, **made}
+    if found:
+        raise mismatch(found, type(optimizer).__name__)
+    return {**given, "state": states}
+
+
+def _told(group: Mapping[str, Any], place: int) -> Storage:
+    """What a group of a state says of codecs."""
+    told = group.get(STORAGE)
+    if told is None:
+        return {}
+    is_known = isinstance(told, Mapping) and {*cast("Storage", told).values()} <= CODECS.keys()
+    if not is_known:
+        what = f"'{STORAGE}' of group {place} is {differing.told(told)}"
+        raise mismatch([f"{what}, which names no codecs; known: {', '.join(CODECS)}"])
+    return dict(cast("Storage", told))
+
+
+def _refused(place: int, theirs: Storage, ours: Storage) -> str:
+    names = dict.fromkeys((*theirs, *ours))
+    pairs = [(name, theirs.get(name, _PLAIN), ours.get(name, _PLAIN)) for name in names]
+    kept = ", ".join(f"'{n}' is in {one}, here in {x}" for n, one, x in pairs if one != x)
+    return f"group {place}: {kept}; load_state_dict(..., convert=True) encodes them again"
+
+
+def _converted(
+    rule: Rule,
+    own: Mapping[str, object],
+    param: Tensor,
+    theirs: Storage,
+    title: object,
+    found: list[str],
+) -> dict[str, Tensor]:
+    """The slots of a parameter in the codecs of a rule; what is wrong with them is added."""
+    made: dict[str, Tensor] = {}
+    for slot in rule.element_slots:
+        value = own.get(slot.name)
+        if not isinstance(value, Tensor) or not (slot.storage or slot.name in theirs):
+            continue
+        if problem := _why_unfit(value, param, theirs.get(slot.name)):
+            found.append(f"'{title}/{slot.name}' {problem}")
+            continue
+        numbers = _decoded(value, param, theirs.get(slot.name))
+        codec = codec_of(slot, param)
+        made[slot.name] = numbers if codec is None else encode_tensor(codec, numbers)
+    return made
+
+
+def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
+    """Why a value is no slot of a parameter that is kept in a codec, or as numbers."""
+    wanted = tuple(param.shape)
+    if codec is not None and value.dtype == torch.uint8:
+        wanted = (CODECS[codec].bytes_of(param.numel()),)
+    elif not value.is_floating_point():
+        return f"is {differing.kind_of(value)}, no numbers"
+    if tuple(value.shape) != wanted:
+        return f"is {differing.kind_of(value)}, not of shape {wanted}"
+    return flaw(value) or ""
+
+
+def _decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
+    """The numbers of a slot that fits."""
+    if codec is None or value.dtype != torch.uint8:
+        return value.detach().float()
+    return decode_tensor(CODECS[codec], value, param)
+
+
+def full_precision(optimizer: Any) -> dict[str, Any]:
+    """The state of an optimizer with slots of float32 in place of those in 8 bits.
+
+    An optimizer of the class without `state_storage` loads it, torch's own, too; and one with it by
+    `load_state_dict(state, convert=True)`.
+
+    Args:
+        optimizer: One of `thalweg.optim`.
+
+    Returns:
+        A state of its own, as `state_dict()`.
+
+    Raises:
+        LayoutError: A slot has no memory.
+    """
+    made = optimizer.state_dict()
+    states: dict[Any, Any] = dict(made["state"])
+    groups: Sequence[Group] = optimizer.param_groups
+    for group, told in zip(groups, made["param_groups"], strict=True):
+        theirs = told.pop(STORAGE, {})
+        for param, key, _ in differing.members_of(group, told):
+            own: Mapping[str, Any] = states.get(key, {})
+            named = [name for name in theirs if name in own]
+            if named:
+                found = {name: _decoded(own[name], param, theirs[name]) for name in named}
+                states[key] = {**own, **found}
+    return {**made, "state": states}

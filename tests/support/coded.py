@@ -1,0 +1,73 @@
+"""Steps of rules whose slots are encoded, for tests: rules, problems, and what slots hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rulebook import Case, Problem
+from thalweg import Rule, Slot
+from thalweg.engines.codecs import CODECS
+from thalweg.engines.codecs.records import decode_tensor, encode_tensor
+
+
+def natural(slot: Slot) -> str:
+    """The codec of a slot that suits all of that kind."""
+    return "root8" if slot.positive else "softsign8"
+
+
+def suited(codec: str) -> Callable[[Slot], str]:
+    """A codec for each slot that it can hold; its natural one for the others."""
+    positive = CODECS[codec].positive
+    return lambda slot: codec if slot.positive or not positive else natural(slot)
+
+
+@cache
+def encoded_rule(rule: Rule, codec: str) -> Rule:
+    """A rule whose slots are all kept in a codec, or in what suits them."""
+    choose = suited(codec)
+    own = set(rule.element_slots)
+    slots = tuple(
+        replace(slot, dtype=None, storage=choose(slot)) if slot in own else slot
+        for slot in rule.slots
+    )
+    return replace(rule, slots=slots)
+
+
+def encoded_case(case: Case, codec: str) -> Case:
+    """The same of a case."""
+    return replace(case, row=replace(case.row, rule=encoded_rule(case.rule, codec)))
+
+
+def encode_slots(case: Case, problem: Problem) -> Problem:
+    """A problem with its slots as the case's rule keeps them."""
+    problem.slots = [_encoded(case.rule, slots) for slots in problem.slots]
+    return problem
+
+
+def _encoded(rule: Rule, slots: Sequence[Tensor]) -> list[Tensor]:
+    pairs = zip(rule.codecs, slots, strict=True)
+    return [slot if name is None else encode_tensor(CODECS[name], slot) for name, slot in pairs]
+
+
+def numbers_of(case: Case, problem: Problem, index: int = 0) -> list[Tensor]:
+    """What the slots of a variable hold, as numbers."""
+    var = problem.variables[index]
+    pairs = zip(case.rule.codecs, problem.slots[index], strict=True)
+    return [
+        slot if name is None else decode_tensor(CODECS[name], slot, var) for name, slot in pairs
+    ]
+
+
+def records_of(codec: str, slot: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales of the blocks of a slot, and their codes: (blocks,), (blocks, block)."""
+    rows = slot.view(-1, CODECS[codec].record_bytes)
+    codes: Any = rows[:, 4:]
+    return rows[:, :4].contiguous().view(torch.float32).flatten(), codes.view(
+        torch.int8 if CODECS[codec].signed else torch.uint8
+    )
