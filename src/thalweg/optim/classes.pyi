@@ -1,5 +1,7 @@
 # Written by tools/stubs.py from what constructors take.
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -29,11 +31,14 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -74,6 +79,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -87,6 +95,15 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -123,11 +140,14 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -166,6 +186,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -179,6 +202,15 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -214,11 +246,14 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -256,6 +291,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -269,6 +307,15 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -305,11 +352,14 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -348,6 +398,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -361,6 +414,15 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -396,11 +458,14 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -438,6 +503,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -451,6 +519,15 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -485,11 +562,14 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -526,6 +606,9 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -539,6 +622,15 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -573,11 +665,14 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -614,6 +709,9 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -627,6 +725,15 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -663,11 +770,14 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -708,6 +818,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -721,6 +834,15 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -756,11 +878,14 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -799,6 +924,9 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -812,6 +940,15 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -842,11 +979,14 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -879,6 +1019,9 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -892,6 +1035,15 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -927,11 +1079,14 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -969,6 +1124,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -982,6 +1140,15 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -1015,11 +1182,14 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -1056,6 +1226,9 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1069,6 +1242,15 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.

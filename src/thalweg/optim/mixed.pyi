@@ -26,11 +26,14 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -61,6 +64,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -74,6 +80,15 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.

@@ -1,5 +1,7 @@
 # Written by tools/stubs.py from what constructors take.
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -40,11 +42,14 @@ class SGD(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -76,6 +81,9 @@ class SGD(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -89,6 +97,15 @@ class SGD(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -119,11 +136,14 @@ class Momentum(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -156,6 +176,9 @@ class Momentum(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -169,6 +192,15 @@ class Momentum(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -200,11 +232,14 @@ class MomentumW(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -238,6 +273,9 @@ class MomentumW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -251,6 +289,15 @@ class MomentumW(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -282,11 +329,14 @@ class Adam(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -320,6 +370,9 @@ class Adam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -333,6 +386,15 @@ class Adam(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -363,11 +425,14 @@ class LazyAdam(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -400,6 +465,9 @@ class LazyAdam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -413,6 +481,15 @@ class LazyAdam(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -444,11 +521,14 @@ class AdamW(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -482,6 +562,9 @@ class AdamW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -495,6 +578,15 @@ class AdamW(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -525,11 +617,14 @@ class Adamax(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -562,6 +657,9 @@ class Adamax(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -575,6 +673,15 @@ class Adamax(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -606,11 +713,14 @@ class Nadam(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -644,6 +754,9 @@ class Nadam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -657,6 +770,15 @@ class Nadam(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -687,11 +809,14 @@ class Adagrad(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -724,6 +849,9 @@ class Adagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -737,6 +865,15 @@ class Adagrad(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -768,11 +905,14 @@ class AdagradDA(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -806,6 +946,9 @@ class AdagradDA(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -819,6 +962,15 @@ class AdagradDA(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -849,11 +1001,14 @@ class Adadelta(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -886,6 +1041,9 @@ class Adadelta(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -899,6 +1057,15 @@ class Adadelta(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -931,11 +1098,14 @@ class RMSprop(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -969,6 +1139,9 @@ class RMSprop(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -982,6 +1155,15 @@ class RMSprop(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -1016,11 +1198,14 @@ class Ftrl(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -1057,6 +1242,9 @@ class Ftrl(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1070,6 +1258,15 @@ class Ftrl(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -1101,11 +1298,14 @@ class ProximalAdagrad(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -1139,6 +1339,9 @@ class ProximalAdagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1152,6 +1355,15 @@ class ProximalAdagrad(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -1182,11 +1394,14 @@ class ProximalGradientDescent(RuleOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -1219,6 +1434,9 @@ class ProximalGradientDescent(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1232,6 +1450,15 @@ class ProximalGradientDescent(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.

@@ -1,5 +1,7 @@
 # Written by tools/stubs.py from what constructors take.
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -22,11 +24,14 @@ class AdamWKin(ModernOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -59,6 +64,9 @@ class AdamWKin(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -72,6 +80,15 @@ class AdamWKin(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -102,11 +119,14 @@ class AdamWCoupled(AdamWKin):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -139,6 +159,9 @@ class AdamWCoupled(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -152,6 +175,15 @@ class AdamWCoupled(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -182,11 +214,14 @@ class AdamWDecoupled(AdamWKin):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -219,6 +254,9 @@ class AdamWDecoupled(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -232,6 +270,15 @@ class AdamWDecoupled(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -262,11 +309,14 @@ class AdamWIndependent(AdamWKin):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -299,6 +349,9 @@ class AdamWIndependent(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -312,6 +365,15 @@ class AdamWIndependent(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -342,11 +404,14 @@ class AdamWCautiousDecay(AdamWKin):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -379,6 +444,9 @@ class AdamWCautiousDecay(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -392,6 +460,15 @@ class AdamWCautiousDecay(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -422,11 +499,14 @@ class NAdamW(AdamWKin):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -459,6 +539,9 @@ class NAdamW(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -472,6 +555,15 @@ class NAdamW(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -502,11 +594,14 @@ class CautiousAdamW(AdamWKin):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -539,6 +634,9 @@ class CautiousAdamW(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -552,6 +650,15 @@ class CautiousAdamW(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
@@ -582,11 +689,14 @@ class StableAdamW(ModernOptimizer):
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,
         in_backward: bool = False,
@@ -619,6 +729,9 @@ class StableAdamW(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -632,6 +745,15 @@ class StableAdamW(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
                 taken: the last of them. Clipping sees the sum, and so does the update.
             wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.

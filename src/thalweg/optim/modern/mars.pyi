@@ -1,0 +1,110 @@
+# Written by tools/stubs.py from what constructors take.
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from thalweg.optim.modern.optimizer import ModernOptimizer
+
+class MARS(ModernOptimizer):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.003,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.99),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        gamma: float = 0.025,
+        mars_type: str = "adamw",
+        optimize_1d: bool = False,
+        lr_1d_factor: float = 1.0,
+        betas_1d: tuple[float | Tensor, float | Tensor] | None = None,
+        caution: bool = False,
+        *,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        fused_unscale: bool = False,
+        cautious_decay: bool = False,
+        cautious: bool = False,
+        trust_ratio: bool = False,
+        sphere: bool = False,
+        state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        masters: bool = False,
+        state_dtype: torch.dtype | None = None,
+        round: Optional[Literal['stochastic']] = None,
+        seed: int = 0,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        """Make one; see `MARS`.
+
+        Args:
+            params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
+                of their own.
+            lr: The learning rate, a number or a tensor of shape ().
+            betas: What the running means of gradients and of their squares keep in a step.
+            eps: A small number that keeps a divisor from 0.
+            weight_decay: How much of each parameter decays; 0 is none.
+            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
+                of sparse gradients are added up before.
+            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
+                parameters on a GPU are counted there then.
+            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
+                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            cautious: Elements whose step would go against their gradient stay, and the steps of
+                others are divided by their share of the parameter, which counts as at least 0.001.
+                https://arxiv.org/abs/2411.16085
+            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
+                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
+                SGD. https://arxiv.org/abs/1904.00962
+            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
+                that the parameter had before its first step, which is `radius` in its state. Decay
+                beside the step has no effect. A parameter that begins at 0 takes the rule's own
+                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
+                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
+                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
+                the parameter, which becomes what they are. They are float32 for parameters of 16
+                bits.
+            lookahead_alpha: The share of the way.
+            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
+                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+            masters: Whether parameters of 16 bits have a master in float32 in their state, as
+                `master`, which steps update, and which they follow. What others write to a
+                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
+                seen.
+            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
+                the parameter's, or that of its master.
+            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
+                become the upper one of its two neighbours as often as it is near it, so that small
+                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
+                `seed`, on the parameter's place among all, on the number of its step, and on the
+                place of the element in the whole parameter: on nothing else. None rounds to the
+                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
+                cut along another dimension than the first.
+            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
+                the same.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
+            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
+                there: gradients go there, values come back. None keeps it with the parameters. Not
+                with `in_backward`. What others write in place by `.data` is not seen then.
+        """
