@@ -33,7 +33,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
-        round: Optional[Literal['stochastic']] = None,
+        round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
         wide_sums: bool = False,

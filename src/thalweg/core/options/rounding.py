@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Literal
 
 from thalweg.core.options.masters import Offload
 from thalweg.core.options.option import Option, Others
@@ -30,7 +29,7 @@ class Rounding(Option):
     """
 
     counts = True
-    round: Literal["stochastic"] | None = None
+    round: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
