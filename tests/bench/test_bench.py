@@ -178,7 +178,7 @@ def test_the_roofline_adds_over_the_streams_of_a_rule(slots):
 def test_every_entry_is_a_rule_with_that_many_slots(name):
     by_name = {rule.name: rule for rule in rules.RULES}
     entry = catalogue.entry(name)
-    assert len(by_name[name].slots) == entry.slots
+    assert len(by_name[name].element_slots) == entry.slots
     assert problem.make_optimizer(entry)._choose_rule() is by_name[name]
 
 
@@ -191,7 +191,7 @@ def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
     entry, made = catalogue.entry(name), problem.make_tensors(TINY)
     optimizer = problem.make_optimizer(entry)
     assert type(optimizer) is by_class()[name].cls
-    assert len(optimizer._choose_rule().slots) == entry.slots
+    assert len(optimizer._choose_rule().element_slots) == entry.slots
     before = [var.detach().clone() for var in made.variables]
     problem.thalweg_step(entry, made)()
     assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))

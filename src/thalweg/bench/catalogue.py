@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def slots(self) -> int:
-        """How many slots a variable has."""
+        """How many slots of its own shape a variable has."""
         return len(self.rule.element_slots)
 
     @property
