@@ -179,7 +179,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     strange = sorted(_of_others(kind).intersection(group))
     if strange:
         raise InvalidArgumentError(f"{strange[0]!r} of group {place} is no option of {title}.")
-    known = {*kind._accepted.parameters, *kind._fixed}
+    known = {*kind._accepted.parameters, *kind._fixed} - {"self"}
     for name in group:
         is_meant = name not in known and (title_of(name) in known or did_you_mean(name, known))
         if is_meant and name not in _BESIDE:
@@ -190,7 +190,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
             raise InvalidArgumentError(
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
             )
-    own = [name for name in kind._accepted.parameters if name in group and name != "params"]
+    own = [name for name in kind._accepted.parameters if name in group and name not in _GIVEN]
     heads = group.get("heads")
     likes = [torch.zeros(heads if type(heads) is int and heads > 0 else 1, 1)]
     checked = kind(likes, **{name: group[name] for name in own}).param_groups[0]
@@ -198,6 +198,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     return {**checked, **group, "rule": kind.__name__}
 
 
+_GIVEN = ("self", "params")
 _BESIDE = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of schedules, too
 
 
