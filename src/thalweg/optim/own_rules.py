@@ -24,6 +24,7 @@ class OwnArguments(Arguments):
     """What the classes below are given: parameters, and hyperparameters of the rule."""
 
     _given: ClassVar[Rule]
+    _torch: ClassVar[Any]
     __signature__: Signature
 
     def __init__(self, params: Any, **options: Any) -> None:
