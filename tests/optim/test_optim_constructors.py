@@ -45,7 +45,7 @@ def test_constructors_say_what_each_argument_is_for(name: str) -> None:
     cls = attrgetter(name)(optim)
     notes = notes_in(cls.__init__.__doc__, "Args:")
     assert [*notes] == [*inspect.signature(cls).parameters]
-    assert all(text[0][0].isupper() or text[0][0] in '"1`' for text in notes.values())
+    assert all(text[0].isupper() or text[0] in '"1`' for text in notes.values())
 
 
 def test_a_class_has_the_last_word_on_its_arguments() -> None:

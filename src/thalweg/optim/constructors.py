@@ -22,7 +22,7 @@ from thalweg.optim.arguments import NOTES
 from thalweg.optim.step_options import OPTIONS
 
 SELF = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-Notes = dict[str, list[str]]  # lines by name
+Notes = dict[str, str]  # by name
 _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 
 
@@ -58,27 +58,44 @@ def _argument_notes() -> Notes:
 
 
 def notes_in(doc: str | None, title: str) -> Notes:
-    """What a section of a docstring says of each name, as lines that begin with its text."""
+    """What a section of a docstring says of each name, in lines as they are there."""
     found: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
-    own: list[str] = []
+    names: list[str] = []
     for line in lines[lines.index(title) + 1 :] if title in lines else []:
         if line and not line.startswith(" "):
             break
         if entry := _ENTRY.match(line):
-            own = [line[entry.end() :]]
-            found |= dict.fromkeys(entry[1].split(", "), own)
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, line[entry.end() :])
         elif line:
-            own.append(line)
+            found |= {name: f"{found[name]}\n{line}" for name in names}
     return found
 
 
 def with_options(own: Signature, *beside: Parameter) -> Signature:
-    """A signature with the keywords of all options, before its `**keywords` if it has such."""
+    """The signature of a constructor with options: with `self`, and all keywords of options.
+
+    Args:
+        own: What is taken otherwise; keywords of options come before its `**keywords`.
+        *beside: What comes before those of options.
+    """
     plain = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
     rest = [each for each in own.parameters.values() if each.kind is each.VAR_KEYWORD]
     plain = [_of_params(each) if each.name == "params" else each for each in plain]
-    return own.replace(parameters=[*plain, *beside, *option_parameters(), *rest])
+    before, after = (map(_one_of, part) for part in ([SELF, *plain, *beside], rest))
+    return own.replace(parameters=[*before, *option_parameters(), *after])
+
+
+def _one_of(parameter: Parameter) -> Parameter:
+    """One for all classes that have the same; 0 and 0.0, which are equal, are two."""
+    alike = _parameters.setdefault(type(parameter.default), {})
+    return alike.setdefault(parameter, parameter)
+
+
+# An import that leaves few objects behind is not the one in which Python looks through all of
+# torch's for garbage, which takes longer than the import.
+_parameters: dict[type, dict[Parameter, Parameter]] = {}
 
 
 def _of_params(parameter: Parameter) -> Parameter:
@@ -87,18 +104,18 @@ def _of_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """A docstring that says what each parameter of a constructor is for.
+    """A docstring that says what each parameter of a constructor is for, but for `self`.
 
     What the docstring of the class says of one comes first, then what options say of theirs, then
     what an argument of that name is in most classes.
     """
     known: list[Notes] = [notes_in(cls.__doc__, "Args:"), _option_notes(), _argument_notes()]
     lines = [f"Make one; see `{cls.__name__}`.", "", "Args:"]
-    for name, each in parameters.items():
+    for name, each in [*parameters.items()][1:]:
         note = next((own[name] for own in known if name in own), None)
         if note is not None:
             title = f"**{name}" if each.kind is each.VAR_KEYWORD else name
-            lines += [f"    {title}: {note[0]}", *note[1:]]
+            lines.append(f"    {title}: {note}")
     return "\n".join(lines)
 
 
@@ -108,7 +125,7 @@ def publish(cls: Any, accepted: Signature) -> None:
     Args:
         cls: The class. If it has no constructor of its own, it gets that of its parent, which says
             what this class takes.
-        accepted: What it takes, without `self`.
+        accepted: What it takes, with `self`.
     """
     if "__init__" not in vars(cls):
         its = cls.__init__
@@ -117,26 +134,18 @@ def publish(cls: Any, accepted: Signature) -> None:
         )
         cls.__init__.__qualname__ = f"{cls.__qualname__}.__init__"
         cls.__init__.__module__ = cls.__module__
-    made: Any = cls.__init__
-    made.__doc__ = document(cls, accepted.parameters)
-    made.__signature__ = accepted.replace(parameters=[SELF, *accepted.parameters.values()])
-    made.__annotations__ = {
-        **{each.name: each.annotation for each in accepted.parameters.values()},
-        "return": None,
-    }
-    cls.__signature__ = accepted
+    cls.__init__.__doc__ = document(cls, accepted.parameters)
+    cls.__init__.__signature__ = accepted
 
 
-def tell_own_constructor(cls: Any, accepted: Signature) -> None:
-    """Have a subclass of the user's say what its own constructor takes, if it has one.
+class OfConstructor:
+    """`__signature__` of classes: that of their constructor, which a subclass may replace.
 
-    Args:
-        cls: The class.
-        accepted: What classes take that have none.
+    `inspect` would ask `__new__` otherwise, which takes anything.
     """
-    try:
-        own = inspect.signature(cls.__init__)
-    except (TypeError, ValueError):  # such as one in C
-        cls.__signature__ = accepted
-        return
-    cls.__signature__ = own.replace(parameters=[*own.parameters.values()][1:])
+
+    def __get__(self, instance: object, owner: Any) -> Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        own = inspect.signature(owner.__init__)
+        return own.replace(parameters=[*own.parameters.values()][1:])

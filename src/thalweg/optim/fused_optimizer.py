@@ -40,6 +40,7 @@ from thalweg.ground.running import replicas
 from thalweg.ground.switches import enable_grad, no_grad
 from thalweg.ground.tracing import untraced, without_dynamo
 from thalweg.optim.columns import STEP, Blocks
+from thalweg.optim.constructors import OfConstructor
 from thalweg.optim.differing import of_options, of_strange
 from thalweg.optim.hooks import GroupHooks, Repeated
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
@@ -155,6 +156,7 @@ class FusedOptimizer(Scaled):
     _flags: ClassVar[list[str]]  # options of groups that are looked at as true or false
     _without: ClassVar[tuple[str, ...]] = ()  # a slot, and what is said of zeros that get it
     _is_torchs = True  # whether the numbers are torch's, or TensorFlow's
+    __signature__ = OfConstructor()
 
     # Not made by `__init__`: torch restores what it copies and loads without it.
     def __new__(cls, *args: Any, **keywords: Any) -> Self:

@@ -27,7 +27,7 @@ from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
-from thalweg.optim.constructors import publish, tell_own_constructor, with_options
+from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
@@ -78,7 +78,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
     _common: ClassVar[tuple[str, ...]] = ()  # options in which its groups agree
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
-    _accepted: ClassVar[inspect.Signature]  # what its constructor takes, or that of its parent
+    _accepted: ClassVar[inspect.Signature]  # what `FusedTorchOptimizer.__init__` takes for it
     _wanted: ClassVar[list[str]]  # those that it reads
     _flags: ClassVar[list[str]]  # those that are true or false
 
@@ -88,8 +88,6 @@ class FusedTorchOptimizer(FusedOptimizer):
         cls._accepted = with_options(own)
         if cls.__module__.startswith("thalweg."):
             publish(cls, cls._accepted)
-        else:
-            tell_own_constructor(cls, cls._accepted)
         apart = ("params", *HOW, *cls._unread)
         cls._wanted = [name for name in own.parameters if name not in apart]
         cls._flags = [n for n, each in own.parameters.items() if isinstance(each.default, bool)]
@@ -101,7 +99,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     def __init__(self, *args: Any, **keywords: object) -> None:
         try:
-            self._accepted.bind(*args, **keywords)
+            self._accepted.bind(self, *args, **keywords)
         except TypeError:  # which Python tells before anybody looks at a value
             rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
             self._torch.__init__(self, *args, **rest)

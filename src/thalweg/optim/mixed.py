@@ -180,7 +180,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     strange = sorted(_of_others(kind).intersection(group))
     if strange:
         raise InvalidArgumentError(f"{strange[0]!r} of group {place} is no option of {title}.")
-    known = {*kind._accepted.parameters, *kind._fixed}
+    known = {*kind._accepted.parameters, *kind._fixed} - {"self"}
     for name in group:
         is_meant = name not in known and (title_of(name) in known or did_you_mean(name, known))
         if is_meant and name not in _BESIDE:
@@ -191,7 +191,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
             raise InvalidArgumentError(
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
             )
-    own = [name for name in kind._accepted.parameters if name in group and name != "params"]
+    own = [name for name in kind._accepted.parameters if name in group and name not in _GIVEN]
     like = torch.zeros(1, 1).expand(_fewest_rows(kind, group), 1)
     checked = kind([like], **{name: group[name] for name in own}).param_groups[0]
     del checked["params"]
@@ -206,6 +206,7 @@ def _fewest_rows(kind: Any, group: Group) -> int:
     return heads if type(heads) is int and heads > 0 else 1  # the class refuses any other
 
 
+_GIVEN = ("self", "params")
 _BESIDE = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of schedules, too
 
 

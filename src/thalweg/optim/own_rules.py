@@ -23,10 +23,11 @@ class OwnArguments(Arguments):
     """What the classes below are given: parameters, and hyperparameters of the rule."""
 
     _given: ClassVar[Rule]
+    _torch: ClassVar[Any]
     __signature__: Signature
 
     def __init__(self, params: Any, **options: Any) -> None:
-        own = self.__signature__.parameters.values()
+        own = self._torch.__signature__.parameters.values()
         defaults = {each.name: each.default for each in own if each.name != "params"} | options
         hypers_of(defaults, self._given)
         torch.optim.Optimizer.__init__(self, params, defaults)

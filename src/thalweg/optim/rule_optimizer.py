@@ -24,7 +24,7 @@ from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
-from thalweg.optim.constructors import publish, tell_own_constructor, with_options
+from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named, number, title_of
 from thalweg.optim.hooks import Repeated
@@ -103,8 +103,6 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             plain = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
             cls._decided = cls._decided | {*plain[1:]} - {"params"}
             _publish_arguments(cls)
-        else:
-            tell_own_constructor(cls, inspect.signature(RuleOptimizer))
 
     def __init__(
         self,
@@ -346,5 +344,5 @@ def _publish_arguments(cls: type[RuleOptimizer]) -> None:
     publish(cls, with_options(own.replace(parameters=named), *beside))
 
 
-_CAPTURABLE = inspect.signature(RuleOptimizer, eval_str=True).parameters["capturable"]
+_CAPTURABLE = inspect.signature(RuleOptimizer.__init__, eval_str=True).parameters["capturable"]
 _publish_arguments(RuleOptimizer)

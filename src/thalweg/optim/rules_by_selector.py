@@ -46,7 +46,7 @@ class RulesBySelector:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
             own_rule = own.pop("rule") if isinstance(rule, Mapping) else rule
             kind = kind_of(own_rule)
-            known = {*kind._accepted.parameters, *kind._fixed}
+            known = {*kind._accepted.parameters, *kind._fixed} - {"self"}
             for name in own:
                 if name not in known:
                     near = did_you_mean(name, known)
