@@ -195,6 +195,9 @@ class ParamState:
         if any(lacks):
             self.lacked[name] = lacks
         lacking = list(compress(self._params, lacks))
+        if slot.storage is not None:
+            self._make_encoded(slot, lacking, starts)
+            return
         if slot.is_shaped:
             with importing:
                 from thalweg.engines.matrices import shape_beside
@@ -202,9 +205,6 @@ class ParamState:
                 shape, dtype = shape_beside(slot, param.shape), self._kinds.of(slot, param)
                 made = filled_beside(shape, start, param, dtype)
                 self._fresh[id(param)][name] = made
-            return
-        if slot.storage is not None:
-            self._make_encoded(slot, lacking, starts)
             return
         plain = [param for param in lacking if slot.scalar or not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in plain]
