@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import re
 import sys
 import textwrap
@@ -163,6 +164,8 @@ def _typed(annotation: object) -> str:
 
 
 def _written(default: object) -> str:
+    if isinstance(default, float) and not math.isfinite(default):
+        return f'float("{default}")'
     return f'"{default}"' if isinstance(default, str) else repr(default)
 
 

@@ -85,7 +85,16 @@ def _advice_for(node: ast.AST) -> str:
         return "; the return of a formula alone holds several values"
     if isinstance(node, ast.List):
         return "; return several results as `return var, slot`"
-    return ""
+    is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    return _OF_ONE if isinstance(node, ast.Subscript | ast.Attribute) or is_product else ""
+
+
+# Why formulas know neither sums nor shapes.
+_OF_ONE = (
+    "; a formula is for one element: sums over a whole variable are `measures` of the rule"
+    " (docs/rules.md#norms-and-numbers-per-variable), those of its rows and columns are made by a"
+    " `Measure` (docs/rules.md#rows-and-columns)"
+)
 
 
 def _instead_of(call: ast.Call) -> str:
@@ -96,11 +105,7 @@ def _instead_of(call: ast.Call) -> str:
     if last.removeprefix("nan").removeprefix("reduce_") in _REDUCTIONS and (
         name not in FUNCTIONS or len(call.args) < 2
     ):
-        return (
-            "; a formula is for one element: sums over a whole variable are `measures` of the rule"
-            " (docs/rules.md#norms-and-numbers-per-variable), those of its rows and columns are"
-            " made by a `Measure` (docs/rules.md#rows-and-columns)"
-        )
+        return _OF_ONE
     if call.keywords:
         return "; give the arguments by position"
     if name not in FUNCTIONS:

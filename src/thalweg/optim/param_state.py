@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from thalweg.core.blocks import laid_out
-from thalweg.core.complexes import as_real
 from thalweg.core.groups import Group
 from thalweg.core.meshes import beside, check_whole, filled_beside, local
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
+from thalweg.core.pairs import as_real
 from thalweg.core.plan_cache import PlanCache
 from thalweg.core.section import Call
 from thalweg.engines import resumed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Any
 
 from thalweg.core.options.masters import Offload
 from thalweg.core.options.option import Option, Others
@@ -35,7 +36,7 @@ class Rounding(Option):
     def __post_init__(self) -> None:
         if self.round not in (None, "stochastic"):
             raise InvalidArgumentError(f"round must be None or 'stochastic', not {self.round!r}.")
-        given: object = self.seed
+        given: Any = self.seed
         if isinstance(given, bool) or not isinstance(given, int):
             raise InvalidTypeError(f"seed must be an integer, not {self.seed!r}.")
         if not 0 <= self.seed < SEEDS:

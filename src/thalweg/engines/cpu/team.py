@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -18,32 +17,41 @@ from typing import Any
 
 import torch
 
+from thalweg.errors import PerformanceWarning, warn
+
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _SOFT = 1  # omp_pause_soft: settings stay
 
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """The OpenMP runtime that torch mapped, or None where there is none."""
-    try:
-        with open("/proc/self/maps") as maps:
-            mapped = re.findall(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*)", maps.read())
-    except OSError:
-        return None
-    # Several may be mapped (scikit-learn ships its own): torch's lies in torch/lib or torch.libs.
-    for path in sorted(set(mapped), key=lambda path: "torch" not in path):
-        with contextlib.suppress(OSError, AttributeError):
-            runtime = ctypes.CDLL(path)
-            _ = runtime.GOMP_parallel
-            return runtime
+    """What has the OpenMP runtime that torch runs on, or None where there is none.
+
+    It is torch's own module: a symbol is looked for in the libraries that one was linked to, too.
+    Others may be mapped beside it, such as the one that scikit-learn ships.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # such as Windows, which asks itself alone
+        runtime = ctypes.CDLL(torch._C.__file__)
+        _ = runtime.GOMP_parallel
+        return runtime
     return None
 
 
 @cache
 def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel` of the OpenMP runtime that torch mapped, or None where there is none."""
+    """`GOMP_parallel` of the OpenMP runtime that torch runs on, or None where there is none.
+
+    Warns:
+        PerformanceWarning: There is none, and torch has several threads; it is said once.
+    """
     runtime = _find_runtime()
     if runtime is None:
+        if team_size() > 1:
+            warn(
+                f"Steps on the CPU run on one thread and not on {team_size()}: the OpenMP library"
+                " of this torch has no GOMP_parallel, by which they would join its threads.",
+                PerformanceWarning,
+            )
         return None
     function = runtime.GOMP_parallel
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
