@@ -33,6 +33,7 @@ OURS: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
     ("SparseAdam", {}),
+    ("Adafactor", {"weight_decay": 0.1, "eps": (1e-6, 1e-3)}),
 ]
 LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("Lion", {"weight_decay": 0.1}),
@@ -45,6 +46,7 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("LAMB", {"weight_decay": 0.1}),
     ("AdamH", {}),
     ("ScheduleFreeAdamW", {"warmup_steps": 2}),
+    ("SM3", {"momentum": 0.5, "beta": 0.9}),
 ]
 OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
     ("Muon", {}),
@@ -89,7 +91,8 @@ OPTIONS: dict[str, list[Any]] = {
 }
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
-MEASURE = {"CautiousAdamW", "StableAdamW", "LAMB", "AdamH", "MuonH", "ScheduleFreeAdamW"}
+MEASURE = {"CautiousAdamW", "StableAdamW", "LAMB", "AdamH", "MuonH", "ScheduleFreeAdamW",
+           "Adafactor", "SM3"}  # fmt: skip
 DECAY = {"Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW", "Muon", "NorMuon"}
 # What a step says that was refused, but had added gradients to their sums.
 SUMMED = ("The sums of gradients stay", "The gradients were added to their sums")
