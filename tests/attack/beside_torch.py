@@ -79,10 +79,11 @@ class Side:
         if dice.random() < 0.2:
             self.is_hostile = True
             home: dict[str, Any] = dice.choice([given, *groups])
-            names = [name for name in HYPERS if name in taken]
-            if self.name == "Adafactor":  # whose constructor looks at a group's `eps`, too
-                names.remove("eps")
-            home[dice.choice(names)] = dice.choice(HOSTILE)
+            names, values = [name for name in HYPERS if name in taken], HOSTILE
+            if self.name == "Adafactor":
+                names.remove("eps")  # of which the constructor refuses what torch's step does
+                values = [each for each in values if not isinstance(each, Tensor)]  # in float32
+            home[dice.choice(names)] = dice.choice(values)
         self.opt = cls(groups, **{"lr": 0.1, **given}, **(self.around if is_ours else {}))
 
     def _leaf(self, dice: random.Random) -> Tensor:
