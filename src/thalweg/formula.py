@@ -290,7 +290,7 @@ class Rule:
     @lazy
     def vectors(self) -> Mapping[str, str]:
         """What formulas are given of each row and column, by name: "row" or "column"."""
-        made = {each.makes: each.over for each in self.passes if hasattr(each, "over")}
+        made = {each.makes: each.over for each in self._measures}
         of_lines = {name: over for name, over in made.items() if over != "variable"}
         return {**{slot.name: str(slot.per) for slot in self._line_slots}, **of_lines}
 
@@ -302,13 +302,18 @@ class Rule:
     @lazy
     def seen(self) -> tuple[str, ...]:
         """The names of what formulas are given as scalars are, of rows, columns and variables."""
-        return (*self.vectors, *(each.makes for each in self.passes if hasattr(each, "over")))
+        return (*self.vectors, *(each.makes for each in self._measures))
+
+    @lazy
+    def _measures(self) -> tuple[Measure, ...]:
+        """Its passes that measure."""
+        passes: tuple[Any, ...] = self.passes
+        return tuple(each for each in passes if hasattr(each, "over"))
 
     @lazy
     def is_of_lines(self) -> bool:
         """Whether it sees rows and columns of variables' last two dimensions."""
-        has_measures = any(hasattr(each, "over") for each in self.passes)
-        return has_measures or bool(self._line_slots)
+        return bool(self._measures or self._line_slots)
 
     @lazy
     def heads(self) -> tuple[int, ...]:

@@ -365,6 +365,13 @@ def of_matrices(own: list[Tensor], **options: Any) -> Any:
     return optim.Mixed([*groups, {"params": own[3:], "rule": "SGD"}], **options)
 
 
+def of_rows(own: list[Tensor], **options: Any) -> Any:
+    """Rules of rows and columns, and those of elements that they have for vectors."""
+    given = {"rule": "Adafactor"}, {"rule": "Adafactor"}, {"rule": "SM3", "momentum": 0.5}
+    groups = [{"params": [param], **rule} for param, rule in zip(own, given, strict=False)]
+    return optim.Mixed([*groups, {"params": own[3:], "rule": "SM3"}], **options)
+
+
 def in_session() -> Training:
     with graph.Graph().as_default():
         x = graph.placeholder(torch.float32, [40])
@@ -452,6 +459,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
     "optim many rules": of_optim(of_many_rules),
     "optim mixed": of_optim(lambda own: mixed(own, clip_grad_norm=1.0, ema_decay=0.9)),
+    "optim rows": of_optim(lambda own: of_rows(own, clip_grad_norm=1.0)),
     "optim matrices": of_optim(lambda own: of_matrices(own, clip_grad_norm=1.0)),
     "optim tensorflow": of_optim(lambda own: optim.tensorflow.Nadam(own, 0.01)),
     "optim accumulate": of_optim(

@@ -33,6 +33,7 @@ OURS: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
     ("SparseAdam", {}),
+    ("Adafactor", {"weight_decay": 0.1, "eps": (1e-6, 1e-3)}),
 ]
 LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("Lion", {"weight_decay": 0.1}),
@@ -48,6 +49,7 @@ LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
     ("MARS", {"mars_type": "lion", "optimize_1d": True}),
     ("Prodigy", {"d0": 1e-3, "weight_decay": 0.1}),
     ("ScheduleFreeAdamW", {"warmup_steps": 2}),
+    ("SM3", {"momentum": 0.5, "beta": 0.9}),
 ]
 OF_MATRICES: list[tuple[str, dict[str, Any]]] = [
     ("Muon", {}),
@@ -102,6 +104,8 @@ MEASURE = {
     "MuonH",
     "Prodigy",
     "ScheduleFreeAdamW",
+    "Adafactor",
+    "SM3",
 }
 DECAY = {"Adam", "AdamW", "RAdam", "ASGD", "Lion", "AdEMAMix", "StableAdamW", "Muon", "NorMuon"}
 # What a step says that was refused, but had added gradients to their sums.

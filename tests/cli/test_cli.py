@@ -709,6 +709,20 @@ def test_show_prints_the_formula() -> None:
     assert "root_correction" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "said"),
+    [
+        ("Adam", 1, "1 a step: the update"),
+        ("optim:LAMB", 2, "2 a step: variable and step; the update"),
+        ("optim:SM3", 2, "2 a step: rows and columns; the update"),
+        ("optim:Adafactor", 3, "3 a step: row, column and variable; step; the update"),
+    ],
+)
+def test_show_prints_how_often_a_step_goes_over_memory(name: str, count: int, said: str) -> None:
+    assert said in invoke("show", name).stdout
+    assert json.loads(invoke("show", name, "--json").stdout)["sweeps"] == count
+
+
 def test_show_prints_formulas_of_one_name_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = invoke("show", "Nadam").stdout.splitlines()
     assert narrow.index("TensorFlow's formula") < narrow.index("torch.optim's formula")

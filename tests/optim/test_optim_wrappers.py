@@ -410,6 +410,8 @@ def test_nan_stays_where_it_is_seen(option: str) -> None:
         ("LAMB", {"cautious": True}, "Rule 'LAMB' with cautious steps: its step depends on its"),
         ("ScheduleFreeSGD", {"cautious": True}, "ScheduleFreeSGD with cautious: parameters go w"),
         ("AdamH", {"trust_ratio": True}, "Rule 'AdamH' with a trust ratio: its step depends on"),
+        ("SM3", {"cautious": True}, "Rule 'SM3.*' with cautious steps: its step depends on its"),
+        ("Adafactor", {"sphere": True}, "Rule 'TorchAdafactor.*' on a sphere: its step depends"),
     ],
 )
 def test_refused_by_name(name: str, options: dict[str, Any], message: str) -> None:

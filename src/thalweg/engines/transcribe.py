@@ -362,23 +362,23 @@ class _Writer(ast.NodeTransformer):
     def write_several(self, node: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
         """What a helper returns, each value under its name, once all are known."""
         names = [each.id for each in target.elts if isinstance(each, ast.Name)]
-        value = node.value
-        is_named = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
-        helper = self.outer.get(value.func.id) if is_named else None  # pyright: ignore
-        is_helper = isinstance(helper, types.FunctionType) and id(helper) not in _BY_FUNCTION
+        call = node.value
         wanted = [(place, name) for place, name in enumerate(names) if name != "_"]
         is_plain = len(names) == len(target.elts) and len({n for _, n in wanted}) == len(wanted)
-        if not (is_helper and is_plain):
+        title = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+        helper = self.outer.get(title)
+        is_helper = isinstance(helper, types.FunctionType) and id(helper) not in _BY_FUNCTION
+        if not (is_plain and is_helper and isinstance(call, ast.Call)):
             raise self.refuse(node, "assign one name at a time, or what a helper function returns.")
         count = self.helpers.count_results(helper)
         if count != len(names):
             raise self.refuse(
-                node, f"`{value.func.id}` returns {count_of(count, 'value')}, not {len(names)}."
+                node, f"`{title}` returns {count_of(count, 'value')}, not {len(names)}."
             )
         made: list[ast.Assign] = []
         for place, name in wanted:
-            call = self.write_helper(value, helper, place)
-            made.append(self.write_assignment(node, f"_{place}_{name}", call))
+            value = self.write_helper(call, helper, place)
+            made.append(self.write_assignment(node, f"_{place}_{name}", value))
             self.settle_result(f"_{place}_{name}", self.helpers.conditions[helper, place])
         for place, each in wanted:
             source = ast.copy_location(ast.Name(f"_{place}_{each}", ast.Load()), node)

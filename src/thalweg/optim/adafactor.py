@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.core.groups import Group
 from thalweg.core.meshes import is_on_mesh
+from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor, kind_of
@@ -35,21 +36,35 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
-        least, of_variable = group["eps"]
+        least, of_variable = _read_eps(group["eps"])
         if least is None:
             least = torch.finfo(param.dtype).eps
-        return adafactor(float(least), float(of_variable), kind_of(param.shape))
+        return adafactor(least, of_variable, kind_of(param.shape))
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         try:
-            least, of_variable = group["eps"]
-            float(0 if least is None else least), float(of_variable)
-        except (TypeError, ValueError):
-            return [f"eps must be two numbers, or None and a number, not {group['eps']!r}"]
+            _read_eps(group["eps"])
+        except InvalidTypeError as error:
+            return [str(error).rstrip(".")]
         return []
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
         is_here = param.device.type == "cpu" and not is_on_mesh(param)
         return is_here and param.dtype in (torch.float32, torch.float64, torch.bfloat16)
+
+
+def _read_eps(given: Any) -> tuple[float | None, float]:
+    """The two numbers of the option.
+
+    Raises:
+        InvalidTypeError: It is something else.
+    """
+    try:
+        least, of_variable = given
+        return None if least is None else float(least), float(of_variable)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"eps must be two numbers, or None and a number, not {given!r}."
+        ) from error

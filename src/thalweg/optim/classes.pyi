@@ -80,8 +80,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -187,8 +188,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -292,8 +294,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -399,8 +402,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -504,8 +508,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -607,8 +612,9 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -710,8 +716,9 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -819,8 +826,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -925,8 +933,9 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1020,8 +1029,9 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1125,8 +1135,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1227,8 +1238,9 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16

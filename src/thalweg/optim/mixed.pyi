@@ -65,8 +65,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16

@@ -82,8 +82,9 @@ class SGD(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -177,8 +178,9 @@ class Momentum(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -274,8 +276,9 @@ class MomentumW(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -371,8 +374,9 @@ class Adam(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -466,8 +470,9 @@ class LazyAdam(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -563,8 +568,9 @@ class AdamW(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -658,8 +664,9 @@ class Adamax(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -755,8 +762,9 @@ class Nadam(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -850,8 +858,9 @@ class Adagrad(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -947,8 +956,9 @@ class AdagradDA(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1042,8 +1052,9 @@ class Adadelta(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1140,8 +1151,9 @@ class RMSprop(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1243,8 +1255,9 @@ class Ftrl(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1340,8 +1353,9 @@ class ProximalAdagrad(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1435,8 +1449,9 @@ class ProximalGradientDescent(RuleOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16

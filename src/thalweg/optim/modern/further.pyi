@@ -65,8 +65,9 @@ class LaProp(ModernOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -167,8 +168,9 @@ class AdEMAMix(ModernOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -266,8 +268,9 @@ class ADOPT(ModernOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -363,8 +366,9 @@ class Adan(ModernOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -462,8 +466,9 @@ class LAMB(ModernOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -555,8 +560,9 @@ class AdamH(ModernOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -649,8 +655,9 @@ class SM3(ModernOptimizer):
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
             state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all, or
-                a dict of slots' names with a codec, or "float32", for each. None keeps numbers.
+                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
+                with its counterpart for those that are never negative, or a dict of slots' names
+                with a codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16

@@ -57,7 +57,8 @@ def wrapped(
     """
     own: dict[str, Any] = {}
     if per_variable is not None:
-        if rule.per_variable is not None or rule.per_optimizer is not None:
+        has_own = rule.per_variable is not None or rule.per_optimizer is not None
+        if has_own or rule.is_of_lines:
             raise RuleError(
                 f"Rule {rule.name!r} {name}: its step depends on its own measures, and what is"
                 " measured of a step cannot follow from others."
