@@ -308,6 +308,12 @@ class StagedStep:
         """See `Ready`."""
         return self._last.compute_leaves(formulas, stages, columns)
 
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """See `Ready`."""
+        return self._last.compute_lines(measures, stages, self._with_numbers(columns))
+
     def max_abs(self) -> Float64:
         """See `Ready`."""
         return self._last.max_abs()

@@ -365,8 +365,10 @@ class _Writer(ast.NodeTransformer):
         call = node.value
         wanted = [(place, name) for place, name in enumerate(names) if name != "_"]
         is_plain = len(names) == len(target.elts) and len({n for _, n in wanted}) == len(wanted)
-        title = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
-        helper = self.outer.get(title)
+        title = (
+            call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+        )
+        helper: Any = self.outer.get(title)
         is_helper = isinstance(helper, types.FunctionType) and id(helper) not in _BY_FUNCTION
         if not (is_plain and is_helper and isinstance(call, ast.Call)):
             raise self.refuse(node, "assign one name at a time, or what a helper function returns.")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from thalweg.engines.cpu.measure import max_abs, sums_of_pair
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 _INDICES = (torch.int64, torch.int32)
 
@@ -184,6 +187,12 @@ class RowsPlan(ABC):
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         return [np.empty((0, len(formulas)))]
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """Not asked of it: rows of a sparse gradient are no rows of a matrix."""
+        raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
 
     def max_abs(self) -> Float64:
         """See `Ready`."""

@@ -31,7 +31,7 @@ def _find_runtime() -> ctypes.CDLL | None:
     Others may be mapped beside it, such as the one that scikit-learn ships.
     """
     with contextlib.suppress(OSError, AttributeError):  # such as Windows, which asks itself alone
-        runtime = ctypes.CDLL(torch._C.__file__)
+        runtime = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
         _ = runtime.GOMP_parallel
         return runtime
     return None

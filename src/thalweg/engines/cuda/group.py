@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
 from thalweg.ground.lazily import lazy
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 
 class Group:
@@ -164,6 +167,12 @@ class Group:
         )
         kernel.bind_to((len(found), 1), arguments, self._all_aligned()).run()
         return found
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """Not asked of it: the reference engine measures rows and columns on a GPU."""
+        raise NotImplementedError("the reference engine measures rows and columns on a GPU")
 
     def max_abs(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""
