@@ -67,13 +67,13 @@ class _Kept(NamedTuple):
     """What is kept of one formula in the course of a tile.
 
     Attributes:
-        index: The number of its value.
+        value: The number of its value.
         reduce: How values become one.
         targets: The numbers of the measures of each "row", "column" and "variable", where there
             are some: two may be alike.
     """
 
-    index: int
+    value: int
     reduce: str
     targets: dict[str, list[int]]
 
@@ -136,7 +136,7 @@ class _Tile:
 
     @property
     def values(self) -> list[str]:
-        value = f"v{self._kept.index}"
+        value = f"v{self._kept.value}"
         return [
             *([f"{self._row}[i] = {value}"] if self._has_row else []),
             *([self._kept.join(f"{self._column}[i]", value)] if self._has_columns else []),
