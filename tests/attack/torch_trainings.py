@@ -33,6 +33,7 @@ OURS: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {}),
     ("Rprop", {}),
     ("SparseAdam", {}),
+    # Torch has the least root of the first parameter's dtype for all of a group.
     ("Adafactor", {"weight_decay": 0.1, "eps": (1e-6, 1e-3)}),
 ]
 LACKED: list[tuple[str, dict[str, Any]]] = [  # by torch
