@@ -79,7 +79,7 @@ class Figure:
 
 
 def compared(
-    name: str, timings: Timings, one: str, other: str, target: float, sense: Sense = "<="
+    name: str, timings: Timings, one: str, other: str, target: float | None, sense: Sense = "<="
 ) -> Figure:
     """How long a step of `one` takes in units of the `other`'s, in the same rounds."""
     return Figure(

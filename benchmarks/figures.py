@@ -25,6 +25,7 @@ import matrices
 import modern
 import ranks
 import record
+import rounding
 import saving
 import sparse
 import startup
@@ -64,6 +65,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "optim-compiled": drop_ins.compiled,
     "modern": modern.modern,
     "eight-bits": eight_bits.eight_bits,
+    "rounding": rounding.rounding,
     "matrices": matrices.matrices,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,
