@@ -23,6 +23,12 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     1 in place of the last dimension, or the last but one; of all others `variance`. What is not on
     the CPU, is a DTensor, or is float16 is left to torch.
 
+    Args:
+        beta2_decay: The weight of a square in its mean is the number of the step to this power.
+        eps: The least root of a mean square, the dtype's own if None, and the least length of a
+            parameter.
+        d: How long the mean step may be, where the rate is 1.
+
     Source: Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235; torch.optim.Adafactor
     """
 

@@ -169,6 +169,9 @@ class SM3(ModernOptimizer):
     dimensions have a sum for each element, `accumulator_0`. With `momentum` there is a
     `momentum_buffer`. With `beta` sums are running means, and no smaller than before.
 
+    Args:
+        beta: What sums keep in a step, which are running means then; 0 keeps all of them.
+
     Source: Anil et al. 2019, https://arxiv.org/abs/1901.11150; pytorch_optimizer.SM3
     """
 

@@ -636,6 +636,7 @@ class SM3(ModernOptimizer):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             momentum: What the running mean of gradients keeps in a step.
+            beta: What sums keep in a step, which are running means then; 0 keeps all of them.
             eps: A small number that keeps a divisor from 0.
             clip_grad_norm: All gradients are scaled so that their common norm is no higher.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows

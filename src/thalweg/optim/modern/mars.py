@@ -28,6 +28,14 @@ class MARS(ModernOptimizer):
         InvalidArgumentError: `mars_type` is neither "adamw" nor "lion", or `caution` is true, which
             is not offered: what it measures follows from a norm that is measured in the same step.
 
+    Args:
+        gamma: The weight of a gradient's change.
+        mars_type: "adamw" or "lion": whose steps are taken with corrected gradients.
+        optimize_1d: Whether parameters of fewer than two dimensions take them, too.
+        lr_1d_factor: What their rate is multiplied by otherwise.
+        betas_1d: What the means of theirs keep in a step otherwise.
+        caution: Refused, if it is true.
+
     Source: Yuan et al. 2024, https://arxiv.org/abs/2411.10438; timm.optim.Mars
     """
 

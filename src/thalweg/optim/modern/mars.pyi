@@ -53,6 +53,12 @@ class MARS(ModernOptimizer):
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
+            gamma: The weight of a gradient's change.
+            mars_type: "adamw" or "lion": whose steps are taken with corrected gradients.
+            optimize_1d: Whether parameters of fewer than two dimensions take them, too.
+            lr_1d_factor: What their rate is multiplied by otherwise.
+            betas_1d: What the means of theirs keep in a step otherwise.
+            caution: Refused, if it is true.
             clip_grad_norm: All gradients are scaled so that their common norm is no higher.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
                 of sparse gradients are added up before.

@@ -24,6 +24,17 @@ class Prodigy(ModernOptimizer):
         InvalidArgumentError: `d0` or `eps` is 0, `slice_p` is not 1, or groups differ in what
             the estimate follows from.
 
+    Args:
+        beta3: What the sums of the estimate keep in a step; the root of `betas[1]` if None.
+        decouple: Whether decay is AdamW's, beside the step.
+        use_bias_correction: Whether means are corrected as Adam's.
+        safeguard_warmup: Whether the rate is left out of what the estimate divides by.
+        d0: What the estimate begins with.
+        d_coef: What it is multiplied by.
+        growth_rate: How many times larger it may become in a step.
+        fsdp_in_use: As the authors'; it does nothing.
+        slice_p: As the authors'; 1 alone.
+
     Source: Mishchenko and Defazio 2023, https://arxiv.org/abs/2306.06101; prodigyopt
     """
 
