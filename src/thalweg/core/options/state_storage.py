@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 from thalweg.core.hyperparameters import shown
@@ -16,6 +16,7 @@ from thalweg.ground.locks import importing
 
 NATURAL = "8bit"
 PLAIN = "float32"
+_POSITIVE = {"softsign8": "root8", "linear8": "root8", "dynamic8": "dynamic8_positive"}
 Storage = str | tuple[tuple[str, str], ...]
 
 
@@ -25,8 +26,8 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
 
     Args:
         rule: The rule.
-        storage: A codec for all slots; "8bit" for that which suits each; or pairs of a slot's name
-            and a codec, or "float32".
+        storage: A codec, with its counterpart for slots that are never negative; "8bit" for what
+            suits each; or pairs of a slot's name and a codec, or "float32".
 
     Raises:
         InvalidArgumentError: There is no such slot, or it cannot be kept so.
@@ -35,9 +36,8 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         from thalweg.engines.codecs.rules import fault_of
     own = {slot.name: slot for slot in rule.element_slots}
     if isinstance(storage, str):
-        chosen = {
-            name: _natural(slot) if storage == NATURAL else storage for name, slot in own.items()
-        }
+        choose = _natural if storage == NATURAL else partial(_suited, storage)
+        chosen = {name: choose(slot) for name, slot in own.items()}
     else:
         chosen = dict(storage)
         if strange := [name for name in chosen if name not in own]:
@@ -67,9 +67,15 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
 
 def _natural(slot: Slot) -> str:
     """What suits a slot."""
-    if slot.exact or slot.dtype is not None:
-        return PLAIN
-    return "root8" if slot.positive else "softsign8"
+    return PLAIN if slot.exact or slot.dtype is not None else _suited("softsign8", slot)
+
+
+def _suited(codec: str, slot: Slot) -> str:
+    """A codec, or what takes its place for a slot that is never negative.
+
+    Others would make 0 of a mean square that is small beside its block, and steps divide by it.
+    """
+    return _POSITIVE.get(codec, codec) if slot.positive else codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +84,9 @@ class StateCodec(Option):
 
     Attributes:
         state_storage: In what slots of parameters of 4,096 elements and more are kept on the CPU,
-            as bytes: "8bit" for the codec that suits each, the name of a codec for all, or a dict
-            of slots' names with a codec, or "float32", for each. None keeps numbers.
+            as bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+            counterpart for those that are never negative, or a dict of slots' names with a codec,
+            or "float32", for each. None keeps numbers.
     """
 
     changes_state = True
