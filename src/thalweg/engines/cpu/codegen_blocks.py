@@ -7,7 +7,7 @@ numbers of an encoded slot in an array of the stack.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
@@ -20,6 +20,7 @@ from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
 from thalweg.formula import Formula
 
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
+_PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 _CHUNK = """
 for begin in range(0, length, {step}):
@@ -32,35 +33,42 @@ for begin in range(0, length, {step}):
 {encoding}
 """
 
+# One loop over blocks for all slots of the same length: what one waits for, another computes.
+_BLOCKS = "for part in range(0, count, {block}):"
+
+_RECORD = "record = at{stream} + ((begin + part) >> {shift}) * {record}"
+
 _DECODE = """
-for part in range(0, count, {block}):
-    record = at{stream} + ((begin + part) >> {shift}) * {record}
-    codes, scale = {kind}_pointer(record + {header}), float32_pointer(record)[0]
-    for j in range({block}):
-        p{stream}[part + j] = {decode}(float32(codes[j]), scale)
+{at_record}
+stored{stream}, scale = {kind}_pointer(record + {header}), float32_pointer(record)[0]
+for j in range({block}):
+    p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
 """
 
 # What lies beyond the last element must not be counted for a peak, whatever was decoded there.
-_ENCODE = """
+_CLEAR = """
 for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
-for part in range(0, count, {block}):
-    record = at{stream} + ((begin + part) >> {shift}) * {record}
-    codes = uint8_pointer(record + {header})
-    peak = int32(0)
-    for j in range({block}):
-        size = magnitude_of(p{stream}[part + j])
-        peak = size if size > peak else peak
-    if (peak > {least}) & (peak <= {largest}):
-        scale = float_of(peak)
-        float32_pointer(record)[0] = scale
-        for j in range({block}):
-            codes[j] = code_of({encode}(p{stream}[part + j], scale))
-    else:
-        int32_pointer(record)[0] = {nan} if peak > {largest} else 0
-        for j in range({block}):
-            codes[j] = 0
 """
+
+_ENCODE = """
+{at_record}
+codes, peak = uint8_pointer(record + {header}), int32(0)
+for j in range({block}):
+    size = magnitude_of(p{stream}[part + j])
+    peak = size if size > peak else peak
+if (peak > {least}) & (peak <= {largest}):
+    scale = float_of(peak)
+    float32_pointer(record)[0] = scale
+    for j in range({block}):
+        codes[j] = code_of({encode}(p{stream}[part + j], scale))
+else:
+    int32_pointer(record)[0] = {nan} if peak > {largest} else 0
+    for j in range({block}):
+        codes[j] = 0
+"""
+
+Coded = dict[int, Codec]  # by stream
 
 
 def generate_blocks(
@@ -84,19 +92,18 @@ def generate_blocks(
     update = Update(
         formula, plain, stages, before=before, copy=copy, from_copy=from_copy, draws=draws
     )
-    written = {stream for _, stream in update.written_results()}
-    drawn = {k: k and k - 1 for k in sorted(written) if draws and storage[k] in NARROW}
+    changed = {stream for _, stream in update.written_results()}
+    written = {k: codec for k, codec in coded.items() if k in changed}
+    drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn)
     drawing = [draw_for(stream, number) for stream, number in drawn.items()]
-    decoding = [_lines_of(_DECODE, k, codec) for k, codec in coded.items()]
-    encoding = [_lines_of(_ENCODE, k, codec) for k, codec in coded.items() if k in written]
     elements = _CHUNK.format(
         step=STEP,
         pointers=indent_by(_point_at_elements(update, coded), 1),
-        decoding=indent_by([line for each in decoding for line in each], 1),
+        decoding=indent_by(_each_block(_DECODE, coded), 1),
         drawing=indent_by([line for each in drawing for line in each], 1),
         elements=indent_by(element.update_element(), 2),
-        encoding=indent_by([line for each in encoding for line in each], 1),
+        encoding=indent_by([*_lines_of(_CLEAR, written), *_each_block(_ENCODE, written)], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded)
@@ -113,7 +120,7 @@ class _Element(Element):
     Numbers are left there prepared: a root that an update has computed is not computed twice.
     """
 
-    def __init__(self, update: Update, coded: Mapping[int, Codec], drawn: Container[int]) -> None:
+    def __init__(self, update: Update, coded: Coded, drawn: Container[int]) -> None:
         super().__init__(update, _NUMBERS)
         self._coded, self._drawn = coded, drawn
 
@@ -125,47 +132,61 @@ class _Element(Element):
     def store_value(self, stream: int, value: str) -> str:
         codec = self._coded.get(stream)
         if codec is not None:
-            value = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
+            value = f"{_name_of('prepare', codec)}({value})"
         if stream in self._drawn:
             return f"p{stream}[i] = {rounded(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
+
+
+def _name_of(part: str, codec: Codec) -> str:
+    return f"{FUNCTION_PREFIX}{part}_{codec.name}"
 
 
 def _define_codecs(codecs: set[Codec]) -> str:
     """The functions of codecs."""
     found: dict[str, str] = {}
     for codec in sorted(codecs, key=lambda each: each.name):
-        for part in ("decode", "prepare", "encode"):
+        for part in _PARTS:
             formula = transcribe(getattr(codec, part))
             found |= FormulaWriter().define_function(f"{part}_{codec.name}", formula)
     return "\n\n".join(found.values()) + "\n"
 
 
-def _lines_of(template: str, stream: int, codec: Codec) -> list[str]:
-    """What is done to a stream of a codec."""
-    parts = {
-        each: f"{FUNCTION_PREFIX}{each}_{codec.name}" for each in ("decode", "prepare", "encode")
-    }
-    text = template.format(
-        stream=stream,
-        block=codec.block,
-        shift=_shift_of(codec),
-        record=codec.record_bytes,
-        header=SCALE_BYTES,
-        kind="int8" if codec.signed else "uint8",
-        least=LEAST_PEAK,
-        largest=LARGEST_PEAK,
-        nan=NAN,
-        **parts,
-    )
-    return text.strip().splitlines()
+def _each_block(template: str, coded: Coded) -> list[str]:
+    """What is done to each block of streams."""
+    lines: list[str] = []
+    for block in dict.fromkeys(codec.block for codec in coded.values()):
+        own = {k: codec for k, codec in coded.items() if codec.block == block}
+        lines.append(_BLOCKS.format(block=block))
+        lines += [f"    {line}" for line in _lines_of(template, own)]
+    return lines
+
+
+def _lines_of(template: str, coded: Coded) -> list[str]:
+    """A template for each of these streams."""
+    lines: list[str] = []
+    for stream, codec in coded.items():
+        shift, size = _shift_of(codec), codec.record_bytes
+        text = template.format(
+            stream=stream,
+            block=codec.block,
+            at_record=_RECORD.format(stream=stream, shift=shift, record=size),
+            header=SCALE_BYTES,
+            kind="int8" if codec.signed else "uint8",
+            least=LEAST_PEAK,
+            largest=LARGEST_PEAK,
+            nan=NAN,
+            **{part: _name_of(part, codec) for part in _PARTS},
+        )
+        lines += text.strip().splitlines()
+    return lines
 
 
 def _shift_of(codec: Codec) -> int:
     return codec.block.bit_length() - 1
 
 
-def _point_at_chunk(update: Update, coded: dict[int, Codec]) -> list[str]:
+def _point_at_chunk(update: Update, coded: Coded) -> list[str]:
     """Point at what a chunk has of each stream: elements, or records and room for their numbers."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
@@ -179,7 +200,7 @@ def _point_at_chunk(update: Update, coded: dict[int, Codec]) -> list[str]:
     return lines
 
 
-def _point_at_elements(update: Update, coded: dict[int, Codec]) -> list[str]:
+def _point_at_elements(update: Update, coded: Coded) -> list[str]:
     """Point at the elements of the streams without a codec, from `begin` on."""
     plain = [(k, STORAGE[kind]) for k, kind in enumerate(update.storage) if k not in coded]
     return [f"p{k} = {kind.pointer}(at{k} + begin * {kind.size})" for k, kind in plain]
