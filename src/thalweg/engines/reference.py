@@ -262,11 +262,11 @@ class ReferencePart:
         var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
         return [slot if each is None else _decode(each, slot, var) for each, slot in pairs]
 
-    def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
+    def _stored(self, index: int, value: Tensor, scalars: Scalars, var: Tensor) -> Tensor:
         """A new value of one of the tensors, as that is kept."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
         if codec is not None:
-            return _encode(codec, value)
+            return _encode(codec, value, var)
         if self._place is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
@@ -344,7 +344,9 @@ class ReferencePart:
         tensors = [begun, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
         changed = self._changed_by(self._rule.update, 1)
-        values = {index: self._stored(index, results[index], scalars) for index in changed}
+        values = {
+            index: self._stored(index, results[index], scalars, results[0]) for index in changed
+        }
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
@@ -393,10 +395,10 @@ def _decode(codec: Codec, records: Tensor, like: Tensor) -> Tensor:
     return decode_tensor(codec, records, like)
 
 
-def _encode(codec: Codec, values: Tensor) -> Tensor:
+def _encode(codec: Codec, values: Tensor, var: Tensor) -> Tensor:
     with importing:
         from thalweg.engines.codecs.records import encode_tensor
-    return encode_tensor(codec, values)
+    return encode_tensor(codec, values, var)
 
 
 def _namespace_of(dtype: Dtype) -> torch.dtype:

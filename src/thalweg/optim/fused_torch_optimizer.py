@@ -130,6 +130,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         if kind._of_matrices:
             self._check_matrices(kind.__name__, self._choose_rule(group).heads)
         if self._around.wrapping:
+            params = group["params"]
+            for param, title in zip(params, titles_in(self.param_groups, params), strict=True):
+                for option in self._around.wrapping:
+                    option.check_param(param, title)
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")

@@ -22,6 +22,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
 from thalweg.core.options.rounding import Rounding
+from thalweg.core.options.split import SplitWeights
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.options.update_targets import StateStorage
 from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, TrustRatio
@@ -47,6 +48,7 @@ OPTIONS: tuple[type[Option], ...] = (
     Average,
     Masters,
     StateDtype,
+    SplitWeights,
     Rounding,
     Accumulation,
     InBackward,

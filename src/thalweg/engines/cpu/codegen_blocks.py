@@ -11,6 +11,7 @@ from collections.abc import Container
 
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg.engines.codecs.split8 import PLACES
 from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg.engines.cpu.codegen_draws import begin_draws, define_draws, draw_for, rounded
@@ -67,6 +68,30 @@ else:
     for j in range({block}):
         codes[j] = 0
 """
+
+# What a bfloat16 says of a code beside it: the exponent of its last place.
+_DECODE_BESIDE = """
+{at_record}
+stored{stream} = int8_pointer(record)
+for j in range(min({block}, count - part)):
+    exponent = int32(p0[part + j] >> 7) & 255
+    exponent = exponent if exponent > {places} else {places} + 1
+    place = float_of(int32((exponent - {places}) << 23))
+    p{stream}[part + j] = {decode}(float32(stored{stream}[j]), place)
+"""
+
+_ENCODE_BESIDE = """
+{at_record}
+codes = uint8_pointer(record)
+for j in range(min({block}, count - part)):
+    exponent = int32(p0[part + j] >> 7) & 255
+    exponent = exponent if exponent > {places} else {places} + 1
+    inverse = float_of(int32((254 + {places} - exponent) << 23))
+    code = {encode}(p{stream}[part + j], inverse)
+    codes[j] = code_of(code if code == code else float32(0))
+"""
+
+_BESIDE = {_DECODE: _DECODE_BESIDE, _ENCODE: _ENCODE_BESIDE}
 
 Coded = dict[int, Codec]  # by stream
 
@@ -167,7 +192,8 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
     lines: list[str] = []
     for stream, codec in coded.items():
         shift, size = _shift_of(codec), codec.record_bytes
-        text = template.format(
+        own = _BESIDE.get(template, template) if codec.is_beside else template
+        text = own.format(
             stream=stream,
             block=codec.block,
             at_record=_RECORD.format(stream=stream, shift=shift, record=size),
@@ -176,6 +202,7 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
             least=LEAST_PEAK,
             largest=LARGEST_PEAK,
             nan=NAN,
+            places=PLACES,
             **{part: _name_of(part, codec) for part in _PARTS},
         )
         lines += text.strip().splitlines()
