@@ -13,6 +13,7 @@ from thalweg.core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
+from thalweg.variable import dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class SplitWeights(Option):
     def check_param(self, param: Tensor, title: str) -> None:
         if param.dtype != torch.bfloat16:
             raise InvalidTypeError(
-                f"'{title}' is {str(param.dtype).removeprefix('torch.')}, and weights='split' is for"
-                " parameters of bfloat16."
+                f"'{title}' is {dtype_name(param.dtype)}, and weights='split' is for parameters of"
+                " bfloat16."
             )
 
     def rule(self, rule: Rule) -> Rule:
