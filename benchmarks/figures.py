@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import dense
 import drop_ins
+import eight_bits
 import graph
 import host
 import loop
@@ -62,6 +63,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "optim-masters": drop_ins.masters,
     "optim-compiled": drop_ins.compiled,
     "modern": modern.modern,
+    "eight-bits": eight_bits.eight_bits,
     "matrices": matrices.matrices,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,

@@ -16,7 +16,7 @@ import thalweg
 from rulebook import assert_same
 from thalweg import Rule, Slot, checkpoint, optim
 from thalweg.engines import engine
-from thalweg.engines.codecs import CODECS
+from thalweg.engines.codecs import CODECS, OF_SLOTS
 from thalweg.errors import CheckpointMismatchError, RuleError
 from thalweg.optim import tensorflow
 
@@ -121,7 +121,7 @@ def test_what_is_small_is_as_without_codecs(cls: Any, own: dict[str, Any]) -> No
 @pytest.mark.parametrize("storage", ["8bit", "softsign8", "linear8", {"exp_avg_sq": "root8"}])
 def test_slots_are_bytes_and_what_is_lost_is_little(storage: Any) -> None:
     exact, own = trained(adam(None), 20), trained(adam(storage), 20)
-    kinds = {"8bit": NATURAL, **{name: dict.fromkeys(NATURAL, name) for name in CODECS}}
+    kinds = {"8bit": NATURAL, **{name: dict.fromkeys(NATURAL, name) for name in OF_SLOTS}}
     told = storage if isinstance(storage, dict) else kinds[storage]
     for param in own[0]:
         for name in NATURAL:

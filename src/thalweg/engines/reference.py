@@ -262,17 +262,32 @@ class ReferencePart:
         var, pairs = self._tensors[0], zip(self._codecs[1:], self._tensors[1:], strict=True)
         return [slot if each is None else _decode(each, slot, var) for each, slot in pairs]
 
-    def _stored(self, index: int, value: Tensor, scalars: Scalars, var: Tensor) -> Tensor:
+    def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
         """A new value of one of the tensors, as that is kept."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
+        has_lower = any(each is not None and each.is_beside for each in self._codecs)
+        if has_lower and (not index or (codec is not None and codec.is_beside)):
+            return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
-            return _encode(codec, value, var)
+            return _encode(codec, value)
         if self._place is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
             from thalweg.engines.draws import round_tensor
         own = {name: int(scalars[name]) for name in SCALARS}
         return round_tensor(value, self._tensors[0], dtype, self._place, index, own)
+
+    def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
+        """The upper or lower part of a number, see `split8`."""
+        with importing:
+            from thalweg.engines.codecs.records import split_tensor
+            from thalweg.engines.draws import draw_bits
+        bits = None
+        if self._place is not None:
+            step, *key = (int(scalars[name]) for name in SCALARS)
+            number, origin = self._place
+            bits = draw_bits(value.numel(), origin, step, number, 0, (key[0], key[1]))
+        return split_tensor(value, bits)[is_lower]
 
     @property
     def _resume_at_copy(self) -> Tensor:
@@ -344,9 +359,7 @@ class ReferencePart:
         tensors = [begun, *self._slots]
         results = compute(self._rule, self._stages, tensors, grad, scalars)
         changed = self._changed_by(self._rule.update, 1)
-        values = {
-            index: self._stored(index, results[index], scalars, results[0]) for index in changed
-        }
+        values = {index: self._stored(index, results[index], scalars) for index in changed}
         pairs = [(self._tensors[index], value) for index, value in values.items()]
         if self._copy is not None and (0 in values or not self._from_copy):
             pairs.append((self._copy, saturated(values.get(0, var), self._copy.dtype)))
@@ -389,16 +402,16 @@ class ReferencePart:
         return made
 
 
-def _decode(codec: Codec, records: Tensor, like: Tensor) -> Tensor:
+def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     with importing:
         from thalweg.engines.codecs.records import decode_tensor
-    return decode_tensor(codec, records, like)
+    return decode_tensor(codec, records, var)
 
 
-def _encode(codec: Codec, values: Tensor, var: Tensor) -> Tensor:
+def _encode(codec: Codec, values: Tensor) -> Tensor:
     with importing:
         from thalweg.engines.codecs.records import encode_tensor
-    return encode_tensor(codec, values, var)
+    return encode_tensor(codec, values)
 
 
 def _namespace_of(dtype: Dtype) -> torch.dtype:

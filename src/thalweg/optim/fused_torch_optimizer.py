@@ -467,13 +467,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                     from thalweg.engines.matrices import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot.shape))
         for slot in self._rule_of(group).element_slots:
-            if slot.storage is not None and slot.name in wanted:
+            if slot.storage is not None:
                 with importing:
                     from thalweg.core.encoded import codec_of, likeness_of
                 codec = codec_of(slot, param)
                 if codec is not None:
-                    like = likeness_of(codec, param)
-                    wanted[slot.name] = wanted[slot.name]._replace(like=like, dtypes=(like.dtype,))
+                    like, found = likeness_of(codec, param), wanted.get(slot.name, Want())
+                    wanted[slot.name] = found._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

@@ -130,6 +130,7 @@ class StepOptions:
             None if device is None else torch.device(device),
             self.of(Accumulation).accumulate > 1,
             frozenset(name for each in self.wrapping for name in each.begins),
+            self.of(SplitWeights).weights is not None,
         )
 
     def of(self, kind: type[Kind]) -> Kind:

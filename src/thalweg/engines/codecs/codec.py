@@ -38,13 +38,13 @@ class Codec:
     Args:
         name: What `Slot.storage` calls it.
         block: How many numbers share a scale.
-        signed: Whether codes are from -127 to 127, or from 0 to 255.
+        signed: Whether codes are from -128 to 127, or from 0 to 255; 128 is kept as -128.
         encode: `(prepared, scale) -> code`.
         decode: `(code, scale) -> number`; 0 of code 0.
         prepare: `(number) -> prepared`.
         positive: Whether it holds only numbers that are not negative.
-        is_beside: Whether what a code is worth is said by the variable's element, of bfloat16, and
-            not by a scale: there is none.
+        is_beside: Whether codes are the lower part of the variable itself, a bfloat16, one for each
+            element and without scales: `split8`, whose arithmetic is in its file.
     """
 
     name: str
