@@ -86,6 +86,7 @@ OPTIONS: dict[str, list[Any]] = {
     "wide_sums": [True],
     "fused_unscale": [True],
     "state_device": ["cpu"],
+    "round": ["stochastic"],
 }
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
@@ -103,7 +104,12 @@ def is_matrix(var: Tensor) -> bool:
 def options(dice: random.Random) -> dict[str, Any]:
     """None of them, one, or several."""
     count = dice.choice([0, 0, 1, 1, 2, 3])
-    return {name: dice.choice(OPTIONS[name]) for name in dice.sample(list(OPTIONS), count)}
+    found = {name: dice.choice(OPTIONS[name]) for name in dice.sample(list(OPTIONS), count)}
+    if "round" in found:
+        found["seed"] = dice.choice([0, 7])
+        for name in ("state_device", "state_dtype"):  # the latter beside variables of float64
+            found.pop(name, None)
+    return found
 
 
 def wrappers(dice: random.Random, names: set[str], is_torchs: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from rulebook import assert_same, bits, values
 from thalweg.core import section
-from thalweg.engines import Dispatcher, Selection, draws
+from thalweg.engines import Dispatcher, Selection, draws, philox
 from thalweg.engines.cpu import codegen_blocks, launch
 from thalweg.engines.cpu.codegen_draws import define_draws
 from thalweg.engines.engine import Columns, Request
@@ -28,7 +28,7 @@ KNOWN = [
     ),
 ]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-ROUND = {torch.float16: draws.round_to_half, torch.bfloat16: draws.round_to_bfloat}
+ROUND = {torch.float16: philox.round_to_half, torch.bfloat16: philox.round_to_bfloat}
 DRAWS = (0, 1, 32767, 32768, 65535)  # of 16 bits
 by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
@@ -36,7 +36,7 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
 def test_known_answers(counter: Any, key: Any, words: Any) -> None:
     first, step, number, high = counter
-    made = draws.philox((np.uint64(first), step, number, np.uint64(high)), key)
+    made = philox.philox((np.uint64(first), step, number, np.uint64(high)), key)
     assert tuple(map(int, made)) == words
 
 
@@ -49,7 +49,7 @@ def test_the_text_of_kernels_has_the_known_answers() -> None:
 
 
 def drawn(count: int, first: int = 0, step: int = 3, number: int = 2, stream: int = 1, **key: Any):
-    return draws.draw_bits(count, first, step, number, stream, key.get("key", (5, 6)))
+    return philox.draw_bits(count, first, step, number, stream, key.get("key", (5, 6)))
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 8, 9, 4097, (1 << 35) - 3, (1 << 40) + 5])
@@ -104,7 +104,7 @@ def rounded(
 
 
 def of_bits(given: torch.Tensor, dtype: torch.dtype, own: Any) -> torch.Tensor:
-    """The same by the functions of `draws`, for given bits."""
+    """The same by the functions of `philox`, for given bits."""
     flat = given.numpy().reshape(-1)
     made = ROUND[dtype](flat, np.broadcast_to(np.asarray(own, np.uint32), flat.shape))
     return torch.from_numpy(made.view(np.int16)).view(dtype).view(given.shape)
@@ -251,7 +251,7 @@ def patterns(count: int, seed: int = 0) -> torch.Tensor:
 def test_engines_and_draws_agree(size: int, place: tuple[int, int], dtype: torch.dtype) -> None:
     given = patterns(size)
     key = tuple(int(x) for x in list(draws.scalars_of(7**15, 5).values())[1:])
-    own = draws.draw_bits(size, place[1], 5, place[0], 1, key)
+    own = philox.draw_bits(size, place[1], 5, place[0], 1, key)
     wanted = bits(of_bits(given, dtype, own))
     for engine in ("cpu", "reference"):
         assert torch.equal(bits(rounded(given, dtype, engine, place, 5)), wanted)

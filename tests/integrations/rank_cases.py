@@ -25,7 +25,12 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
 )
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.distributed.tensor import (  # noqa: E402
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from thalweg import optim  # noqa: E402
@@ -33,11 +38,14 @@ from thalweg.errors import NumericsWarning  # noqa: E402
 from training import data, loss_of, model, numbers  # noqa: E402
 
 CASES: dict[str, Callable[[int, int, Path], Any]] = {}
+ROUNDED: dict[str, Any] = {"round": "stochastic", "seed": 7, "state_dtype": torch.bfloat16}
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "Adam": lambda params: optim.Adam(params, lr=0.05),
     "SGD": lambda params: optim.SGD(params, lr=0.05, momentum=0.9),
     "tensorflow.Adam": lambda params: optim.tensorflow.Adam(params, lr=0.05),
     "tensorflow.Ftrl": lambda params: optim.tensorflow.Ftrl(params, lr=0.05, l1=0.001),
+    "rounded": lambda params: optim.AdamW(params, lr=0.05, **ROUNDED),
+    "tensorflow.rounded": lambda params: optim.tensorflow.Adam(params, lr=0.05, **ROUNDED),
 }
 
 
@@ -220,6 +228,46 @@ def sharded(rank: int, count: int, folder: Path) -> Any:
             with optimizer.swapped(), plain.swapped():
                 found[name].append(farthest([*module.parameters()], [*other.parameters()]))
     return found
+
+
+@case
+def rounded_in_parts(rank: int, count: int, _: Path) -> Any:
+    """The bits of parameters and slots of 16 bits, rounded by random bits, in several parts.
+
+    What lies across the cut of another dimension is refused.
+    """
+    mesh, found = init_device_mesh("cpu", (count,)), {}
+    for name, placement in (("cut", Shard(0)), ("not cut", Replicate()), ("across", Shard(1))):
+        params = [
+            nn.Parameter(distribute_tensor(each, mesh, [placement])) for each in bfloat_params()
+        ]
+        for cls in (optim.AdamW, optim.tensorflow.Adam):
+            message = refused(lambda cls=cls, own=params: bfloat_steps(cls, own))
+            key = f"{cls.__module__.split('.')[-1]} {name}"
+            found[key] = message or as_lists(bfloat_steps(cls, params))
+    return found
+
+
+def bfloat_params() -> list[Tensor]:
+    """Parameters of which ranks have parts of several sizes, or none."""
+    noise = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=noise).bfloat16() for shape in ((13, 7), (1, 5), (300, 9))]
+
+
+def bfloat_steps(cls: Any, given: list[Any]) -> list[Tensor]:
+    """Parameters and slots after some steps from these parameters, which stay."""
+    params = [nn.Parameter(each.detach().clone()) for each in given]
+    made = cls(params, lr=0.01, round="stochastic", seed=7)
+    for step in range(4):
+        noise = torch.Generator().manual_seed(step)
+        for param in params:
+            grad = torch.randn(param.shape, generator=noise).bfloat16()
+            if isinstance(param, DTensor):
+                grad = distribute_tensor(grad, param.device_mesh, param.placements)
+            param.grad = grad
+        made.step()
+    slots = [x for param in params for x in made.state[param].values() if x.dim()]
+    return [*params, *slots]
 
 
 def refused(function: Callable[[], Any]) -> str:

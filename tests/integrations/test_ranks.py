@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from rank_cases import MAKERS, SHARDED, as_lists, loaded, steps
+from rank_cases import (
+    MAKERS,
+    SHARDED,
+    as_lists,
+    bfloat_params,
+    bfloat_steps,
+    loaded,
+    steps,
+)
+from thalweg import optim
 from training import assert_same_training, data, model, numbers
 from workers import told_by_ranks
 
@@ -64,6 +73,22 @@ def test_parameters_in_parts_have_the_numbers_of_whole_ones(name: str, told: Tol
     bound = 4 * torch.finfo(torch.float32).eps if has_norms else 0.0
     for each in told:
         assert max(each["sharded"][name]) <= bound
+
+
+@pytest.mark.parametrize("cls", [optim.AdamW, optim.tensorflow.Adam])
+@pytest.mark.parametrize("name", ["cut", "not cut"])
+def test_parts_draw_the_bits_of_the_whole(name: str, cls: Any, told: Told) -> None:
+    """On any number of ranks, with parts that begin anywhere."""
+    wanted = as_lists(bfloat_steps(cls, bfloat_params()))
+    for each in told:
+        assert each["rounded_in_parts"][f"{cls.__module__.split('.')[-1]} {name}"] == wanted
+
+
+def test_parts_of_another_dimension_draw_no_bits(told: Told) -> None:
+    for each in told:
+        for kind in ("classes", "tensorflow"):
+            message = each["rounded_in_parts"][f"{kind} across"]
+            assert "is a DTensor with the placements (S(1)); round='stochastic' is def" in message
 
 
 def test_what_is_not_defined_for_parts_is_refused(told: Told) -> None:

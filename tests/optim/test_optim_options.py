@@ -49,6 +49,8 @@ OURS: dict[str, Any] = {
     "state_dtype": torch.float64,
     "accumulate": 2,
     "wide_sums": True,
+    "round": "stochastic",
+    "seed": 7,
     "in_backward": True,
     "gradients": "flat",
     "state_device": "cpu",

@@ -127,7 +127,8 @@ def test_engines_threads_and_ways_agree(
         threads(count)
         quick = trained(make, dtype, SIZES)
         assert_same(everything(quick), everything(wanted))
-        assert taken(quick) == 3
+        # TensorFlow's Nadam has a number of 16 bits, and looks at each step.
+        assert taken(quick) == (0 if (home, name) == ("tensorflow", "Nadam") else 3)
         careful = trained(make, dtype, SIZES, is_careful=True)
         assert_same(everything(careful), everything(wanted))
         assert taken(careful) == 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_pairs
-from thalweg.core.pairs import Gradient, Pair
+from thalweg.core.pairs import Gradient, Pair, as_real
 from thalweg.engines.layout import check_kind
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
 from thalweg.errors import InvalidTypeError
@@ -21,11 +21,6 @@ from thalweg.formula import Formula, Rule
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import dtype_name
-
-
-def as_real(tensor: Tensor) -> Tensor:
-    """The same memory as real numbers, with a last dimension of 2."""
-    return torch.view_as_real(tensor.detach().resolve_conj())
 
 
 def real_pair(grad: Gradient, var: Tensor) -> Pair:

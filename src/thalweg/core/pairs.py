@@ -19,6 +19,11 @@ Gradient = Tensor | IndexedSlices
 Pair = tuple[Gradient, Tensor]
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """The same memory as real numbers, with a last dimension of 2."""
+    return torch.view_as_real(tensor.detach().resolve_conj())
+
+
 def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     """A list of pairs.
 

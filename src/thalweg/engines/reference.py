@@ -20,7 +20,6 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Array, Float64, Int64
 from thalweg.engines.copies import resumed, saturated
 from thalweg.engines.denormals import set_denormals
-from thalweg.engines.draws import SCALARS
 from thalweg.engines.engine import (
     Call,
     Columns,
@@ -273,9 +272,8 @@ class ReferencePart:
         if self._place is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
-            from thalweg.engines.draws import round_tensor
-        own = {name: int(scalars[name]) for name in SCALARS}
-        return round_tensor(value, self._tensors[0], dtype, self._place, index, own)
+            from thalweg.engines.philox import round_tensor
+        return round_tensor(value, self._tensors[0], dtype, self._place, index, scalars)
 
     def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
         """The upper or lower part of a number, see `split8`."""

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_pairs, sparse_and_constrained
-from thalweg.core.complexes import as_real
 from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import check_whole, local
 from thalweg.core.options.rounding import Rounding
-from thalweg.core.pairs import Pair
+from thalweg.core.pairs import Pair, as_real
 from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along

@@ -147,7 +147,7 @@ def fitted(optimizer: Any, given: dict[str, Any], convert: bool = False) -> dict
     """A state whose slots are kept as an optimizer keeps them, and drawn by random bits as it does;
     see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
     groups = given["param_groups"]
-    if any(group.get("round") is not None for group in groups):
+    if any("round" in group or "seed" in group for group in groups):
         with importing:
             from thalweg.optim.drawn_states import fit_rounding
         given = fit_rounding(optimizer, given, convert)

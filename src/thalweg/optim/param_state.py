@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from thalweg.core.blocks import laid_out
-from thalweg.core.complexes import as_real
 from thalweg.core.groups import Group
 from thalweg.core.meshes import beside, check_whole, filled_beside, local
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
+from thalweg.core.pairs import as_real
 from thalweg.core.plan_cache import PlanCache
 from thalweg.core.section import Call
 from thalweg.engines import resumed
@@ -195,6 +195,9 @@ class ParamState:
         if any(lacks):
             self.lacked[name] = lacks
         lacking = list(compress(self._params, lacks))
+        if slot.storage is not None:
+            self._make_encoded(slot, lacking, starts)
+            return
         if slot.shape is not None:
             with importing:
                 from thalweg.engines.matrices import matrix_shape
@@ -202,9 +205,6 @@ class ParamState:
                 shape, dtype = slot.shape(*matrix_shape(param.shape)), self._kinds.of(slot, param)
                 made = filled_beside(shape, start, param, dtype)
                 self._fresh[id(param)][name] = made
-            return
-        if slot.storage is not None:
-            self._make_encoded(slot, lacking, starts)
             return
         plain = [param for param in lacking if not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in plain]

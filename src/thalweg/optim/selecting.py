@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import EllipsisType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 from torch.nn import Module
@@ -12,7 +12,9 @@ from torch.nn import Module
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
-from thalweg.optim.selectors import ModuleParams
+
+if TYPE_CHECKING:
+    from thalweg.optim.selectors import ModuleParams
 
 Selector = str | type[Module] | int
 RuleSelector = Selector | tuple[str, ...] | EllipsisType
@@ -63,6 +65,8 @@ def groups(
         0.1 ['0.weight']
         0.0 ['0.bias', '1.weight', '1.bias']
     """
+    with importing:
+        from thalweg.optim.selectors import ModuleParams
     params, scales, of_rules = ModuleParams(module), dict(lr_scale or {}), None
     if rules is not None:
         with importing:

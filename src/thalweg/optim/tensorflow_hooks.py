@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import derived
-from thalweg.core.complexes import not_defined
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper, as_number, as_step_scalar
 from thalweg.core.pairs import Pair
@@ -18,6 +17,7 @@ from thalweg.core.there import derived_there
 from thalweg.core.vectors import TORCH, pick_members, without_denormals
 from thalweg.engines import compute_dtype
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.locks import importing
 from thalweg.ground.scalars import product
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import title_of
@@ -52,6 +52,8 @@ class TensorFlowHooks(GroupHooks):
         own = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in own if var.is_complex()]
         if unreal and not self._part.rule.linear:
+            with importing:
+                from thalweg.core.complexes import not_defined
             var = unreal[0][1]
             raise not_defined(self._part.rule, var, self.names_of([var])[0])
         super().check_pairs(pairs, narrow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from thalweg.core.options.masters import Offload
 from thalweg.core.options.option import Option, Others
@@ -36,7 +36,8 @@ class Rounding(Option):
     def __post_init__(self) -> None:
         if self.round not in (None, "stochastic"):
             raise InvalidArgumentError(f"round must be None or 'stochastic', not {self.round!r}.")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+        given: Any = self.seed
+        if isinstance(given, bool) or not isinstance(given, int):
             raise InvalidTypeError(f"seed must be an integer, not {self.seed!r}.")
         if not 0 <= self.seed < SEEDS:
             raise InvalidArgumentError(f"seed must be from 0 to 2**48 - 1, not {self.seed}.")

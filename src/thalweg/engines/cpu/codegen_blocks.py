@@ -99,12 +99,12 @@ def generate_blocks(
     written = {k: codec for k, codec in coded.items() if k in changed}
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn, lower)
-    drawing = [draw_for(stream, number) for stream, number in drawn.items()]
+    drawing = [line for stream, number in drawn.items() for line in draw_for(stream, number)]
     elements = _CHUNK.format(
         step=STEP,
         pointers=indent_by(_point_at_elements(update, coded, lower), 1),
         decoding=indent_by(_each_block(_DECODE, coded), 1),
-        drawing=indent_by([line for each in drawing for line in each], 1),
+        drawing=indent_by(drawing, 1),
         elements=indent_by(element.update_element(), 2),
         encoding=indent_by([*_lines_of(_CLEAR, written), *_each_block(_ENCODE, written)], 1),
     )

@@ -1,10 +1,11 @@
-"""The parts of a CPU kernel's text that draw random bits; see `thalweg.engines.draws`."""
+"""The parts of a CPU kernel's text that draw random bits; see `thalweg.engines.philox`."""
 
 from __future__ import annotations
 
 from thalweg.engines.codegen import Update
 from thalweg.engines.cpu.codegen import first_of
-from thalweg.engines.draws import GROUP, INCREMENTS, MASK, MULTIPLIERS, ROUNDS, SCALARS
+from thalweg.engines.draws import GROUP, SCALARS
+from thalweg.engines.philox import INCREMENTS, MASK, MULTIPLIERS, ROUNDS
 
 _ROUND = """    left, right = {first} * c0, {second} * c2
     c0, c2 = ((right >> 32) & {mask}) ^ c1 ^ k0, ((left >> 32) & {mask}) ^ c3 ^ k1

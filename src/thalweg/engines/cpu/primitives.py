@@ -302,7 +302,7 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
 
 
 def _bfloat_by(code: Code, value: Value, bits: Value) -> Value:
-    """Rounded by random bits; see `thalweg.engines.draws.round_to_bfloat`."""
+    """Rounded by random bits; see `thalweg.engines.philox.round_to_bfloat`."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
     own = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
     size = write.and_(own, _word_of(0x7FFFFFFF))

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_memories, check_pairs, check_readable, counting
-from thalweg.core.complexes import as_real, check_complex
+from thalweg.core.complexes import check_complex
 from thalweg.core.hooks import Dtype, Hooks, Shared
-from thalweg.core.pairs import Gradient, Pair, as_gradient, as_pairs, check_variables, distinct
+from thalweg.core.pairs import (
+    Gradient,
+    Pair,
+    as_gradient,
+    as_pairs,
+    as_real,
+    check_variables,
+    distinct,
+)
 from thalweg.core.section import Call
 from thalweg.core.state import making
 from thalweg.distribute.context import enter_update
