@@ -279,7 +279,8 @@ class ReferencePart:
         """The upper or lower part of a number, see `split8`."""
         with importing:
             from thalweg.engines.codecs.records import split_tensor
-            from thalweg.engines.draws import draw_bits
+            from thalweg.engines.draws import SCALARS
+            from thalweg.engines.philox import draw_bits
         bits = None
         if self._place is not None:
             step, *key = (int(scalars[name]) for name in SCALARS)
