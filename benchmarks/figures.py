@@ -64,6 +64,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "optim-compiled": drop_ins.compiled,
     "modern": modern.modern,
     "eight-bits": eight_bits.eight_bits,
+    "split-weights": eight_bits.split_weights,
     "matrices": matrices.matrices,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,

@@ -21,11 +21,11 @@ class SplitWeights(Option):
     """Weights of 24 bits in three bytes.
 
     Attributes:
-        weights: "split" has parameters, all of bfloat16, be the upper part of weights whose rest is
-            in their state, as `correction`, in 8 bits an element; steps move the sum of both, so
-            that none is lost to rounding. Parameters of fewer than 4,096 elements have a float32
-            there. What you write to a parameter moves the sum as far. Measures, such as LAMB's
-            norms, see parameters. Sparse gradients are made dense. On the CPU.
+        weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which the
+            lower 8 bits are in their state, as `correction`, a byte an element; steps move the
+            weights. What you write to a parameter is the weight, but for its correction of at most
+            half a last place. Slots are float32, if nothing says otherwise. Measures, such as
+            LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
     """
 
     changes_state = True
