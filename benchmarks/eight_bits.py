@@ -37,6 +37,33 @@ def eight_bits() -> list[Figure]:
     return figures
 
 
+def split_weights() -> list[Figure]:
+    """Weights in three bytes and states in 8 bits, gradients of bfloat16, on the same."""
+    figures: list[Figure] = []
+    for chosen, name, target in (
+        (shapes.resnet50(), "split_weights", 1.3), (SMALL, "split_weights_small", 0.30),
+    ):  # fmt: skip
+        wide, narrow = (problem.make_tensors(chosen).variables for _ in range(2))
+        narrow = [_as_bfloat(each) for each in narrow]
+        own = optim.AdamW(
+            narrow, lr=RATE, weight_decay=DECAY, weights="split", state_storage="8bit"
+        )
+        theirs = torch.optim.AdamW(wide, lr=RATE, weight_decay=DECAY, fused=True)
+        contenders = [Contender("thalweg", _warm(own)), Contender("torch", _warm(theirs))]
+        timings = measure(contenders, rounds=9, block=0.1)
+        figures.append(compared(name, timings, "thalweg", "torch", target))
+        held = _bytes(own, narrow)
+        figures.append(Figure(f"{name}_bytes", held, unit="B", note="of states, per element"))
+    return figures
+
+
+def _as_bfloat(tensor: Tensor) -> Tensor:
+    made = tensor.detach().to(torch.bfloat16).requires_grad_()
+    if tensor.grad is not None:
+        made.grad = tensor.grad.to(torch.bfloat16)
+    return made
+
+
 def _warm(optimizer: Any) -> Any:
     for _ in range(WARM_UP):
         optimizer.step()

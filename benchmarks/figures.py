@@ -66,6 +66,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "modern": modern.modern,
     "eight-bits": eight_bits.eight_bits,
     "rounding": rounding.rounding,
+    "split-weights": eight_bits.split_weights,
     "matrices": matrices.matrices,
     "ranks": ranks.ranks,
     "trainings": trainings.trainings,

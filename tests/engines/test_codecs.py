@@ -11,14 +11,14 @@ import torch
 
 from coded import encode_slots, encoded_case, numbers_of, records_of
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, assert_same, case, label, reference, take
-from thalweg.engines.codecs import CODECS
+from thalweg.engines.codecs import CODECS, OF_SLOTS
 from thalweg.engines.codecs.codec import Codec
 from thalweg.engines.codecs.records import decode_array, encode_array
 from thalweg.engines.cpu import group
 
-EVERY = [*CODECS.values()]
+EVERY = [*OF_SLOTS.values()]
 by_codec = pytest.mark.parametrize("codec", EVERY, ids=lambda codec: codec.name)
-by_name = pytest.mark.parametrize("name", CODECS)
+by_name = pytest.mark.parametrize("name", OF_SLOTS)
 CASES = [each for each in FIRST if each.rule.element_slots]
 SIZES = (1, 31, 33, 255, 257, 4096, 4097, 65536 + 257)
 

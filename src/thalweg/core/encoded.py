@@ -14,6 +14,7 @@ from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import Codec
 from thalweg.engines.codecs.records import decode_tensor as decode_tensor
 from thalweg.engines.codecs.records import encode_array, encode_tensor
+from thalweg.engines.codecs.records import lower_of as lower_of
 from thalweg.formula import Slot
 from thalweg.variable import numpy_copy
 
@@ -22,9 +23,8 @@ LEAST = 4096  # elements of a parameter below which its slots stay float32
 
 def codec_of(slot: Slot, param: Tensor) -> Codec | None:
     """The codec in which a parameter's slot is kept; None where it is float32, or what it was."""
-    if slot.storage is None or param.numel() < LEAST:
-        return None
-    return CODECS[slot.storage]
+    codec = None if slot.storage is None else CODECS[slot.storage]
+    return codec if codec is None or codec.is_beside or param.numel() >= LEAST else None
 
 
 def likeness_of(codec: Codec, param: Tensor) -> Tensor:

@@ -270,6 +270,9 @@ class ReferencePart:
     def _stored(self, index: int, value: Tensor, scalars: Scalars) -> Tensor:
         """A new value of one of the tensors, as that is kept."""
         codec, dtype = self._codecs[index], self._tensors[index].dtype
+        has_lower = any(each is not None and each.is_beside for each in self._codecs)
+        if has_lower and (not index or (codec is not None and codec.is_beside)):
+            return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
             return _encode(codec, value)
         if self._place is None or dtype not in REDUCED:
@@ -277,6 +280,19 @@ class ReferencePart:
         with importing:
             from thalweg.engines.philox import round_tensor
         return round_tensor(value, self._tensors[0], dtype, self._place, index, scalars)
+
+    def _part_of(self, value: Tensor, scalars: Scalars, is_lower: bool) -> Tensor:
+        """The upper or lower part of a number, see `split8`."""
+        with importing:
+            from thalweg.engines.codecs.records import split_tensor
+            from thalweg.engines.draws import SCALARS
+            from thalweg.engines.philox import draw_bits
+        bits = None
+        if self._place is not None:
+            step, *key = (int(scalars[name]) for name in SCALARS)
+            number, origin = self._place
+            bits = draw_bits(value.numel(), origin, step, number, 0, (key[0], key[1]))
+        return split_tensor(value, bits)[is_lower]
 
     @property
     def _resume_at_copy(self) -> Tensor:
@@ -417,10 +433,10 @@ class ReferencePart:
         return made
 
 
-def _decode(codec: Codec, records: Tensor, like: Tensor) -> Tensor:
+def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     with importing:
         from thalweg.engines.codecs.records import decode_tensor
-    return decode_tensor(codec, records, like)
+    return decode_tensor(codec, records, var)
 
 
 def _encode(codec: Codec, values: Tensor) -> Tensor:

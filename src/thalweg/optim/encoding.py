@@ -8,15 +8,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor
+from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
 from thalweg.core.groups import Group, titles_in
 from thalweg.core.meshes import any_on_mesh
+from thalweg.core.options.update_targets import MASTER, StateStorage
 from thalweg.core.state import flaw, mismatch
+from thalweg.engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import differing
 from thalweg.variable import TRAINED, dtype_name
 
+_RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
 STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
 _COMPUTED = [each for each in TRAINED if each != torch.float64]
 _PLAIN = "float32"
@@ -95,13 +98,14 @@ def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[st
             own = states.get(key)
             if not isinstance(own, Mapping):
                 continue
-            named = {*ours, *theirs[place]} & own.keys()
-            if named and not convert:
+            named = {*ours, *theirs[place]} & {*own, CORRECTION}
+            if own and named and not convert:
                 found.append(_refused(place, theirs[place], ours))
                 break
             rule = optimizer._rule_of(group)
             made = _converted(rule, own, param, theirs[place], title, found)
-            states[key] = {**own, **made}
+            rest = _rest_converted(own, param, theirs[place], ours, optimizer._around.kinds)
+            states[key] = {k: x for k, x in own.items() if k not in _RESTS} | made | rest
     if found:
         raise mismatch(found, type(optimizer).__name__)
     return {**given, "state": states}
@@ -138,7 +142,8 @@ def _converted(
     made: dict[str, Tensor] = {}
     for slot in rule.element_slots:
         value = own.get(slot.name)
-        if not isinstance(value, Tensor) or not (slot.storage or slot.name in theirs):
+        is_coded = slot.storage or slot.name in theirs
+        if not isinstance(value, Tensor) or not is_coded or slot.name == CORRECTION:
             continue
         if problem := _why_unfit(value, param, theirs.get(slot.name)):
             found.append(f"'{title}/{slot.name}' {problem}")
@@ -147,6 +152,29 @@ def _converted(
         codec = codec_of(slot, param)
         made[slot.name] = numbers if codec is None else encode_tensor(codec, numbers)
     return made
+
+
+def _rest_converted(
+    own: Mapping[str, object], param: Tensor, theirs: Storage, ours: Storage, kinds: StateStorage
+) -> dict[str, object]:
+    """What a state has of a weight beside the parameter, as an optimizer keeps it.
+
+    What does not fit stays as it is, for others to refuse.
+    """
+    rests = {name: own[name] for name in _RESTS if name in own}
+    if (CORRECTION in theirs) == (CORRECTION in ours) or not own:
+        return rests
+    if CORRECTION in ours:
+        master = rests.get(MASTER)
+        if not isinstance(master, Tensor) or master.shape != param.shape:
+            return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8)}
+        return {CORRECTION: lower_of(master)}
+    value = rests.get(CORRECTION)
+    if not kinds.has_master(param) or not isinstance(value, Tensor):
+        return {}
+    if _why_unfit(value, param, theirs[CORRECTION]):
+        return rests
+    return {MASTER: _decoded(value, param, theirs[CORRECTION])}
 
 
 def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
@@ -172,7 +200,8 @@ def full_precision(optimizer: Any) -> dict[str, Any]:
     """The state of an optimizer with slots of float32 in place of those in 8 bits.
 
     An optimizer of the class without `state_storage` loads it, torch's own, too; and one with it by
-    `load_state_dict(state, convert=True)`.
+    `load_state_dict(state, convert=True)`. With `weights="split"` it has the weights in float32, of
+    24 bits, as `master` in place of `correction`, which is what `masters=True` keeps.
 
     Args:
         optimizer: One of `thalweg.optim`.
@@ -193,5 +222,8 @@ def full_precision(optimizer: Any) -> dict[str, Any]:
             named = [name for name in theirs if name in own]
             if named:
                 found = {name: _decoded(own[name], param, theirs[name]) for name in named}
-                states[key] = {**own, **found}
+                if CORRECTION in found:
+                    found[MASTER] = found.pop(CORRECTION)
+                rest = {name: value for name, value in own.items() if name != CORRECTION}
+                states[key] = {**rest, **found}
     return {**made, "state": states}

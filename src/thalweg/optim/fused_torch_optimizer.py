@@ -137,6 +137,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         if kind._of_matrices:
             self._check_matrices(kind.__name__, self._choose_rule(group).heads)
         if self._around.wrapping:
+            params = group["params"]
+            for param, title in zip(params, titles_in(self.param_groups, params), strict=True):
+                for option in self._around.wrapping:
+                    option.check_param(param, title)
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
@@ -540,13 +544,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                     from thalweg.engines.matrices import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot))
         for slot in self._around.rule(rule).element_slots:
-            if slot.storage is not None and slot.name in wanted:
+            if slot.storage is not None:
                 with importing:
                     from thalweg.core.encoded import codec_of, likeness_of
                 codec = codec_of(slot, param)
                 if codec is not None:
-                    like = likeness_of(codec, param)
-                    wanted[slot.name] = wanted[slot.name]._replace(like=like, dtypes=(like.dtype,))
+                    like, found = likeness_of(codec, param), wanted.get(slot.name, Want())
+                    wanted[slot.name] = found._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
         return of_state(own, wanted, title)

@@ -22,6 +22,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.masters import Masters, Offload, StateDtype
 from thalweg.core.options.option import Option
 from thalweg.core.options.rounding import Rounding
+from thalweg.core.options.split import SplitWeights
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.options.update_targets import StateStorage
 from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, TrustRatio
@@ -48,6 +49,7 @@ OPTIONS: tuple[type[Option], ...] = (
     Average,
     Masters,
     StateDtype,
+    SplitWeights,
     Rounding,
     Accumulation,
     InBackward,
@@ -129,6 +131,7 @@ class StepOptions:
             None if device is None else torch.device(device),
             self.of(Accumulation).accumulate > 1,
             frozenset(name for each in self.wrapping for name in each.begins),
+            self.of(SplitWeights).weights is not None,
         )
 
     def of(self, kind: type[Kind]) -> Kind:

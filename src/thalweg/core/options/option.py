@@ -69,6 +69,13 @@ class Option:
             InvalidArgumentError: Names both.
         """
 
+    def check_param(self, param: Tensor, title: str) -> None:
+        """Refuse a parameter that cannot have it.
+
+        Raises:
+            InvalidTypeError: Names it.
+        """
+
     def keeps(self, param: Tensor) -> bool:
         """Whether the state of a parameter has what `begins` names."""
         return True

@@ -97,12 +97,12 @@ class StateCodec(Option):
         if given is None:
             return
         with importing:
-            from thalweg.engines.codecs import CODECS
+            from thalweg.engines.codecs import OF_SLOTS
         if isinstance(given, str):
-            named, accepted = [given], [NATURAL, *CODECS]
+            named, accepted = [given], [NATURAL, *OF_SLOTS]
         else:
             pairs = tuple(cast("Mapping[str, str]", given).items() if _is_dict(given) else given)
-            named, accepted = [codec for _, codec in pairs], [PLAIN, *CODECS]
+            named, accepted = [codec for _, codec in pairs], [PLAIN, *OF_SLOTS]
             object.__setattr__(self, "state_storage", pairs)
         for each in named:
             if each not in accepted:

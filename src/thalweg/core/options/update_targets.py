@@ -28,6 +28,7 @@ class StateStorage(NamedTuple):
         device: Where slots are, and what a step updates, if not with the parameters.
         sums: Whether sums of gradients are beside it while they are added up.
         beginning: Names of slots that begin at the parameter; those of 16 bits would not move.
+        is_split: Whether parameters are the upper part of weights.
     """
 
     masters: bool = False
@@ -35,6 +36,7 @@ class StateStorage(NamedTuple):
     device: torch.device | None = None
     sums: bool = False
     beginning: frozenset[str] = frozenset()
+    is_split: bool = False
 
     @property
     def stand_in(self) -> bool:
@@ -74,17 +76,18 @@ class StateStorage(NamedTuple):
             return torch.float32 if dtype in REDUCED else dtype
         if self.state is not None:
             return self.state
-        return torch.float32 if self.masters and dtype in REDUCED else dtype
+        is_wide = self.masters or self.is_split
+        return torch.float32 if is_wide and dtype in REDUCED else dtype
 
     def widen_slots(self, own: dict[str, object], slots: Sequence[Slot], param: Tensor) -> None:
-        """Have slots of 16 bits beside a master be what the options say, which they were not once.
+        """Have slots of 16 bits beside a master, or a correction, be what the options say.
 
         Args:
             own: The state of the parameter, which is changed.
             slots: The rule's.
             param: The parameter.
         """
-        for slot in slots if self.has_master(param) else ():
+        for slot in slots if self.is_split or self.has_master(param) else ():
             value = own.get(slot.name)
             if isinstance(value, Tensor) and value.dtype in REDUCED:
                 own[slot.name] = value.to(torch.float32 if slot.scalar else self.of(slot, param))

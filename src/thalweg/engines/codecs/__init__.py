@@ -7,7 +7,10 @@ from thalweg.engines.codecs.dynamic8 import DYNAMIC8, DYNAMIC8_POSITIVE
 from thalweg.engines.codecs.linear8 import LINEAR8
 from thalweg.engines.codecs.root8 import ROOT8
 from thalweg.engines.codecs.softsign8 import SOFTSIGN8
+from thalweg.engines.codecs.split8 import SPLIT8
 
-CODECS: dict[str, Codec] = {
+# Those that slots may be kept in, and all.
+OF_SLOTS: dict[str, Codec] = {
     each.name: each for each in (SOFTSIGN8, ROOT8, LINEAR8, DYNAMIC8, DYNAMIC8_POSITIVE)
 }
+CODECS: dict[str, Codec] = {**OF_SLOTS, SPLIT8.name: SPLIT8}

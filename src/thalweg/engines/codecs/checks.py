@@ -48,6 +48,10 @@ def check_encoded(asked: Request) -> None:
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
+    if codec.is_beside and var.dtype != torch.bfloat16:
+        raise InvalidTypeError(
+            f"'{title}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
+        )
     if var.dtype == torch.float64:
         raise InvalidTypeError(
             f"'{title}' is float64, and {name} is kept in {codec.name}, which holds float32 for"

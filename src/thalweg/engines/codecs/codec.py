@@ -43,6 +43,8 @@ class Codec:
         decode: `(code, scale) -> number`; 0 of code 0.
         prepare: `(number) -> prepared`.
         positive: Whether it holds only numbers that are not negative.
+        is_beside: Whether codes are the lower part of the variable itself, a bfloat16, one for each
+            element and without scales: `split8`, whose arithmetic is in its file.
     """
 
     name: str
@@ -52,11 +54,17 @@ class Codec:
     decode: Formula
     prepare: Formula = as_it_is
     positive: bool = False
+    is_beside: bool = False
+
+    @property
+    def header_bytes(self) -> int:
+        """How many bytes come before the codes of a block."""
+        return 0 if self.is_beside else SCALE_BYTES
 
     @property
     def record_bytes(self) -> int:
         """How many bytes a block takes."""
-        return SCALE_BYTES + self.block
+        return self.header_bytes + self.block
 
     def bytes_of(self, count: int) -> int:
         """How many bytes so many numbers take."""

@@ -18,6 +18,7 @@ from thalweg.engines.codecs.codec import (
     SCALE_BYTES,
     Codec,
 )
+from thalweg.engines.codecs.split8 import join_numbers, lower_beside, split_numbers
 from thalweg.engines.numpy_functions import numpy_formula
 from thalweg.variable import numpy_copy
 
@@ -67,11 +68,47 @@ def decode_array(codec: Codec, records: Bytes, count: int) -> Float32:
 
 def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
     """The records of a tensor on the CPU, a new uint8 tensor, in the order of its elements."""
+    flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
+    records = split_numbers(flat)[1] if codec.is_beside else encode_array(codec, flat)
+    return torch.from_numpy(records)
+
+
+def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
+    """The numbers that records on the CPU hold, a new float32 tensor of the shape of a variable.
+
+    Args:
+        codec: The codec.
+        records: The records.
+        var: The variable; a bfloat16, of which numbers are the lower part, if the codec says so.
+    """
+    own = numpy_copy(records.detach().contiguous())
+    if codec.is_beside:
+        bits = numpy_copy(var.detach().contiguous().view(torch.int16).reshape(-1))
+        return torch.from_numpy(join_numbers(bits.view(np.uint16), own)).view(var.shape)
+    made = decode_array(codec, own, var.numel())
+    return torch.from_numpy(np.ascontiguousarray(made)).view(var.shape)
+
+
+def split_tensor(
+    numbers: Tensor, bits: npt.NDArray[np.uint32] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Numbers on the CPU as a bfloat16 of their shape, and as the records of `split8` beside it.
+
+    Args:
+        numbers: The numbers.
+        bits: Random ones for each, as `split_numbers` takes them.
+    """
+    flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
+    upper, codes = split_numbers(flat, bits)
+    made = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16)
+    return made.view(numbers.shape), torch.from_numpy(codes)
+
+
+def lower_of(numbers: Tensor) -> Tensor:
+    """The records of `split8` of numbers on the CPU beside the same as bfloat16, as torch rounds.
+
+    Of two that are as near torch chooses the even one: half a place up is then a 256th too low.
+    """
     flat = numbers.detach().float().contiguous().reshape(-1)
-    return torch.from_numpy(encode_array(codec, numpy_copy(flat)))
-
-
-def decode_tensor(codec: Codec, records: Tensor, like: Tensor) -> Tensor:
-    """The numbers that records on the CPU hold, a new float32 tensor of the shape of another."""
-    made = decode_array(codec, numpy_copy(records.detach().contiguous()), like.numel())
-    return torch.from_numpy(np.ascontiguousarray(made)).view(like.shape)
+    bits = numpy_copy(flat.to(torch.bfloat16).view(torch.int16)).view(np.uint16)
+    return torch.from_numpy(lower_beside(numpy_copy(flat), bits))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from thalweg.engines.codecs import CODECS
+from thalweg.engines.codecs import CODECS, OF_SLOTS
+from thalweg.engines.splitting import Split
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.formula import Rule
 
@@ -13,16 +14,18 @@ def fault_of(rule: Rule) -> str:
         if slot.storage is None:
             continue
         codec = CODECS.get(slot.storage)
-        if codec is None:
+        is_whole = codec is not None and codec.is_beside
+        if codec is None or (is_whole and not isinstance(rule.update, Split)):
+            what = "is of weights='split' alone" if is_whole else "is no codec"
             return (
-                f"slot {slot.name!r} has the storage {slot.storage!r}, which is no codec; expected:"
-                f" {', '.join(CODECS)}"
+                f"slot {slot.name!r} has the storage {slot.storage!r}, which {what}; expected:"
+                f" {', '.join(OF_SLOTS)}"
             )
         if codec.positive and not slot.positive:
             return (
                 f"{codec.name} holds numbers that are never negative, and slot {slot.name!r} of"
                 f" {rule.name!r} may have others; expected:"
-                f" {', '.join(name for name, each in CODECS.items() if not each.positive)}"
+                f" {', '.join(name for name, each in OF_SLOTS.items() if not each.positive)}"
             )
     if rule.codecs and rule.passes:
         return f"{rule.name!r} works on whole matrices, beside slots that are kept as numbers"

@@ -11,6 +11,7 @@ from collections.abc import Container
 
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg.engines.codecs.split8 import HALF
 from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg.engines.cpu.codegen_draws import begin_draws, define_draws, draw_for, rounded
@@ -87,26 +88,28 @@ def generate_blocks(
         storage: As for `Update`; the names of codecs for slots that are encoded.
         stages, before, copy, from_copy, draws: As for `Update`.
     """
-    coded = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
-    plain = tuple(_NUMBERS if k in coded else name for k, name in enumerate(storage))
+    every = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
+    coded = {k: codec for k, codec in every.items() if not codec.is_beside}
+    lower = next((k for k, codec in every.items() if codec.is_beside), None)
+    plain = tuple(_NUMBERS if k in every else name for k, name in enumerate(storage))
     update = Update(
         formula, plain, stages, before=before, copy=copy, from_copy=from_copy, draws=draws
     )
     changed = {stream for _, stream in update.written_results()}
     written = {k: codec for k, codec in coded.items() if k in changed}
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
-    element = _Element(update, coded, drawn)
+    element = _Element(update, coded, drawn, lower)
     drawing = [line for stream, number in drawn.items() for line in draw_for(stream, number)]
     elements = _CHUNK.format(
         step=STEP,
-        pointers=indent_by(_point_at_elements(update, coded), 1),
+        pointers=indent_by(_point_at_elements(update, coded, lower), 1),
         decoding=indent_by(_each_block(_DECODE, coded), 1),
         drawing=indent_by(drawing, 1),
         elements=indent_by(element.update_element(), 2),
         encoding=indent_by([*_lines_of(_CLEAR, written), *_each_block(_ENCODE, written)], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
-    pointers = _point_at_chunk(update, coded)
+    pointers = _point_at_chunk(update, coded, lower)
     if drawn:
         definitions += "\n" + define_draws()
     begin = begin_draws(update, [*drawn]) if drawn else []
@@ -118,18 +121,35 @@ class _Element(Element):
     """Writes what becomes of an element, whose encoded slots are on the stack.
 
     Numbers are left there prepared: a root that an update has computed is not computed twice.
+
+    Args:
+        update: What becomes of it.
+        coded: The slots that are on the stack.
+        drawn: The streams that are rounded by random bits.
+        lower: The slot that has the lower part of the variable, in `split8`.
     """
 
-    def __init__(self, update: Update, coded: Coded, drawn: Container[int]) -> None:
+    def __init__(
+        self, update: Update, coded: Coded, drawn: Container[int], lower: int | None
+    ) -> None:
         super().__init__(update, _NUMBERS)
-        self._coded, self._drawn = coded, drawn
+        self._coded, self._drawn, self._lower = coded, drawn, lower
 
     def begins_at(self, stream: int) -> str:
         if self.update.before and stream == 0 and 0 in self._drawn:  # rounded once, at the end
             return self.update.apply_stages(self.update.before, self.load_value(0))
         return super().begins_at(stream)
 
+    def load_value(self, stream: int) -> str:
+        if stream == self._lower:
+            return f"join_bfloat(p0[i], p{stream}[i])"
+        return super().load_value(stream)
+
     def store_value(self, stream: int, value: str) -> str:
+        if self._lower is not None and stream in (0, self._lower):
+            part = "lower" if stream else "upper"
+            bits = "drawn0[i]" if 0 in self._drawn else f"uint16({HALF})"
+            return f"p{stream}[i] = {part}_of({value}, {bits})"
         codec = self._coded.get(stream)
         if codec is not None:
             value = f"{_name_of('prepare', codec)}({value})"
@@ -186,21 +206,28 @@ def _shift_of(codec: Codec) -> int:
     return codec.block.bit_length() - 1
 
 
-def _point_at_chunk(update: Update, coded: Coded) -> list[str]:
+def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str]:
     """Point at what a chunk has of each stream: elements, or records and room for their numbers."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         codec, first = coded.get(stream), first_of(update, stream)
         if codec is None:
             start = "grad_offset" if stream == 1 else "offset"
-            lines.append(f"at{stream} = {first} + {start} * {STORAGE[kind].size}")
+            size = 1 if stream == lower else STORAGE[kind].size
+            lines.append(f"at{stream} = {first} + {start} * {size}")
         else:
             records = f"(offset >> {_shift_of(codec)}) * {codec.record_bytes}"
             lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers()"]
     return lines
 
 
-def _point_at_elements(update: Update, coded: Coded) -> list[str]:
-    """Point at the elements of the streams without a codec, from `begin` on."""
-    plain = [(k, STORAGE[kind]) for k, kind in enumerate(update.storage) if k not in coded]
-    return [f"p{k} = {kind.pointer}(at{k} + begin * {kind.size})" for k, kind in plain]
+def _point_at_elements(update: Update, coded: Coded, lower: int | None) -> list[str]:
+    """Point at the elements of the streams that are not on the stack, from `begin` on."""
+    found: list[str] = []
+    for stream, kind in enumerate(update.storage):
+        if stream in coded:
+            continue
+        stored = STORAGE[kind]
+        pointer, size = (stored.pointer, stored.size) if stream != lower else ("uint8_pointer", 1)
+        found.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
+    return found

@@ -374,6 +374,41 @@ def _code_of(code: Code, x: Value) -> Value:
     return Value(code.builder.trunc(bits, _I8), KINDS["uint8"])
 
 
+# Numbers of which a bfloat16 is the upper part; see `thalweg.engines.codecs.split8`.
+
+
+def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
+    write = code.builder
+    wide = write.zext(upper.llvm, _I32)
+    size = write.and_(wide, _word_of(0x7FFF))
+    less = write.sub(size, _word_of(1))  # zero becomes the largest of all
+    is_plain = write.icmp_unsigned("<", less, _word_of(0x7F7F))
+    signed = write.shl(write.sext(codes.llvm, _I32), _word_of(8))
+    rest = write.select(is_plain, signed, _word_of(0))
+    joined = write.add(write.shl(wide, _word_of(16)), rest)
+    return Value(write.bitcast(joined, FLOAT32.llvm), FLOAT32)
+
+
+def _word_of_24(code: Code, value: Value, bits: Value) -> Any:
+    """A number rounded to 24 bits by 8 of others."""
+    write = code.builder
+    own = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
+    given = write.and_(write.zext(bits.llvm, _I32), _word_of(0xFF))
+    moved = write.lshr(write.add(own, given), _word_of(8))
+    is_nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    return write.select(is_nan, _word_of(0x7FC000), moved)
+
+
+def _upper_of(code: Code, value: Value, bits: Value) -> Value:
+    write = code.builder
+    moved = write.add(_word_of_24(code, value, bits), _word_of(0x80))
+    return Value(write.trunc(write.lshr(moved, _word_of(8)), _I16), UINT16)
+
+
+def _lower_of(code: Code, value: Value, bits: Value) -> Value:
+    return Value(code.builder.trunc(_word_of_24(code, value, bits), _I8), KINDS["uint8"])
+
+
 # Integers
 
 
@@ -523,6 +558,9 @@ PRIMITIVES: dict[str, Function] = {
     "numbers": _reserve_numbers,
     "magnitude_of": _magnitude_of,
     "float_of": _float_of,
+    "join_bfloat": _join_bfloat,
+    "upper_of": _upper_of,
+    "lower_of": _lower_of,
     "code_of": _code_of,
     "min": _smaller,
     "begin_denormals": _begin_denormals,
