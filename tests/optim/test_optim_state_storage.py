@@ -16,7 +16,7 @@ import thalweg
 from rulebook import assert_same
 from thalweg import Rule, Slot, checkpoint, optim
 from thalweg.engines import engine
-from thalweg.engines.codecs import CODECS, OF_SLOTS
+from thalweg.engines.codecs import CODECS
 from thalweg.errors import CheckpointMismatchError, RuleError
 from thalweg.optim import tensorflow
 

@@ -48,6 +48,7 @@ class SGD(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -98,6 +99,11 @@ class SGD(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -143,6 +149,7 @@ class Momentum(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -194,6 +201,11 @@ class Momentum(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -240,6 +252,7 @@ class MomentumW(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -292,6 +305,11 @@ class MomentumW(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -338,6 +356,7 @@ class Adam(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -390,6 +409,11 @@ class Adam(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -435,6 +459,7 @@ class LazyAdam(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -486,6 +511,11 @@ class LazyAdam(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -532,6 +562,7 @@ class AdamW(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -584,6 +615,11 @@ class AdamW(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -629,6 +665,7 @@ class Adamax(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -680,6 +717,11 @@ class Adamax(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -726,6 +768,7 @@ class Nadam(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -778,6 +821,11 @@ class Nadam(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -823,6 +871,7 @@ class Adagrad(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -874,6 +923,11 @@ class Adagrad(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -920,6 +974,7 @@ class AdagradDA(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -972,6 +1027,11 @@ class AdagradDA(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1017,6 +1077,7 @@ class Adadelta(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -1068,6 +1129,11 @@ class Adadelta(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1115,6 +1181,7 @@ class RMSprop(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -1167,6 +1234,11 @@ class RMSprop(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1216,6 +1288,7 @@ class Ftrl(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -1271,6 +1344,11 @@ class Ftrl(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1317,6 +1395,7 @@ class ProximalAdagrad(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -1369,6 +1448,11 @@ class ProximalAdagrad(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1414,6 +1498,7 @@ class ProximalGradientDescent(RuleOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -1465,6 +1550,11 @@ class ProximalGradientDescent(RuleOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on

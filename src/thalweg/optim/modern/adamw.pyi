@@ -30,6 +30,7 @@ class AdamWKin(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -81,6 +82,11 @@ class AdamWKin(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -126,6 +132,7 @@ class AdamWCoupled(AdamWKin):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -177,6 +184,11 @@ class AdamWCoupled(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -222,6 +234,7 @@ class AdamWDecoupled(AdamWKin):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -273,6 +286,11 @@ class AdamWDecoupled(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -318,6 +336,7 @@ class AdamWIndependent(AdamWKin):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -369,6 +388,11 @@ class AdamWIndependent(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -414,6 +438,7 @@ class AdamWCautiousDecay(AdamWKin):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -465,6 +490,11 @@ class AdamWCautiousDecay(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -510,6 +540,7 @@ class NAdamW(AdamWKin):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -561,6 +592,11 @@ class NAdamW(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -606,6 +642,7 @@ class CautiousAdamW(AdamWKin):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -657,6 +694,11 @@ class CautiousAdamW(AdamWKin):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -702,6 +744,7 @@ class StableAdamW(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -753,6 +796,11 @@ class StableAdamW(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on

@@ -30,6 +30,7 @@ class LaProp(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -81,6 +82,11 @@ class LaProp(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -129,6 +135,7 @@ class AdEMAMix(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -184,6 +191,11 @@ class AdEMAMix(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -231,6 +243,7 @@ class ADOPT(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -284,6 +297,11 @@ class ADOPT(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -330,6 +348,7 @@ class Adan(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -382,6 +401,11 @@ class Adan(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -429,6 +453,7 @@ class LAMB(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -482,6 +507,11 @@ class LAMB(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -526,6 +556,7 @@ class AdamH(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -576,6 +607,11 @@ class AdamH(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -621,6 +657,7 @@ class SM3(ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -672,6 +709,11 @@ class SM3(ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on

@@ -46,6 +46,7 @@ class Muon(OfMatrices, ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -105,6 +106,11 @@ class Muon(OfMatrices, ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -160,6 +166,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -221,6 +228,11 @@ class NorMuon(OfMatrices, ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -272,6 +284,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -328,6 +341,11 @@ class MuonH(OfMatrices, ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -377,6 +395,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -432,6 +451,11 @@ class SOAP(OfMatrices, ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -481,6 +505,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -536,6 +561,11 @@ class KLSOAP(OfMatrices, ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on

@@ -43,6 +43,7 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -97,6 +98,11 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -144,6 +150,7 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
+        weights: Optional[Literal["split"]] = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -197,6 +204,11 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
                 seen.
             state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
                 the parameter's, or that of its master.
+            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
+                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
+                the weights. What you write to a parameter is the weight, but for its correction of
+                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
