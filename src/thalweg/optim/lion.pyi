@@ -42,7 +42,7 @@ class Lion(FusedTorchOptimizer, PlainLion):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
-        weights: Optional[Literal["split"]] = None,
+        weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,

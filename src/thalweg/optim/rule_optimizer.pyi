@@ -41,7 +41,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         ema_decay: float | None = None,
         masters: bool = False,
         state_dtype: torch.dtype | None = None,
-        weights: Optional[Literal["split"]] = None,
+        weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
         accumulate: int = 1,

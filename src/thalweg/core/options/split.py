@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class SplitWeights(Option):
     """
 
     changes_state = True
-    weights: Literal["split"] | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if self.weights not in (None, "split"):
