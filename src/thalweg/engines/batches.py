@@ -86,6 +86,8 @@ class Batch:
             else:
                 self.made[name] = list(map(memory_beside, own))
         self.measured: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}  # what slots of rows and columns are to become
+        self.slots: dict[str, torch.dtype] = {}  # those of rows and columns, as they are stored
         self.vectors: dict[str, Tensor] = {}
         for name, over in rule.vectors.items():
             matrices, rows, columns = self.shape
@@ -128,6 +130,15 @@ class Batch:
         self.measured[name] = value
         if name in self.vectors:
             self.vectors[name].copy_(value)
+
+    def keep(self, name: str, value: Tensor, rows: Sequence[int]) -> None:
+        """Have a slot of rows or columns be another one, rounded as it is stored."""
+        value = value.to(self.slots[name])
+        if len(rows) < len(self.members):
+            whole = self.kept.get(name, self.vectors[name]).to(value.dtype, copy=True)
+            whole[list(rows)] = value
+            value = whole
+        self.kept[name] = value.to(self.kind)
 
     def holds(self, value: Tensor) -> bool:
         """Whether a tensor lies in what passes have made."""
@@ -231,10 +242,11 @@ def call_stage(
     for name in (*asked.needed, *asked.optional):
         if name in batch.made:
             given[name] = batch.matrices(name, rows)
+        elif name in batch.slots:
+            value = batch.kept.get(name, batch.vectors[name])
+            given[name] = value if len(rows) == len(value) else value[list(rows)]
         elif (place := place_of_slot(rule, name)) is not None:
             own = [slot_of(batch.members[row], place) for row in rows]
-            if name in batch.vectors:
-                own = [each.reshape(batch.vectors[name].shape[1:]) for each in own]
             given[name] = torch.stack([each.to(batch.kind) for each in own])
         elif name in batch.measured:
             value = batch.measured[name]
@@ -310,6 +322,8 @@ def run_stage(
             own = found.setdefault(name, [])
             if name in batch.measured:
                 batch.give(name, value, rows)
+            elif name in batch.slots:
+                batch.keep(name, value, rows)
             elif place_of_slot(rule, name) is None:
                 batch.store(name, rows, value)
             else:

@@ -63,6 +63,10 @@ class Matrices(Protocol):
         """
         ...
 
+    def write_slots(self, slots: Sequence[Sequence[Tensor]], moved: Moved) -> None:
+        """Tell what slots of rows and columns are to become; see `run_stage`."""
+        ...
+
     def give(self, name: str, found: Sequence[Tensor]) -> None:
         """Have formulas and stages see a measure, of each variable."""
         ...
@@ -90,6 +94,8 @@ class WholeMatrices:
 
     def __init__(self, asked: Request) -> None:
         self._rule = rule = asked.rule
+        kinds = enumerate(rule.shaped_slots)
+        self._of_lines = [(place, each) for place, each in kinds if each.per]
         every = alike(rule, asked.variables)
         self._batches = [Batch(rule, asked.variables, own) for own in every]
         self.made: list[dict[str, Tensor]] = [{} for _ in asked.variables]
@@ -111,12 +117,33 @@ class WholeMatrices:
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """See `Matrices`."""
-        kinds = [(place, each) for place, each in enumerate(self._rule.shaped_slots) if each.per]
         for batch in self._batches:
-            for place, kind in kinds:
+            batch.kept.clear()
+            for place, kind in self._of_lines:
                 block = batch.vectors[kind.name]
-                own = [slots[member][place].detach() for member in batch.members]
-                block.copy_(torch.stack([each.reshape(block.shape[1:]) for each in own]))
+                own = [slots[member][place] for member in batch.members]
+                # Matrices of one shape may be those of variables of several.
+                if len(set(map(Tensor.size, own))) > 1:
+                    own = [each.reshape(block.shape[1:]) for each in own]
+                stacked = torch.stack(list(map(Tensor.detach, own)))
+                batch.slots[kind.name] = stacked.dtype
+                block.copy_(stacked.view(block.shape))
+
+    def write_slots(self, slots: Sequence[Sequence[Tensor]], moved: Moved) -> None:
+        """See `Matrices`."""
+        for batch in self._batches:
+            for place, kind in self._of_lines:
+                value = batch.kept.get(kind.name)
+                if value is None:
+                    continue
+                own = list(map(Tensor.detach, [slots[member][place] for member in batch.members]))
+                sizes = set(map(Tensor.size, own))
+                if len(sizes) == 1:
+                    news = value.view(len(own), *sizes.pop()).unbind(0)
+                else:
+                    news = [new.view(old.shape) for new, old in zip(value, own, strict=True)]
+                keys = [id(slots[member][place]) for member in batch.members]
+                moved.update(zip(keys, zip(own, news, strict=True), strict=True))
 
     def give(self, name: str, found: Sequence[Tensor]) -> None:
         """See `Matrices`."""
@@ -155,6 +182,10 @@ class WholeMatrices:
                         slot = slots[member][place]
                         value = value.reshape(slot.shape).to(slot.dtype, copy=True)
                         moved[id(slot)] = (slot.detach(), value)
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
 
 
 def newest(slot: Tensor, moved: Moved) -> Tensor:
@@ -240,6 +271,8 @@ class StagedStep:
                 elif each in sweeps:
                     self._measure(sweeps[each], self._with_numbers(columns))
                 self._numbers = None
+            if self._rule.is_of_lines:
+                self._matrices.write_slots(slots, moved)
         if not moved:
             return []
         olds, news = zip(*moved.values(), strict=True)
@@ -265,11 +298,11 @@ class StagedStep:
 
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Look at slots that are not those of the step before, where they lay."""
+        every = [slot for own in slots for slot in own]
         try:
-            seen = [
-                (id(x), x.data_ptr(), x.shape, x.stride(), x.untyped_storage().nbytes())
-                for own in slots
-                for x in own
+            seen: list[Any] | None = [
+                list(map(look, every))
+                for look in (id, Tensor.data_ptr, Tensor.size, Tensor.stride, _bytes_of)
             ]
         except RuntimeError:  # it has no memory
             seen = None

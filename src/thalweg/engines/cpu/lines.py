@@ -32,6 +32,7 @@ class Lines:
         self, shapes: Sequence[torch.Size], vectors: Sequence[Mapping[str, Tensor]]
     ) -> None:
         self._views, self._vectors = list(map(view_of, shapes)), vectors
+        self._bases: dict[tuple[str, ...], Int64] = {}
         self._alike: dict[View, list[int]] = {}
         for index, view in enumerate(self._views):
             self._alike.setdefault(view, []).append(index)
@@ -44,9 +45,12 @@ class Lines:
 
     def base_of(self, names: Sequence[str]) -> Int64:
         """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
-        places = [[own[name].data_ptr() for name in names] for own in self._vectors]
-        found = np.array(places, np.int64).reshape(len(self._views), len(names))
-        return np.hstack([found, self._sides])
+        key = tuple(names)
+        if key not in self._bases:  # vectors stay where they are
+            places = [[own[name].data_ptr() for name in names] for own in self._vectors]
+            found = np.array(places, np.int64).reshape(len(self._views), len(names))
+            self._bases[key] = np.hstack([found, self._sides])
+        return self._bases[key]
 
     def measure(
         self,
