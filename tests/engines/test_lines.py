@@ -407,9 +407,9 @@ def test_a_rule_that_cannot_be_is_refused(changes: Any, said: str) -> None:
         (lambda: Measure(gradients, makes=("a", "b")), "makes of a Measure must be a name"),
         (lambda: Measure(gradients, "a", over="rows"), "row, column, variable, not 'rows'"),
         (lambda: Measure(gradients, "a", reduce="mean"), "must be one of sum, largest, not 'mean'"),
-        (lambda: Slot("a", per="rows"), "per of Slot 'a' must be 'row' or 'column'"),
-        (lambda: Slot("a", per="row", scalar=True), "of a slot that is no scalar"),
-        (lambda: Slot("a", per="row", shape=lambda r, c: (r, c)), "and has no shape="),
+        (lambda: Slot("a", per="rows"), "per of Slot 'a' must be 'row', 'column' or 'optimizer'"),
+        (lambda: Slot("a", per="row", scalar=True), "is one number for each row, and no scalar"),
+        (lambda: Slot("a", per="row", shape=lambda r, c: (r, c)), "and no scalar and of no shape= beside"),
     ],
 )  # fmt: skip
 def test_parts_that_cannot_be_are_refused(make: Any, said: str) -> None:

@@ -210,7 +210,7 @@ class StagedStep:
         self._rule = rule = asked.rule
         self._variables, self._titles = list(asked.variables), asked.titles
         self._stages = asked.stages
-        self._seen: list[Any] | None = None if rule.shaped_slots else []
+        self._seen: list[Any] | None = None
         self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
         made = self._matrices.made
         self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
@@ -299,6 +299,8 @@ class StagedStep:
     def _check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Look at slots that are not those of the step before, where they lay."""
         every = [slot for own in slots for slot in own]
+        if not every:
+            return
         try:
             seen: list[Any] | None = [
                 list(map(look, every))

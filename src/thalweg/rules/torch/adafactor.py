@@ -159,7 +159,7 @@ def kind_of(shape):
     return "One" if tuple(shape[-2:]) == (1, 1) else ""
 
 
-@lru_cache(None, typed=True)
+@lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
     """The rule with these least roots, for matrices, or for parameters of another kind."""
     own: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
