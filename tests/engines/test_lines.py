@@ -409,7 +409,7 @@ def test_a_rule_that_cannot_be_is_refused(changes: Any, said: str) -> None:
         (lambda: Measure(gradients, "a", reduce="mean"), "must be one of sum, largest, not 'mean'"),
         (lambda: Slot("a", per="rows"), "per of Slot 'a' must be 'row', 'column' or 'optimizer'"),
         (lambda: Slot("a", per="row", scalar=True), "is one number for each row, and no scalar"),
-        (lambda: Slot("a", per="row", shape=lambda r, c: (r, c)), "and no scalar and of no shape= beside"),
+        (lambda: Slot("a", per="row", shape=lambda r, c: (r, c)), "and of no shape= beside"),
     ],
 )  # fmt: skip
 def test_parts_that_cannot_be_are_refused(make: Any, said: str) -> None:
