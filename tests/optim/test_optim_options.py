@@ -42,6 +42,7 @@ OURS: dict[str, Any] = {
     "trust_ratio": True,
     "sphere": True,
     "state_storage": "8bit",
+    "weights": "split",
     "lookahead": 2,
     "lookahead_alpha": 0.25,
     "ema_decay": 0.9,

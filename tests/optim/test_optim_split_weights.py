@@ -117,6 +117,20 @@ def test_steps_in_one_call_are_those_of_the_reference(
     assert_equal(made[0], made[2])
 
 
+@pytest.mark.parametrize("round_", [None, "stochastic"])
+def test_any_number_of_threads_has_the_same_bits(round_: str | None) -> None:
+    made: list[Own] = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            made.append(trained(adam([(1 << 20) + 257, 33], state_storage="8bit", round=round_)))
+    finally:
+        torch.set_num_threads(before)
+    assert_equal(made[0], made[1])
+    assert_equal(made[0], made[2])
+
+
 @pytest.mark.parametrize(
     ("cls", "rate"), [(optim.AdamW, 1e-4), (optim.SGD, 3e-4), (optim.Lion, 1e-4)]
 )
