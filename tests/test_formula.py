@@ -187,7 +187,7 @@ def test_slots_may_be_of_any_stored_type(dtype: torch.dtype) -> None:
         (lambda: rule(measures={"a": 1}), "measures of rule 'Mine' must be a dict of functions"),
         (lambda: rule(measures={"a": own}), "but no per_variable that reads them"),
         (lambda: rule(slots=[Slot("n", scalar=True)]), "but no per_variable that reads them"),
-        (lambda: Slot("n", per="row"), "per of Slot 'n' must be 'optimizer', not 'row'"),  # pyright: ignore
+        (lambda: Slot("n", per="all"), "'row', 'column' or 'optimizer', not 'all'"),  # pyright: ignore
         (lambda: rule(slots=[Slot("n", per="optimizer")], prepare=dict),
          "has slots per optimizer, but no per_optimizer that makes them"),
         (lambda: rule(per_optimizer=3), "per_optimizer of rule .* must be a function, not 3"),

@@ -213,7 +213,7 @@ def test_groups_show_names_and_take_options() -> None:
 
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "an option": ({"rule": SLOW, "eps": 1.0}, InvalidArgumentError, "'eps' of group 0 is no"),
-    "a misspelt one": ({"rule": SLOW, "beta": 1.0}, InvalidArgumentError, "Did you mean 'beta1'"),
+    "a misspelt one": ({"rule": SLOW, "beta_1": 1.0}, InvalidArgumentError, "Did you mean 'beta1'"),
     "a text": ({"rule": SLOW, "lr": "fast"}, InvalidTypeError, "lr must be"),
     "a name": ({"rule": replace(SLOW, name="AdamW")}, InvalidArgumentError,
                "group 0 is named 'AdamW', and a class of thalweg.optim is"),

@@ -1,10 +1,13 @@
-"""`torch.optim._adafactor` itself, by this name, too."""
+"""`torch.optim._adafactor`, with `Adafactor` of this package; all else in it is torch's own."""
 
-import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what checkers and editors see
-    from torch.optim._adafactor import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
+from torch.optim._adafactor import adafactor
 
-sys.modules[__name__] = import_module("torch.optim._adafactor")
+from thalweg.optim.adafactor import Adafactor
+from thalweg.optim.torchs_modules import standing_for
+
+__all__ = ["Adafactor", "adafactor"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = standing_for(__name__, __all__)
