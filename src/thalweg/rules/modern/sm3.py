@@ -2,8 +2,6 @@
 
 from functools import lru_cache
 
-import torch
-
 from thalweg.formula import (
     Hyper,
     Measure,
@@ -52,8 +50,8 @@ def cover(var, grad, *, accumulator_0, accumulator_1, kept, square_weight):
 def keep(*, rows, columns, accumulator_0, accumulator_1, floor):
     """The sums of rows and columns."""
     return {
-        "accumulator_0": torch.maximum(rows, accumulator_0 * floor),
-        "accumulator_1": torch.maximum(columns, accumulator_1 * floor),
+        "accumulator_0": rows.maximum(accumulator_0 * floor),
+        "accumulator_1": columns.maximum(accumulator_1 * floor),
     }
 
 
