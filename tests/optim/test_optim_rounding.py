@@ -30,7 +30,11 @@ SHAPES = ((), (257,), (9, 31), (2, 3, 70))
 DTYPES = (torch.bfloat16, torch.float16)
 MATRICES = tuple(name for name, home in HOMES.items() if home.endswith("matrices"))
 ELEMENTWISE = [
-    *(("optim", name) for name in KINDS if name not in (*MATRICES, "SparseAdam")),
+    *(
+        ("optim", name)
+        for name in KINDS
+        if name not in (*MATRICES, "Adafactor", "SM3", "SparseAdam")
+    ),
     *(("tensorflow", name) for name in tensorflow.__all__),
 ]
 ARGUMENTS: dict[tuple[str, str], dict[str, Any]] = {
@@ -127,8 +131,9 @@ def test_engines_threads_and_ways_agree(
         threads(count)
         quick = trained(make, dtype, SIZES)
         assert_same(everything(quick), everything(wanted))
-        # TensorFlow's Nadam has a number of 16 bits, and looks at each step.
-        assert taken(quick) == (0 if (home, name) == ("tensorflow", "Nadam") else 3)
+        # TensorFlow's Nadam has a number of 16 bits, and looks at each step; Prodigy adds up first.
+        is_careful = (home, name) in (("tensorflow", "Nadam"), ("optim", "Prodigy"))
+        assert taken(quick) == (0 if is_careful else 3)
         careful = trained(make, dtype, SIZES, is_careful=True)
         assert_same(everything(careful), everything(wanted))
         assert taken(careful) == 0

@@ -211,7 +211,12 @@ class FusedOptimizer(Scaled):
 
     def _encodes(self) -> bool:
         """Whether slots of some group are kept in 8 bits."""
-        return any(self._rule_of(group).codecs for group in self.param_groups)
+        return any(map(self._encodes_group, self.param_groups))
+
+    def _encodes_group(self, group: Group) -> bool:
+        # Rules of the library keep numbers, and with bad options of a group there may be none.
+        has_own = hasattr(self, "rule") or hasattr(self._kind_of(group), "_taken")
+        return bool((self._around.wrapping or has_own) and self._rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
         """Refuse parameters of a group whose slots cannot be kept in 8 bits, or for which no random
@@ -220,7 +225,7 @@ class FusedOptimizer(Scaled):
             with importing:
                 from thalweg.optim.drawing import check_group
             check_group(self, group)
-        if self._rule_of(group).codecs:
+        if self._encodes_group(group):
             with importing:
                 from thalweg.optim.encoding import check_params
             check_params(self, group)
