@@ -188,8 +188,6 @@ OPTIMIZERS: dict[str, Made] = {
 }
 SUMMED_WHOLE = (
     "whole",
-    "in common",
-    "clipped",
     "wrapped",
     "transformed",
 )  # by torch, in its own order
