@@ -23,14 +23,9 @@ import thalweg
 from attack.figures import Figures
 from attack.server import figures_of
 from attack.states import same
-from attack.torch_trainings import OURS as CLASSES
-from attack.torch_trainings import SUMMED
+from attack.torch_trainings import OURS, SUMMED
 from attack.trainings import numbers
 from thalweg import optim
-
-# Adafactor has tables of its own, in tests/optim: torch fails where ours refuses.
-OURS = [each for each in CLASSES if each[0] != "Adafactor"]
-
 
 TRIED = "trainings of optim beside torch's class, with 12 things that users do between steps"
 CASES = {False: 1000, True: 20_000}
@@ -46,7 +41,8 @@ HOSTILE: list[Any] = [
     math.nan, math.inf, -1.0, 0.0, "0.1", None, [0.1], (0.5,), 10**400, 1 + 1j,
     torch.tensor(0.1), torch.ones(2), object,
 ]  # fmt: skip
-HYPERS = ("lr", "betas", "eps", "weight_decay", "momentum", "rho", "alpha", "etas", "lambd")
+HYPERS = ("lr", "betas", "eps", "weight_decay", "momentum", "rho", "alpha", "etas", "lambd",
+          "beta2_decay", "d")  # fmt: skip
 AROUND: list[dict[str, Any]] = [
     {}, {}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"accumulate": 2},
     {"state_device": "cpu"}, {"ema_decay": 0.9}, {"fused_unscale": True},
@@ -83,12 +79,19 @@ class Side:
         if dice.random() < 0.2:
             self.is_hostile = True
             home: dict[str, Any] = dice.choice([given, *groups])
-            home[dice.choice([n for n in HYPERS if n in taken])] = dice.choice(HOSTILE)
+            names, values = [name for name in HYPERS if name in taken], HOSTILE
+            if self.name == "Adafactor":
+                names.remove("eps")  # of which the constructor refuses what torch's step does
+                values = [each for each in values if not isinstance(each, Tensor)]  # in float32
+            home[dice.choice(names)] = dice.choice(values)
         self.opt = cls(groups, **{"lr": 0.1, **given}, **(self.around if is_ours else {}))
 
     def _leaf(self, dice: random.Random) -> Tensor:
         kind = dice.choice([torch.float32, torch.float32, torch.float64])
-        return torch.nn.Parameter(numbers(dice.choice([(4, 3), (8,), (), (0, 2)]), kind, dice))
+        shapes = [(4, 3), (8,), (), (0, 2)]
+        if self.name == "Adafactor":  # of torch divides by the number of elements
+            shapes[-1] = (2, 3, 2)
+        return torch.nn.Parameter(numbers(dice.choice(shapes), kind, dice))
 
     def give(self, dice: random.Random) -> None:
         for param in self.params:

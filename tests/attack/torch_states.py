@@ -65,7 +65,7 @@ def attempt(seed: int, number: int) -> str:
         judge = trained(getattr(torch.optim, name, cls), own, name == "SparseAdam")
         # Steps count in the tensor that was given, as torch's do: the judge has one of its own.
         fresh, _ = trained(cls, {**own, **added}, name == "SparseAdam")
-        again = damaged(fresh, title)[0]
+        again = without_rounding(damaged(fresh, title)[0])
     if refused is not None:
         theirs = loaded(judge[0], again) if judge else None
         if not isinstance(refused, thalweg.errors.ThalwegError) and type(refused) is not type(
@@ -80,6 +80,15 @@ def attempt(seed: int, number: int) -> str:
             return f"{damage}: not named in {refused}"
         return "refused"
     return judged((opt, params), judge, again, damage, not added)
+
+
+def without_rounding(state: Any) -> Any:
+    """What the judge is given, which rounds to the nearest: its groups know of nothing else."""
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    for group in groups if isinstance(groups, list) else ():
+        for name in ("round", "seed") if isinstance(group, dict) else ():
+            group.pop(name, None)
+    return state
 
 
 def is_named(keys: list[Any], message: str) -> bool:

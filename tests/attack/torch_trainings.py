@@ -92,6 +92,7 @@ OPTIONS: dict[str, list[Any]] = {
     "wide_sums": [True],
     "fused_unscale": [True],
     "state_device": ["cpu"],
+    "round": ["stochastic"],
 }
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")

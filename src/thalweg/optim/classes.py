@@ -64,11 +64,11 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_MOMENTUM if group["momentum"] else rules.TORCH_SGD
+        return rules.TORCH_SGD if group["momentum"] == 0 else rules.TORCH_MOMENTUM
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
-        return not group["momentum"] and not group["weight_decay"]
+        return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
         super()._check_memories()
@@ -77,7 +77,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
             for param, title in zip(given, titles_in(self.param_groups, given), strict=True):
                 own = self.state.get(param) or {}
                 kept = own.get("momentum_buffer")
-                if not group["momentum"] or not isinstance(kept, Tensor):
+                if group["momentum"] == 0 or not isinstance(kept, Tensor):
                     continue
                 if kept.is_sparse and not param.grad.is_sparse:  # torch fails in the midst of it
                     raise InvalidArgumentError(

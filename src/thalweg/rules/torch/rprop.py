@@ -28,7 +28,7 @@ def update(
     agreement = grad * prev
     factor = where(agreement < 0, eta_minus, where(agreement > 0, eta_plus, 1))
     step_size = minimum(maximum(step_size * factor, step_size_min), step_size_max)
-    grad = where(agreement < 0, 0, grad)
+    grad = where(factor == eta_minus, 0, grad)  # as torch tells it, which may be where eta is 1
     move = where(grad < 0, -1, where(grad > 0, 1, 0))  # torch's sign of NaN is 0
     return moved(var, -(move * step_size)), grad, step_size
 
