@@ -230,3 +230,19 @@ def test_an_option_that_is_no_number_is_refused_by_name(
     with pytest.raises((TypeError, ValueError), match=text):
         optimizer.step()
     assert_same([param.detach() for param in params], before)
+
+
+@pytest.mark.parametrize("etas", [(1.0, 1.2), (0.5, 1.0), (1.0, 1.0), (0.5, 0.5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rprop_leaves_out_what_torch_does(etas: tuple[float, float], dtype: torch.dtype) -> None:
+    """Of groups with factors that its constructor refuses, which say two things at once."""
+    made = [
+        make(params_of(dtype, shapes_of("Rprop")), lr=0.1)
+        for make in (optim.Rprop, torch.optim.Rprop)
+    ]
+    for step in range(STEPS):
+        for each in made:
+            each.param_groups[0]["etas"] = etas
+            give(each.param_groups[0]["params"], step)
+            each.step()
+        Judge("Rprop").compare(*made)

@@ -29,12 +29,9 @@ SIZES = (1, 7, 8, 255, 256, 257, 65536 + 257)
 SHAPES = ((), (257,), (9, 31), (2, 3, 70))
 DTYPES = (torch.bfloat16, torch.float16)
 MATRICES = tuple(name for name, home in HOMES.items() if home.endswith("matrices"))
+OF_LINES = ("Adafactor", "SM3")  # whose elements see numbers of rows and columns
 ELEMENTWISE = [
-    *(
-        ("optim", name)
-        for name in KINDS
-        if name not in (*MATRICES, "Adafactor", "SM3", "SparseAdam")
-    ),
+    *(("optim", name) for name in KINDS if name not in (*MATRICES, *OF_LINES, "SparseAdam")),
     *(("tensorflow", name) for name in tensorflow.__all__),
 ]
 ARGUMENTS: dict[tuple[str, str], dict[str, Any]] = {
@@ -142,12 +139,28 @@ def test_engines_threads_and_ways_agree(
     assert far[-1]
 
 
-@pytest.mark.parametrize("name", [slow_unless(x == "Muon", x) for x in MATRICES])
+@pytest.mark.parametrize(
+    "name", [slow_unless(x in ("Muon", "SM3"), x) for x in (*MATRICES, *OF_LINES)]
+)
 def test_rules_of_matrices(name: str) -> None:
     """Their parameters, and slots with a number for each element."""
     shapes, make = ((24, 16), (300, 257)), maker("optim", name)
     made, wanted = (trained(make, torch.bfloat16, shapes, each) for each in ("cpu", "reference"))
     assert_same(everything(made), everything(wanted))
+
+
+@pytest.mark.parametrize("shape", [(3, 70_000), (70_000, 3), (5, 3, 3, 3), (1, 257), (257, 1)])
+@pytest.mark.parametrize(("dtype", "other"), [(torch.bfloat16, None), (torch.float32, "bfloat16")])
+def test_rows_and_columns_of_any_length(
+    shape: tuple[int, ...], dtype: torch.dtype, other: str | None, threads: Any
+) -> None:
+    """Rows lie in several chunks and blocks, chunks in several rows."""
+    state = {"state_dtype": getattr(torch, other)} if other else {}
+    make = maker("optim", "SM3", momentum=0.9, **state)
+    wanted = trained(make, dtype, [shape, (9, 31)], "reference")
+    for count in (1, 2):
+        threads(count)
+        assert_same(everything(trained(make, dtype, [shape, (9, 31)])), everything(wanted))
 
 
 BESIDE: list[dict[str, Any]] = [

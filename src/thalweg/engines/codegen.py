@@ -164,7 +164,8 @@ class Update:
             self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(beside)}
         self.scalars = tuple(self.scalar)
         # Of a row of the table, which has sides of matrices beside vectors.
-        self.width = len(storage) + 2 * draws + (len(self.vectors) + 2 if self.vectors else 0)
+        self.vectors_at = len(storage) + 2 * draws
+        self.width = self.vectors_at + (len(self.vectors) + 2 if self.vectors else 0)
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """The functions that an element's lines call."""

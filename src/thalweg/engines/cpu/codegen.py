@@ -169,7 +169,7 @@ def generate_update(update: Update, compute: str) -> Kernel:
     element = Element(update, compute)
     definitions, pointers = element.define_functions(), _point_at_chunk(update)
     if update.vectors:
-        return write_kernel(element, definitions, pointers, _update_lines(element))
+        return write_kernel(element, definitions, pointers, each_line(element, "offset", "length"))
     return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
 
 
@@ -222,10 +222,10 @@ def first_of(update: Update, stream: int) -> str:
     return f"base[tensor * {update.width} + {stream}]"
 
 
-def _update_lines(element: Element) -> list[str]:
-    """Update the elements of a chunk, which sees rows and columns, row after row."""
+def each_line(element: Element, first: str, count: str) -> list[str]:
+    """Update `count` elements, from element `first` of a tensor on, which see rows and columns."""
     update = element.update
-    place = f"tensor * {update.width} + {len(update.storage)}"
+    place = f"tensor * {update.width} + {update.vectors_at}"
     sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
     vectors = {
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",
@@ -238,21 +238,17 @@ def _update_lines(element: Element) -> list[str]:
         )
         for k, name in enumerate(update.vectors.values())
     ]
-    streams = [
-        f"p{stream} = {STORAGE[kind].pointer}(at{stream} + done * {STORAGE[kind].size})"
-        for stream, kind in enumerate(update.storage)
-    ]
     return [
         f"rows, columns = {sides}",
         "done = 0",
-        "while done < length:",
-        "    line = (offset + done) // columns",
-        "    first = offset + done - line * columns",
-        "    count = min(columns - first, length - done)",
-        "    column = (line // rows) * columns + first",
-        *indent_by([*given, *streams, "for i in range(count):"], 1).splitlines(),
+        f"while done < {count}:",
+        f"    line = ({first} + done) // columns",
+        f"    stop = min((line + 1) * columns - {first}, {count})",
+        # Where the columns would begin that element i finds its own in at [i].
+        f"    column = (line // rows - line) * columns + {first}",
+        *indent_by([*given, "for i in range(done, stop):"], 1).splitlines(),
         *indent_by(element.update_element(), 2).splitlines(),
-        "    done += count",
+        "    done = stop",
     ]
 
 

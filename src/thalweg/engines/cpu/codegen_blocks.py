@@ -7,13 +7,13 @@ numbers of an encoded slot in an array of the stack.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
 from thalweg.engines.codecs.split8 import HALF
-from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
-from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
+from thalweg.engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
+from thalweg.engines.cpu.codegen import STORAGE, Element, each_line, first_of, write_kernel
 from thalweg.engines.cpu.codegen_draws import begin_draws, define_draws, draw_for, rounded
 from thalweg.engines.cpu.work import STEP
 from thalweg.engines.draws import NARROW
@@ -29,7 +29,6 @@ for begin in range(0, length, {step}):
 {pointers}
 {decoding}
 {drawing}
-    for i in range(count):
 {elements}
 {encoding}
 """
@@ -80,20 +79,31 @@ def generate_blocks(
     copy: bool = False,
     from_copy: bool = False,
     draws: bool = False,
-) -> Kernel:
+    vectors: Mapping[str, str] = NONE,
+) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of an update of chunks of tensors, in float32.
 
     Args:
         formula: `update` of a rule.
         storage: As for `Update`; the names of codecs for slots that are encoded.
-        stages, before, copy, from_copy, draws: As for `Update`.
+        stages, before, copy, from_copy, draws, vectors: As for `Update`.
+
+    Returns:
+        The kernel, and the names of the vectors that it reads, in the order of the table.
     """
     every = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
     coded = {k: codec for k, codec in every.items() if not codec.is_beside}
     lower = next((k for k, codec in every.items() if codec.is_beside), None)
     plain = tuple(_NUMBERS if k in every else name for k, name in enumerate(storage))
     update = Update(
-        formula, plain, stages, before=before, copy=copy, from_copy=from_copy, draws=draws
+        formula,
+        plain,
+        stages,
+        before=before,
+        copy=copy,
+        from_copy=from_copy,
+        vectors=vectors,
+        draws=draws,
     )
     changed = {stream for _, stream in update.written_results()}
     written = {k: codec for k, codec in coded.items() if k in changed}
@@ -105,7 +115,7 @@ def generate_blocks(
         pointers=indent_by(_point_at_elements(update, coded, lower), 1),
         decoding=indent_by(_each_block(_DECODE, coded), 1),
         drawing=indent_by(drawing, 1),
-        elements=indent_by(element.update_element(), 2),
+        elements=indent_by(_each_element(element), 1),
         encoding=indent_by([*_lines_of(_CLEAR, written), *_each_block(_ENCODE, written)], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
@@ -114,7 +124,7 @@ def generate_blocks(
         definitions += "\n" + define_draws()
     begin = begin_draws(update, [*drawn]) if drawn else []
     lines = [*begin, *elements.strip().splitlines()]
-    return write_kernel(element, definitions, pointers, lines)
+    return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
 
 class _Element(Element):
@@ -156,6 +166,13 @@ class _Element(Element):
         if stream in self._drawn:
             return f"p{stream}[i] = {rounded(stream, self.update.storage[stream], value)}"
         return super().store_value(stream, value)
+
+
+def _each_element(element: Element) -> list[str]:
+    """Update `count` elements from `begin` of a chunk on."""
+    if element.update.vectors:
+        return each_line(element, "(offset + begin)", "count")
+    return ["for i in range(count):", *indent_by(element.update_element(), 1).splitlines()]
 
 
 def _name_of(part: str, codec: Codec) -> str:

@@ -90,8 +90,10 @@ def update_kernel(
     if draws or not STORAGE.keys() >= {*storage}:  # slots are encoded
         with importing:
             from thalweg.engines.cpu.codegen_blocks import generate_blocks
-        kernel = generate_blocks(formula, storage, stages, before, copy, from_copy, draws)
-        return Compiled(kernel, compute)
+        kernel, read = generate_blocks(
+            formula, storage, stages, before, copy, from_copy, draws, dict(vectors)
+        )
+        return Compiled(kernel, compute, read)
     update = Update(
         formula, storage, stages, grad, entries, before, copy, from_copy, vectors=dict(vectors)
     )
