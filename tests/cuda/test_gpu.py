@@ -331,6 +331,16 @@ def test_steps_that_the_device_counts(make):
     assert all(each.device.type == "cuda" for each in steps)
 
 
+def test_steps_that_the_device_keeps_and_the_host_counts():
+    training = Training(partial(optim.Adam, lr=0.1, fused=True))
+    for _ in range(3):
+        training.step()
+    with no_waiting():
+        for _ in range(3):
+            training.optimizer.step()
+    assert all(training.optimizer.state[param]["step"].is_cuda for param in training.params)
+
+
 def test_a_state_of_torch_goes_on():
     theirs = Training(partial(torch.optim.Adam, lr=0.1, fused=True))
     theirs.step()

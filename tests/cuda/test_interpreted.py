@@ -38,7 +38,7 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.training import optimize_loss
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 from thalweg.v1.contrib.opt import LARSOptimizer
-from waiting import waiting_for_nothing
+from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 
 SHAPES = [(0,), (), (5, 7), (130,)]
 SELECTIONS = [KEEP._replace(name="cuda"), FLUSH._replace(name="cuda")]
@@ -342,7 +342,7 @@ def clipped(last=contextlib.nullcontext):
     optimizer = optim.tensorflow.Adam(params, lr=0.1, clip_grad_norm=0.5)
     for seed in range(3):
         params[0].grad = torch.randn(4, 3, generator=generator.manual_seed(seed))
-        with last() if seed == 2 else contextlib.nullcontext():
+        with last(optimizer) if seed == 2 else contextlib.nullcontext():
             optimizer.step()
     return optimizer.last_step
 
@@ -352,7 +352,7 @@ def test_norms_are_brought_to_the_host_when_somebody_reads_them():
         wanted = clipped()
     with thalweg.engine("cuda"):
         assert clipped() == wanted
-        clipped(waiting_for_nothing)
+        clipped(counting_and_waiting_for_nothing)
 
 
 LARC = {"larc_eta": 0.01, "larc_mode": "clip"}

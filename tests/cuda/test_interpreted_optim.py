@@ -18,7 +18,7 @@ from thalweg.engines.cuda.mirror import Mirror
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.optim import fitting, tensorflow
 from thalweg.optim.step_options import FOUND_INF
-from waiting import waiting_for_nothing
+from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 
 DROP_INS = {
     "Adam": partial(optim.Adam, lr=0.1, weight_decay=0.1),
@@ -103,7 +103,7 @@ def trained(engine, make, steps=STEPS, last=contextlib.nullcontext, **options):
     with thalweg.engine(engine):
         training = Training(make, **options)
         for number in range(steps):
-            with last() if number == steps - 1 else contextlib.nullcontext():
+            with last(training.optimizer) if number == steps - 1 else contextlib.nullcontext():
                 training.step()
     return training.written()
 
@@ -117,7 +117,7 @@ def test_bits_of_the_classes_of_torch(make):
 
 @by({name: make for name, make in DROP_INS.items() if name not in ("NAdam", "ASGD")})
 def test_a_steady_step_of_a_class_of_torch_asks_for_nothing(make):
-    trained("cuda", make, 3, waiting_for_nothing)
+    trained("cuda", make, 3, counting_and_waiting_for_nothing)
 
 
 def test_sparse_gradients_of_the_classes_of_torch():
@@ -171,7 +171,7 @@ def test_steps_of_float64_that_a_device_counts(make):
 
 @by(CAPTURABLE)
 def test_a_step_that_a_device_counts_asks_for_nothing(make):
-    trained("cuda", make, 3, waiting_for_nothing, capturable=True)
+    trained("cuda", make, 3, lambda optimizer: waiting_for_nothing(), capturable=True)
 
 
 @by(CAPTURABLE)
@@ -434,7 +434,8 @@ def test_norms_at_the_ends(make, dtypes):
             param.grad[0] = 0
         with thalweg.engine(engine):
             made.step()
-            with waiting_for_nothing(True) if engine == "cuda" else contextlib.nullcontext():
+            waits = counting_and_waiting_for_nothing(made, runs=True)
+            with waits if engine == "cuda" else contextlib.nullcontext():
                 made.step()
         return [param.detach() for param in params], made.last_step
 

@@ -52,3 +52,9 @@ def waiting_for_nothing(runs=False, host=(), there=()):
         for name in _WAITING:
             patch.setattr(torch.Tensor, name, refused(name))
         yield
+
+
+def counting_and_waiting_for_nothing(optimizer, runs=False):
+    """The same for an optimizer whose numbers, such as those of its steps, the host keeps."""
+    own = [value for state in optimizer.state.values() for value in state.values()]
+    return waiting_for_nothing(runs, host=[each for each in own if not each.dim()])

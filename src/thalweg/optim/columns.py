@@ -80,6 +80,7 @@ class Column:
         self._block = block
         self._pointers = list(map(Tensor.data_ptr, views))
         self._memory = [block.untyped_storage()]
+        self._is_here = block.is_cpu
         first, size = block.data_ptr(), block.element_size()
         self._sizes = [self._memory[0].nbytes()]
         places = [(pointer - first) // size for pointer in self._pointers]
@@ -100,8 +101,11 @@ class Column:
     def read(self) -> None:
         """Look at the numbers, and whether any was written by others.
 
-        No version tells of writes through NumPy, by `.data` and by collectives.
+        No version tells of writes through NumPy, by `.data` and by collectives. Those that the host
+        keeps are looked at whatever it tells; for those on a device every step would wait.
         """
+        if self.is_known and not self._is_here:
+            return
         own = self._block if self._places is None else self._block[self._places]
         found = own.tolist()
         if not self.is_known or found != self.values:
