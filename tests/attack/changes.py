@@ -17,7 +17,7 @@ import thalweg
 from attack.figures import Figures
 from attack.moves import CUTS, MOVES, Move, Spoilt
 from attack.server import figures_of
-from attack.torch_trainings import FACES
+from attack.torch_trainings import FACES, encode_all
 from attack.trainings import Training
 from thalweg.core.plan_cache import PlanCache
 
@@ -127,6 +127,7 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> str:
 def warm() -> None:
     """Have kernels in memory."""
     torch.set_num_threads(1)
+    encode_all()
     warnings.simplefilter("ignore")
     PlanCache.longest_wait = 1  # as many steps as can be are taken in one call
     for number in range(90):

@@ -37,6 +37,7 @@ import thalweg
 from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
+from attack.torch_trainings import encode_all
 from fuse import NOT_TAKEN
 from interrupting import outcome, switched
 from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, graph, optim
@@ -493,6 +494,10 @@ TRAININGS: dict[str, Callable[[], Training]] = {
             own, 0.01, state_dtype=torch.bfloat16, clip_grad_value=0.1, ema_decay=0.5
         )
     ),
+    "optim encoded": of_optim(
+        lambda own: optim.AdamW(own, 0.01, state_storage="8bit", weights="split", ema_decay=0.5),
+        torch.bfloat16,
+    ),
     "optim in common": of_optim(
         lambda own: optim.Prodigy(own, 1.0, d0=1e-3, ema_decay=0.5, accumulate=2)
     ),
@@ -734,6 +739,7 @@ def main(names: str, how: str, count: str, seed: str = "0", planted: str = "") -
         DEFECTS[planted]()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
+    encode_all()
     found = Counter[str]()
     for name, kind in itertools.product(names.split(","), how.split(",")):
         try:

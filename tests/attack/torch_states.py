@@ -21,7 +21,7 @@ from attack import mutations
 from attack.figures import Figures
 from attack.server import figures_of
 from attack.states import same
-from attack.torch_trainings import LACKED, OPTIONS, OURS, TENSORFLOWS
+from attack.torch_trainings import LACKED, NARROW, OPTIONS, OURS, TENSORFLOWS, encode_all
 from thalweg import optim
 from thalweg.optim import tensorflow
 
@@ -46,9 +46,11 @@ def attempt(seed: int, number: int) -> str:
     home, kinds = (optim, ours) if is_torchs else (tensorflow, TENSORFLOWS)
     name, own = dice.choice(kinds)
     added = {key: dice.choice(OPTIONS[key]) for key in dice.sample(list(OPTIONS), 1)}
-    if dice.random() < 0.5 or (name == "SparseAdam" and "round" in added):
+    if dice.random() < 0.5 or (name == "SparseAdam" and added.keys() & {"round", *NARROW}):
         added = {}
     cls = mixed if name == "Mixed" else getattr(home, name)
+    if added.keys() & {*NARROW} and not takes(cls, {**own, **added}):
+        added = {}
     opt, params = trained(cls, {**own, **added}, name == "SparseAdam")
     title = f"{seed}/{number}/damage"
     given, damage, keys = damaged(opt, title)
@@ -60,7 +62,7 @@ def attempt(seed: int, number: int) -> str:
         return "refused" if is_good else f"{damage} raised {type(refused).__name__}"
     judge: tuple[Any, list[Tensor]] | None = None
     again: Any = None
-    if is_torchs:
+    if is_torchs and not added.keys() & {*NARROW}:  # of records torch makes numbers
         # What torch lacks is judged by itself, without options.
         judge = trained(getattr(torch.optim, name, cls), own, name == "SparseAdam")
         # Steps count in the tensor that was given, as torch's do: the judge has one of its own.
@@ -91,6 +93,15 @@ def without_rounding(state: Any) -> Any:
     return state
 
 
+def takes(cls: Any, options: dict[str, Any]) -> bool:
+    """Whether a class takes options."""
+    try:
+        trained(cls, options)
+    except (ValueError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
 def is_named(keys: list[Any], message: str) -> bool:
     """Whether a message tells of one of the keys, or of something where one is."""
     if not keys or not WIDE.isdisjoint(keys):
@@ -115,8 +126,8 @@ def trained(cls: Any, options: dict[str, Any], is_sparse: bool = False) -> tuple
     """An optimizer after two steps."""
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((3,), (2, 3))]
     is_wide = options.get("masters") or options.get("wide_sums")
-    if is_wide:
-        params[0].data = params[0].data.bfloat16()
+    for param in params if options.get("weights") else params[:1] if is_wide else ():
+        param.data = param.data.bfloat16()
     opt = cls([{"params": params[:1]}, {"params": params[1:]}], lr=0.5, **options)
     for number in (1.0, 2.0):
         give(params, number, is_sparse)
@@ -226,6 +237,7 @@ def without_sums(everything: dict[str, Any]) -> dict[str, Any]:
 def warm() -> None:
     """Have the kernels in memory."""
     torch.set_num_threads(1)
+    encode_all()
     warnings.simplefilter("ignore")
     for name, own in OURS:
         trained(getattr(optim, name), own, name == "SparseAdam")

@@ -6,6 +6,8 @@ import copy
 import pickle
 import random
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import thalweg
 from attack import trainings
 from attack.trainings import Training
 from thalweg import Hyper, IndexedSlices, Rule, Slot, optim
+from thalweg.core import encoded
 from thalweg.optim import tensorflow
 
 OURS: list[tuple[str, dict[str, Any]]] = [
@@ -93,7 +96,10 @@ OPTIONS: dict[str, list[Any]] = {
     "fused_unscale": [True],
     "state_device": ["cpu"],
     "round": ["stochastic"],
+    "state_storage": ["8bit", "linear8", "dynamic8"],
+    "weights": ["split"],
 }
+NARROW = ("state_storage", "weights")  # which not every rule takes, nor every option beside them
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
 MEASURE = {
@@ -174,9 +180,25 @@ class OptimTraining(Training):
             for group, (rule, its) in zip(groups, [(name, own), *others], strict=True):
                 group |= {"rule": rule, "lr": 0.1, **its}
             names = {group["rule"] for group in groups}
-            return optim.Mixed(groups, **options(dice), **wrappers(dice, names, True))
+            around = options(dice) | wrappers(dice, names, True)
+            return self._narrowed(optim.Mixed, groups, around)
         around = options(dice) | wrappers(dice, {name}, home is optim)
-        return getattr(home, name)(groups, lr=0.1, **own, **around)
+        return self._narrowed(partial(getattr(home, name), lr=0.1, **own), groups, around)
+
+    def _narrowed(
+        self, cls: Callable[..., Any], groups: list[dict[str, Any]], around: dict[str, Any]
+    ) -> Any:
+        """An optimizer with options, but for those of narrow state that it refuses."""
+        if "weights" in around:
+            for var in self.variables:
+                var.data = var.detach().bfloat16()
+        try:
+            return cls([{**group} for group in groups], **around)
+        except (ValueError, TypeError, NotImplementedError):
+            if not around.keys() & {*NARROW}:
+                raise
+            around = {name: x for name, x in around.items() if name not in NARROW}
+            return cls(groups, **around)
 
     @property
     def is_mixed(self) -> bool:
@@ -244,6 +266,11 @@ class OptimTraining(Training):
         again = copy.deepcopy(own) if how == "deepcopy" else pickle.loads(pickle.dumps(own))
         self.opt, self.variables = again
         self.held.clear()
+
+
+def encode_all() -> None:
+    """Have slots of the least parameters in 8 bits, where an option asks for it."""
+    encoded.LEAST = 1
 
 
 def as_torchs(grad: Any) -> Any:

@@ -371,9 +371,14 @@ def test_states_that_do_not_fit_are_refused_whole(name: str, value: Any, message
         with pytest.raises(CheckpointMismatchError, match=message):
             loads(other, state, convert=convert)
         assert not other[1].state
-    state["param_groups"][0]["state_storage"] = {name: "zip"}
-    with pytest.raises(CheckpointMismatchError, match="names no codecs"):
-        loads(other, state)
+    for told, said in (
+        ({name: "zip"}, f"says 'zip' of '{name}', which is no codec"),
+        ({name: ["linear8"]}, f"of '{name}', which is no codec"),
+        ([name], "names no codecs"),
+    ):
+        state["param_groups"][0]["state_storage"] = told
+        with pytest.raises(CheckpointMismatchError, match=said):
+            loads(other, state)
 
 
 def test_mixed_rules_have_their_own_codecs() -> None:

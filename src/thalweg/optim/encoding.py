@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
 from thalweg.core.groups import Group, titles_in
+from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import any_on_mesh
 from thalweg.core.options.update_targets import MASTER, StateStorage
 from thalweg.core.state import flaw, mismatch
@@ -116,10 +117,12 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
     told = group.get(STORAGE)
     if told is None:
         return {}
-    is_known = isinstance(told, Mapping) and {*cast("Storage", told).values()} <= CODECS.keys()
-    if not is_known:
-        what = f"'{STORAGE}' of group {place} is {differing.told(told)}"
-        raise mismatch([f"{what}, which names no codecs; known: {', '.join(CODECS)}"])
+    what, known = f"'{STORAGE}' of group {place}", f"known: {', '.join(CODECS)}"
+    if not isinstance(told, Mapping):
+        raise mismatch([f"{what} is {differing.told(told)}, which names no codecs; {known}"])
+    for name, codec in cast("Mapping[Any, Any]", told).items():
+        if not isinstance(codec, str) or codec not in CODECS:
+            raise mismatch([f"{what} says {shown(codec)} of '{name}', which is no codec; {known}"])
     return dict(cast("Storage", told))
 
 
@@ -127,7 +130,8 @@ def _refused(place: int, theirs: Storage, ours: Storage) -> str:
     names = dict.fromkeys((*theirs, *ours))
     pairs = [(name, theirs.get(name, _PLAIN), ours.get(name, _PLAIN)) for name in names]
     kept = ", ".join(f"'{n}' is in {one}, here in {x}" for n, one, x in pairs if one != x)
-    return f"group {place}: {kept}; load_state_dict(..., convert=True) encodes them again"
+    how = "load_state_dict(..., convert=True) encodes them again"
+    return f"'{STORAGE}' of group {place}: {kept}; {how}"
 
 
 def _converted(
