@@ -84,6 +84,19 @@ def test_parts_draw_the_bits_of_the_whole(name: str, cls: Any, told: Told) -> No
         assert each["rounded_in_parts"][f"{cls.__module__.split('.')[-1]} {name}"] == wanted
 
 
+@pytest.mark.slow
+def test_four_ranks_draw_the_bits_of_the_whole(tmp_path: Path) -> None:
+    wanted = {
+        f"{cls.__module__.split('.')[-1]} {name}": as_lists(bfloat_steps(cls, bfloat_params()))
+        for cls in (optim.AdamW, optim.tensorflow.Adam)
+        for name in ("cut", "not cut")
+    }
+    told = told_by_ranks(SCRIPT, tmp_path, 4, str(tmp_path), "rounded_in_parts")
+    assert len(told) == 4
+    for each in told:
+        assert each["rounded_in_parts"].items() >= wanted.items()
+
+
 def test_parts_of_another_dimension_draw_no_bits(told: Told) -> None:
     for each in told:
         for kind in ("classes", "tensorflow"):
