@@ -270,7 +270,7 @@ def test_the_verdict_on_noise(seconds, others, verdict):
 
 
 def row(verdict, others=0.0, contender="thalweg"):
-    return compare.Row("Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, others, verdict, (1.0,))
+    return compare.Row("Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, 8.0, others, verdict, (1.0,))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,30 @@ def test_json_holds_every_contender(run):
     for row in report["results"]:
         assert row["ms"] > 0
         assert row["extra_bytes"] >= 0
+        in_torch = row["contender"] in ("thalweg", "torch") or "torch-" in row["contender"]
+        assert (row["state_bytes"] is not None) == in_torch
         assert len(row["rounds_ms"]) >= 3
+
+
+@pytest.mark.slow
+def test_arguments_are_those_of_the_rules_and_states_are_counted(tmp_path):
+    torch.save({"w": torch.ones(64, 128)}, tmp_path / "model.pt")
+    called = (str(tmp_path / "model.pt"), "--rules", "optim:AdamW", "--rounds", "1", "--json")
+    result = CliRunner().invoke(bench, [*called, "--set", "state_storage=8bit"])
+    assert result.exit_code == 0, result.output
+    rows = {row["contender"]: row["state_bytes"] for row in json.loads(result.stdout)["results"]}
+    count = 64 * 128
+    assert rows["torch-fused"] == 8 + 4 / count
+    assert rows["thalweg"] == 2 * (32 + 4) / 32 + 4 / count
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("state_storage=zip", "has 'zip'"), ("nonsense=1", "nonsense"), ("1", "1")]
+)
+def test_strange_arguments_of_rules_are_refused(run, given, said):
+    result = run("--rules", "optim:AdamW", "--set", given, "--rounds", "1")
+    assert result.exit_code == 2
+    assert said in result.output
 
 
 def test_rules_of_tensorflow_1_have_the_peers_of_their_kin(run):
@@ -565,10 +588,11 @@ def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
 def test_a_narrow_terminal_gets_fewer_columns():
     figures = compare.Row(
         rule="v1:RMSPropOptimizer", contender="torch-foreach", ms=1.0, ratio=1.0, gbps=1.0,
-        of_roofline=1.0, extra_bytes=10, disturbance=0.0, verdict="quiet", rounds_ms=(1.0,),
+        of_roofline=1.0, extra_bytes=10, state_bytes=8.0, disturbance=0.0, verdict="quiet",
+        rounds_ms=(1.0,),
         quiet_rounds=1, spread=0.0,
     )  # fmt: skip
-    for width, count in ((120, 7), (80, 6), (60, 4), (50, 3), (10, 3)):
+    for width, count in ((120, 8), (80, 6), (60, 4), (50, 3), (10, 3)):
         made = table.table(TINY, [figures], width)
         assert len(made.columns) == count, width
         screen = Console(file=io.StringIO(), width=width)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from thalweg.bench import catalogue, memory, peers, problem, roofline
 from thalweg.bench.catalogue import Entry
 from thalweg.bench.shapes import ShapeSet
 from thalweg.bench.timing import SPREAD, Contender, Timings, Verdict, measure
+from thalweg.catalogue import variables_of
 
 ANCHOR = "anchor"
 ROOFLINE = "roofline"
@@ -28,6 +32,7 @@ class Row:
         gbps: GB/s, counting each stream the rule needs once.
         of_roofline: Share of the roofline that is reached; 1 is the machine's limit.
         extra_bytes: The most memory that a step takes beyond what lies between steps.
+        state_bytes: Bytes of the state, per parameter; None of peers beside torch.
         disturbance: How many cores other processes used meanwhile.
         verdict: "quiet", or why the figures cannot be trusted: see `Timings.verdict`.
         rounds_ms: The median step of each round, in milliseconds.
@@ -42,6 +47,7 @@ class Row:
     gbps: float
     of_roofline: float
     extra_bytes: int
+    state_bytes: float | None
     disturbance: float
     verdict: Verdict
     rounds_ms: tuple[float, ...]
@@ -70,6 +76,7 @@ def compare(
     wanted: Sequence[str],
     *,
     rounds: int = 7,
+    options: Mapping[str, object] | None = None,
     progress: Callable[[int, int, Timings], object] | None = None,
     doing: Callable[[str], object] = lambda now: None,
 ) -> list[Row]:
@@ -81,13 +88,14 @@ def compare(
         shapes: The variables.
         wanted: Peers, of `peers.PEERS`.
         rounds: Interleaved rounds.
+        options: Further arguments of our optimizer.
         progress: Called after each round, as `timing.measure` does.
         doing: Called with what comes next, between what is timed.
     """
     doing("making the variables")
-    made = problem.make_tensors(shapes)
+    made, own = problem.make_tensors(shapes), problem.make_optimizer(entry, options)
     contenders = [
-        Contender(entry.label, problem.thalweg_step(entry, made)),
+        Contender(entry.label, problem.step_of(own, made)),
         *peers.make_contenders(entry, made, tuple(wanted)),
         Contender(ROOFLINE, roofline.roofline(entry.slots, made.variables, made.gradients)),
     ]
@@ -112,6 +120,7 @@ def compare(
             gbps=shapes.bytes * streams[each.name] / timings.median(each.name) / 1e9,
             of_roofline=timings.ratio(ROOFLINE, each.name) * streams[each.name] / once,
             extra_bytes=memory.extra_bytes(each.step),
+            state_bytes=_state_bytes(own if each.name in OURS else each.step, shapes),
             disturbance=timings.disturbance,
             verdict=_worse_verdict(timings.verdict, spreads[each.name]),
             rounds_ms=tuple(1e3 * seconds for seconds in timings.seconds[each.name]),
@@ -121,6 +130,18 @@ def compare(
         for each in contenders
         if each.name != ANCHOR
     ]
+
+
+def _state_bytes(kept_by: object, shapes: ShapeSet) -> float | None:
+    """Bytes for each parameter that an optimizer keeps, or torch's, whose step it is."""
+    theirs = getattr(kept_by, "__self__", None)
+    if isinstance(theirs, torch.optim.Optimizer):
+        own = [each for state in theirs.state.values() for each in state.values()]
+    elif hasattr(kept_by, "variables"):
+        own = variables_of(kept_by)
+    else:
+        return None
+    return sum(each.nbytes for each in own if isinstance(each, Tensor)) / shapes.parameters
 
 
 def _worse_verdict(verdict: Verdict, spread: float) -> Verdict:

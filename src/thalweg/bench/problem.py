@@ -48,7 +48,11 @@ def thalweg_step(
     entry: Entry, problem: Problem, options: Mapping[str, object] | None = None
 ) -> Callable[[], object]:
     """A step through the public call, as a training loop makes it."""
-    made = make_optimizer(entry, options)
-    apply = applied(made)
+    return step_of(make_optimizer(entry, options), problem)
+
+
+def step_of(optimizer: object, problem: Problem) -> Callable[[], object]:
+    """A step of an optimizer of ours, likewise."""
+    apply = applied(optimizer)
     variables, gradients = problem.variables, problem.gradients
     return lambda: apply(zip(gradients, variables))

@@ -46,9 +46,10 @@ HEADINGS: tuple[str, ...] = (
     "GB/s",
     "of roofline",
     "extra memory",
+    "state bytes",
 )
 # What a narrow terminal does without, first to last; the rest stays.
-DROPPED = ("GB/s", "extra memory", "of roofline", "ms")
+DROPPED = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
 
 
 def table(shapes: ShapeSet, rows: Sequence[Row], width: int) -> Table:
@@ -60,7 +61,8 @@ def table(shapes: ShapeSet, rows: Sequence[Row], width: int) -> Table:
 
 def _lay_out_table(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -> Table:
     made = Table(
-        title=title_of(shapes), caption="ratio: to torch.optim.Adam(fused=True), same rounds"
+        title=title_of(shapes),
+        caption="ratio: to torch.optim.Adam(fused=True), same rounds; state bytes: per parameter",
     )
     for heading in headings:
         if heading in HEADINGS[:2]:
@@ -74,6 +76,7 @@ def _lay_out_table(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -
             cells = (
                 row.rule, row.contender, f"{row.ms:.3f}", f"{row.ratio:.2f}", f"{row.gbps:.1f}",
                 f"{row.of_roofline:.0%}", format_size(row.extra_bytes),
+                "" if row.state_bytes is None else f"{row.state_bytes:.2f}",
             )  # fmt: skip
             told: dict[str, str] = dict(zip(HEADINGS, cells, strict=True))
             made.add_row(*(told[heading] for heading in headings), style=style)

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -209,6 +209,12 @@ def applied(optimizer: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
     if isinstance(optimizer, train.AdagradDAOptimizer):
         return partial(optimizer.apply_gradients, global_step=optimizer._global_step)
     return optimizer.apply_gradients
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """The tensors of its state."""
+    found = optimizer.variables
+    return list(cast("list[Any]", found() if callable(found) else found))
 
 
 def rate_name(optimizer: object) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -51,6 +52,12 @@ class ByPairs:
                 if getattr(made, "_has_means", False):
                     stack.enter_context(made.swapped())
             yield
+
+    def variables(self) -> list[torch.Tensor]:
+        """The tensors of its state."""
+        states = chain.from_iterable(made.state.values() for made in self._made)
+        own = chain.from_iterable(state.values() for state in states)
+        return [each for each in own if isinstance(each, torch.Tensor)]
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
         """Take a step with these gradients, which the variables have as their own from then on."""

@@ -12,7 +12,7 @@ import click
 
 from thalweg.cli import own
 from thalweg.cli.lines import Lines
-from thalweg.cli.options import Whole, clamp_threads
+from thalweg.cli.options import Whole, clamp_threads, split_values
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,6 +112,10 @@ def _check_elements(name: str, rule: Rule) -> None:
     callback=clamp_threads,
     help="How many threads compute a step. [default: torch's choice]",
 )
+@click.option(
+    "--set", "options", multiple=True, callback=split_values, metavar="NAME=VALUE",
+    help="A further argument of the optimizers that --rules names, such as state_storage=8bit.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.option(
     "--plot",
@@ -125,6 +129,7 @@ def bench(
     peers: str | None,
     rounds: int,
     threads: int | None,
+    options: dict[str, object],
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -143,6 +148,7 @@ def bench(
       thalweg bench model.safetensors --rules Nadam --plot steps.png
       thalweg bench --rules v1:RMSPropOptimizer,v1:MomentumOptimizer
       thalweg bench --rules optim:AdamW,torch:AdamW
+      thalweg bench --rules optim:AdamW --set state_storage=8bit
       thalweg bench --rules Adam,mine.py:MyRule
     """
     import torch
@@ -166,7 +172,7 @@ def bench(
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        rows = _measure_all(chosen, entries, tuple(wanted), rounds, as_json)
+        rows = _measure_all(chosen, entries, tuple(wanted), rounds, options, as_json)
         if as_json:
             click.echo(json.dumps(table.report(chosen, rows), indent=2))
         else:
@@ -214,7 +220,12 @@ def _progress_bar(console: Console, disable: bool) -> Progress:
 
 
 def _measure_all(
-    shapes: Any, entries: dict[str, Entry], wanted: tuple[str, ...], rounds: int, quiet: bool
+    shapes: Any,
+    entries: dict[str, Entry],
+    wanted: tuple[str, ...],
+    rounds: int,
+    options: dict[str, object],
+    quiet: bool,
 ) -> list[Any]:
     from rich.console import Console
 
@@ -254,8 +265,14 @@ def _measure_all(
                     told = True
                     console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)
 
-            rows += compare.compare(
-                name, entry, shapes, wanted, rounds=rounds, progress=done, doing=doing
-            )
+            try:
+                rows += compare.compare(
+                    name, entry, shapes, wanted, rounds=rounds, options=options, progress=done,
+                    doing=doing,
+                )  # fmt: skip
+            except (TypeError, ValueError, NotImplementedError) as error:
+                if not options:
+                    raise
+                raise click.BadParameter(str(error), param_hint="--set") from None
             progress.remove_task(task)
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import shlex
@@ -10,13 +9,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from thalweg.cli.escaped import escape_text
 from thalweg.cli.lines import Lines
-from thalweg.cli.options import Whole
+from thalweg.cli.options import Whole, split_values
 
 if TYPE_CHECKING:
     from thalweg.conform import Outcome, Parting
@@ -31,27 +30,6 @@ class NothingToCompare(click.ClickException):
     exit_code = FAILED
 
 
-def _split_values(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> dict[str, object]:
-    """Arguments by name; a value is a literal of Python, or a word."""
-    found: dict[str, Any] = {}
-    for each in values:
-        name, _, text = (part.strip() for part in each.partition("="))
-        if not (name.isidentifier() and text):
-            raise click.BadParameter(f"'{each}' is not NAME=VALUE, such as lr=0.01.")
-        try:
-            found[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            if not text.replace("-", "_").isidentifier():
-                raise click.BadParameter(
-                    f"'{text}' is neither a word nor a literal of Python, such as 0.01, True,"
-                    " None or (0.9, 0.99)."
-                ) from None
-            found[name] = text
-    return found
-
-
 @click.command(short_help="Say whether another optimizer takes the steps of ours.")
 @click.argument("theirs", required=False, metavar="[PACKAGE:CLASS]")
 @click.option(
@@ -61,15 +39,15 @@ def _split_values(
     "rule of yours, or PACKAGE:CLASS. [default: the one of the class's name]",
 )
 @click.option(
-    "--set", "given", multiple=True, callback=_split_values, metavar="NAME=VALUE",
+    "--set", "given", multiple=True, callback=split_values, metavar="NAME=VALUE",
     help="An argument of the class, and of ours, where that has one of this name.",
 )  # fmt: skip
 @click.option(
-    "--ours", "own", multiple=True, callback=_split_values, metavar="NAME=VALUE",
+    "--ours", "own", multiple=True, callback=split_values, metavar="NAME=VALUE",
     help="An argument of ours alone.",
 )  # fmt: skip
 @click.option(
-    "--group", multiple=True, callback=_split_values, metavar="NAME=VALUE",
+    "--group", multiple=True, callback=split_values, metavar="NAME=VALUE",
     help="What the class wants in the group of parameters that it is made of.",
 )  # fmt: skip
 @click.option(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 from typing import Any
 
 import click
@@ -57,3 +59,24 @@ def clamp_threads(
         f"--threads {threads} is more than the {some} here; using {usable_cores()}.", err=True
     )
     return usable_cores()
+
+
+def split_values(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, object]:
+    """Arguments by name; a value is a literal of Python, or a word."""
+    found: dict[str, Any] = {}
+    for each in values:
+        name, _, text = (part.strip() for part in each.partition("="))
+        if not (name.isidentifier() and text):
+            raise click.BadParameter(f"'{each}' is not NAME=VALUE, such as lr=0.01.")
+        try:
+            found[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            if not re.fullmatch(r"[\w-]+", text):
+                raise click.BadParameter(
+                    f"'{text}' is neither a word nor a literal of Python, such as 0.01, True,"
+                    " None or (0.9, 0.99)."
+                ) from None
+            found[name] = text
+    return found
