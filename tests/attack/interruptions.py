@@ -524,7 +524,7 @@ TRIED = (
     " random moments, or at a random instruction"
 )
 _ALL = 10**9  # more instructions than a step has
-CASES = {False: 170, True: 2040}  # of each training and kind
+CASES = {False: 120, True: 2040}  # of each training and kind
 KINDS = ("signal", "exception", "opcode")
 WRONG = ("torn", "false note")
 

@@ -37,7 +37,7 @@ from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.experimental import DynamicLossScale
 
 TRIED = "files with one value changed under right checksums, given to all that reads them"
-CASES = {False: 3000, True: 40_000}
+CASES = {False: 2000, True: 40_000}
 GOOD = ("refused", "taken")
 BATCH = 100
 
