@@ -150,7 +150,9 @@ def _of_tensorflow() -> Iterator[Page]:
 
 def page_text(face: Face, page: Page) -> str:
     """One class, in Markdown."""
+    # Of no table of contents: 80 more lines beside every page help nobody, and take half of the build.
     parts = [
+        "---\norphan: true\n---",
         f"# {page.name}",
         f"`from {page.module} import {page.name}` · [all of {face.title}](index.md)",
         f"```{{eval-rst}}\n.. autoclass:: {page.module}.{page.name}\n```",
@@ -183,7 +185,7 @@ def _rule_text(page: Page, rule: Rule, heading: str, known: set[str]) -> Iterato
     yield heading
     own = [each for each in functions if each not in known]
     if len(own) < len(functions):
-        yield "What is not here is as above."
+        yield "Functions that it calls, and numbers that are not listed, are those above."
     if own:
         yield "```python\n{}\n```".format("\n\n\n".join(own))
     yield from (each for each in (numbers, state, sweeps, sparse, differs, source) if each and each not in known)
@@ -244,8 +246,7 @@ def face_text(face: Face) -> str:
     for page in sorted(face.pages, key=lambda page: page.name.lower()):
         first = (inspect.getdoc(page.cls) or "").partition("\n")[0]
         rows.append(f"| [{page.name}]({page.name}.md) | {first} |")
-    toctree = "\n".join(["```{toctree}", ":hidden:", "", *sorted((page.name for page in face.pages), key=str.lower), "```"])
-    return "\n\n".join([f"# {face.title}", face.about, "\n".join(rows), toctree]) + "\n"
+    return "\n\n".join([f"# {face.title}", face.about, "\n".join(rows)]) + "\n"
 
 
 def texts() -> dict[str, str]:
