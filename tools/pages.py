@@ -2,10 +2,10 @@
 
     sphinx-build docs docs/_build && python tools/pages.py --out /tmp/pages [--only index,torch]
 
-takes a picture of each page, as wide as a telephone and as a desk's screen, light, and of some in the
-dark; it fails if a page is wider than its window, if something in it is cut off, if the console has
-an error, if a link leads to nothing, or if the search finds nothing. It needs Chromium and its driver
-(`apt-get install chromium chromium-driver`), and nothing from the network.
+takes a picture of each page at the widths of a telephone and of a desktop, and of some in dark mode
+too. It fails if a page or a part of one is wider than its window, a picture is missing, the console
+has an error, or the search does not find a class. It needs Chromium and its driver, which are the
+packages `chromium` and `chromium-driver` of Debian, and no network. Links are for `tools/links.py`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ FLAGS = (
 )  # fmt: skip
 # What is wider than its window and does not scroll by itself.
 LOOK = """
-const wide = [], edge = document.documentElement.clientWidth + 1;
-const scrolls = e => { for (let p = e; p && p !== document.body; p = p.parentElement) {
-    const x = getComputedStyle(p).overflowX;
-    if (x === 'auto' || x === 'scroll' || x === 'hidden' || getComputedStyle(p).position === 'fixed') return true;
-  } return false; };
-for (const e of document.querySelectorAll('article *')) {
-  const box = e.getBoundingClientRect();
-  if (box.width && box.right > edge && !scrolls(e)) wide.push(e.tagName + ' ' + e.textContent.trim().slice(0, 60));
+const root = document.documentElement, edge = root.clientWidth + 1, wide = [];
+const scrolls = element => {
+  for (let each = element; each && each !== document.body; each = each.parentElement)
+    if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(each).overflowX)) return true;
+  return false;
+};
+for (const each of document.querySelectorAll('article *')) {
+  const box = each.getBoundingClientRect();
+  if (box.width && box.right > edge && !scrolls(each))
+    wide.push(each.tagName + ' ' + each.textContent.trim().slice(0, 60));
 }
-const missing = [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src);
-return {width: document.documentElement.scrollWidth, edge: edge, wide: wide.slice(0, 3), missing: missing,
-        height: document.documentElement.scrollHeight};
+const missing = [...document.images].filter(each => each.complete && !each.naturalWidth);
+return {width: root.scrollWidth, height: root.scrollHeight, wide: wide.slice(0, 3),
+        missing: missing.map(each => each.src)};
 """
 
 
@@ -91,7 +93,13 @@ class Browser:
 
     def picture(self, height: int) -> bytes:
         """The page as a PNG, from its top down to that height."""
-        clip = {"x": 0, "y": 0, "width": self.run("return innerWidth"), "height": height, "scale": 1}
+        clip = {
+            "x": 0,
+            "y": 0,
+            "width": self.run("return innerWidth"),
+            "height": height,
+            "scale": 1,
+        }
         made = self.devtools("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(made["data"])
 
@@ -149,7 +157,9 @@ def opened() -> Iterator[Browser]:
 
 def look_at(browser: Browser, address: str, page: str, out: Path | None) -> Iterator[str]:
     """Take the pictures of a page; yields what is wrong with it."""
-    looks = [(width, False) for width in WIDTHS] + [(width, True) for width in WIDTHS if page in DARK]
+    looks = [(width, False) for width in WIDTHS] + [
+        (width, True) for width in WIDTHS if page in DARK
+    ]
     for width, dark in looks:
         browser.show(f"{address}{page}.html", width, dark)
         found, where = browser.run(LOOK), f"{page} at {width}{' in the dark' if dark else ''}"
@@ -166,7 +176,9 @@ def search(browser: Browser, address: str) -> Iterator[str]:
     """Whether the search finds a class by its name."""
     browser.show(f"{address}search.html?q=AdEMAMix", WIDTHS[1], dark=False)
     for _ in range(100):
-        found = browser.run("return [...document.querySelectorAll('ul.search li a')].map(a => a.href)")
+        found = browser.run(
+            "return [...document.querySelectorAll('ul.search li a')].map(a => a.href)"
+        )
         if any("AdEMAMix" in each for each in found):
             return
         time.sleep(0.1)
@@ -180,7 +192,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where pictures go; without it none are taken")
     parser.add_argument("--only", default="", help="pages, with commas between")
     given = parser.parse_args()
-    pages = [str(path.relative_to(given.built).with_suffix("")) for path in given.built.rglob("*.html")]
+    pages = [
+        str(path.relative_to(given.built).with_suffix("")) for path in given.built.rglob("*.html")
+    ]
     pages = sorted(given.only.split(",") if given.only else set(pages) - {"search"})
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
@@ -191,7 +205,11 @@ def main() -> int:
         for page in pages:
             troubles += look_at(browser, address, page, given.out)
         troubles += search(browser, address)
-    sys.stdout.write("".join(f"{each}\n" for each in [*troubles, f"{len(pages)} pages, {len(troubles)} troubles"]))
+    sys.stdout.write(
+        "".join(
+            f"{each}\n" for each in [*troubles, f"{len(pages)} pages, {len(troubles)} troubles"]
+        )
+    )
     return 1 if troubles else 0
 
 

@@ -1,7 +1,7 @@
 """Write a page for each optimizer class, from its docstring and from the rule that it runs.
 
-The pages lie in `docs/classes`, which no repository keeps: formulas, slots, defaults and sources are
-read from the rules, as `thalweg show` prints them, so that a page cannot differ from the code.
+The pages lie in `docs/classes`, which git ignores: formulas, slots, defaults and sources are read
+from the rules, as `thalweg show` prints them, so that a page cannot differ from the code.
 """
 
 from __future__ import annotations
@@ -144,13 +144,15 @@ def _of_tensorflow() -> Iterator[Page]:
     for name in tensorflow.__all__:
         cls = getattr(tensorflow, name)
         given = _VARIANTS.get(name, ({},))
-        rules = tuple((each, cls([torch.nn.Parameter(torch.ones(2))], **each).rule) for each in given)
+        rules = tuple(
+            (each, cls([torch.nn.Parameter(torch.ones(2))], **each).rule) for each in given
+        )
         yield Page("thalweg.optim.tensorflow", cls, rules)
 
 
 def page_text(face: Face, page: Page) -> str:
     """One class, in Markdown."""
-    # Of no table of contents: 80 more lines beside every page help nobody, and take half of the build.
+    # In no table of contents: 80 more lines beside every page help nobody and double the build.
     parts = [
         "---\norphan: true\n---",
         f"# {page.name}",
@@ -188,7 +190,11 @@ def _rule_text(page: Page, rule: Rule, heading: str, known: set[str]) -> Iterato
         yield "Functions that it calls, and numbers that are not listed, are those above."
     if own:
         yield "```python\n{}\n```".format("\n\n\n".join(own))
-    yield from (each for each in (numbers, state, sweeps, sparse, differs, source) if each and each not in known)
+    yield from (
+        each
+        for each in (numbers, state, sweeps, sparse, differs, source)
+        if each and each not in known
+    )
 
 
 def _state_table(rule: Rule) -> str:
@@ -237,7 +243,11 @@ def _argument_of(name: str, signature: inspect.Signature) -> tuple[str | None, s
 
 
 def _number(value: object) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else f"`{value}`"
+    return (
+        f"{value:g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else f"`{value}`"
+    )
 
 
 def face_text(face: Face) -> str:
@@ -273,13 +283,23 @@ def write(app: Any) -> None:
 
 
 def shorten(
-    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
 ) -> tuple[str, str | None] | None:
     """The signature of an optimizer of torch's kind, with one word for the options of all."""
     if what != "class" or not issubclass(obj, torch.optim.Optimizer) or signature is None:
         return None
     shown = inspect.signature(obj)
-    own = [each.replace(annotation=each.empty) for each in shown.parameters.values() if each.name not in KEYWORDS]
+    own = [
+        each.replace(annotation=each.empty)
+        for each in shown.parameters.values()
+        if each.name not in KEYWORDS
+    ]
     if len(own) == len(shown.parameters):
         return None
     if own[-1].kind is not inspect.Parameter.VAR_KEYWORD:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def show_formulas(
-    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
-) -> None:
+def show_formulas(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Have formulas keep their lines, which reStructuredText would fill as a quotation."""
     outer = ""
     for number in range(len(lines) - 1, 0, -1):

@@ -13,7 +13,7 @@ _LINK = re.compile(r"\]\((\.\.?/[^)#\s]+)(#[^)\s]+)?\)")
 
 
 def publish(app: Any, docname: str, source: list[str]) -> None:
-    """Replace paths that leave the documentation; one that leads nowhere stays, and is warned of."""
+    """Replace paths that leave the documentation; of one to no file Sphinx warns."""
     folder = (Path(app.srcdir) / docname).parent
 
     def address(match: re.Match[str]) -> str:

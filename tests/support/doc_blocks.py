@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-_BLOCK = re.compile(r"(?:^<!-- ([\w ]+) -->\n)?^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"(?:^<!-- ([\w ]+) -->\n)?^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE
+)
 _SAID = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 MARKS = ("continues", "process", "slow")
 
