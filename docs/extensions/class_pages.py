@@ -237,7 +237,7 @@ def _argument_of(name: str, signature: inspect.Signature) -> tuple[str | None, s
                 continue
             return f"betas[{place}]", _number(default[place])
         if default is inspect.Parameter.empty:
-            return candidate, "none: say it"
+            return candidate, "required"
         return candidate, _number(default)
     return None, ""
 
@@ -291,18 +291,13 @@ def shorten(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str, str | None] | None:
-    """The signature of an optimizer of torch's kind, with one word for the options of all."""
-    if what != "class" or not issubclass(obj, torch.optim.Optimizer) or signature is None:
+    """The signature of a class that has a page: no types, and one word for the options of all."""
+    if not any(obj is page.cls for page in _PAGES):
         return None
-    shown = inspect.signature(obj)
-    own = [
-        each.replace(annotation=each.empty)
-        for each in shown.parameters.values()
-        if each.name not in KEYWORDS
-    ]
-    if len(own) == len(shown.parameters):
-        return None
-    if own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+    given = inspect.signature(obj).parameters.values()
+    own = [each.replace(annotation=each.empty) for each in given]
+    if issubclass(obj, torch.optim.Optimizer):
+        own = [each for each in own if each.name not in KEYWORDS]
         own.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD))
     return str(inspect.Signature(own)), None
 
