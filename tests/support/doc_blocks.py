@@ -76,7 +76,9 @@ def run(session: Session, folder: Path) -> str:
     path = folder / "block.py"  # a formula's source is read from its file
     path.write_text("\n" * (session.line - 1) + session.text)
     if session.mark == "process":
-        done = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=folder)
+        done = subprocess.run(
+            [sys.executable, path], capture_output=True, text=True, cwd=folder, timeout=200
+        )
         printed, trouble = done.stdout, done.stderr if done.returncode else ""
     else:
         out, trouble = io.StringIO(), ""
