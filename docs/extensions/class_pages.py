@@ -214,11 +214,11 @@ def _shape_words(slot: Any) -> str:
 
 def _numbers_table(page: Page, rule: Rule) -> str:
     signature = inspect.signature(page.cls)
-    rows = ["| number | argument | default | what it is |", "|---|---|---|---|"]
+    rows = ["| number | argument, if named otherwise | default | what it is |", "|---|---|---|---|"]
     for hyper in rule.hypers:
         argument, default = _argument_of(hyper.name, signature)
         value = _number(hyper.default) if argument is None else default
-        said = "" if argument is None else f"`{argument}`"
+        said = "" if argument in (None, hyper.name) else f"`{argument}`"
         rows.append(f"| `{hyper.name}` | {said} | {value} | {hyper.doc.partition(';')[0]} |")
     for power, hyper in rule.powers.items():
         rows.append(f"| `{power}` | | | `{hyper}` to the power of the step |")
