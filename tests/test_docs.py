@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import doctest
 import importlib
-import io
 import re
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,14 +14,41 @@ from pathlib import Path
 import pytest
 import torch
 
+import doc_blocks
 import thalweg
 from many import many
-from thalweg import checkpoint
+from thalweg import checkpoint, optim
+from thalweg.core.slot_optimizer import SlotOptimizer
+from thalweg.keras import optimizers as keras_optimizers
 from thalweg.storage import container
+from thalweg.v1 import train
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DOCS = ROOT / "docs"
+WRITTEN = ("_build", "classes")  # by the documentation's build
+PAGES = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if path.relative_to(DOCS).parts[0] not in (*WRITTEN, "with")  # tests/integrations has those
+)
+SESSIONS = {
+    str(path.relative_to(ROOT)): [*doc_blocks.sessions(path)]
+    for path in (*PAGES, ROOT / "CONTRIBUTING.md")
+}
+QUICK = {
+    name: quick
+    for name, found in SESSIONS.items()
+    if (quick := [each for each in found if each.mark not in ("slow", "process")])
+}
+SLOW = [each for found in SESSIONS.values() for each in found if each.mark in ("slow", "process")]
+OF_KERAS = ("docs/keras3.md", "docs/tensorflow.md", "docs/tutorials/keras.md")
+COMMANDS = [
+    (path.relative_to(ROOT), line.partition("#")[0])
+    for path in (*PAGES, ROOT / "README.md")
+    for block in re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+]
 SOURCE = Path(thalweg.__file__).parent
 FILES = (path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py"))
 NAMES = (".".join(path.parts).removesuffix(".__init__") for path in FILES)
@@ -30,16 +56,10 @@ MODULES = sorted(name for name in NAMES if not re.search(r"\.(cli|race|bench)\b"
 NEEDS_KERAS = re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)")
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
+@pytest.mark.parametrize("number", range(len([*doc_blocks.sessions(ROOT / "README.md")])))
 def test_readme_example_prints_what_it_says(number: int, tmp_path: Path) -> None:
-    block = BLOCKS[number]
-    path = tmp_path / "example.py"  # a formula's source is read from its file
-    path.write_text(block)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(block, str(path), "exec"), {"__name__": "example"})
-    said = re.findall(r"print\(.*\)  # (.*)", block)
-    assert out.getvalue().splitlines() == said
+    session = [*doc_blocks.sessions(ROOT / "README.md")][number]
+    assert doc_blocks.run(session, tmp_path) == ""
 
 
 def test_readme_commands_are_single_lines() -> None:
@@ -73,13 +93,101 @@ def test_readme_trains_on_two_ranks() -> None:
     assert done.stdout.splitlines() == [said], done.stderr
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
-def test_docs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if path.name in ("keras3.md", "tensorflow.md"):
+@pytest.mark.parametrize("name", QUICK)
+def test_each_block_of_a_page_runs_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in OF_KERAS:
         pytest.importorskip("keras", reason="Keras 3 is not installed")
     monkeypatch.chdir(ROOT)  # files of the repository are named from there
-    results = doctest.testfile(str(path), module_relative=False)
-    assert results.failed == 0
+    assert "".join(doc_blocks.run(each, tmp_path) for each in QUICK[name]) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("session", SLOW, ids=lambda session: session.name)
+def test_a_heavy_block_runs_alone(session: doc_blocks.Session, tmp_path: Path) -> None:
+    assert doc_blocks.run(session, tmp_path) == ""
+
+
+def test_few_blocks_continue_another() -> None:
+    texts = [path.read_text() for path in PAGES]
+    continued = sum(text.count("<!-- continues -->\n```python") for text in texts)
+    assert 0 < continued < sum(text.count("```python") for text in texts) / 5
+
+
+@pytest.mark.parametrize("mark", ["continues", "by itself"])
+def test_a_mark_that_means_nothing_is_refused(mark: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- {mark} -->\n```python\nprint(1)  # 1\n```\n")
+    with pytest.raises(ValueError, match=re.escape("page.md:3")):
+        [*doc_blocks.sessions(page)]
+
+
+def test_a_block_that_prints_something_else_is_told(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\nprint(x)  # 2\n```\n\n```python\n>>> x\n1\n```\n")
+    plain, prompted = doc_blocks.sessions(page)
+    assert doc_blocks.run(plain, tmp_path) == "page.md:2 says ['2'] and prints ['1']"
+    assert "NameError" in doc_blocks.run(prompted, tmp_path)  # x is of the block before
+
+
+@many("command", [f"{path}: {line}" for path, line in COMMANDS if line.startswith("thalweg ")])
+def test_a_command_of_the_pages_is_one(command: str) -> None:
+    """Nothing is run: its name, its options and the number of its arguments are read."""
+    click = pytest.importorskip("click", reason="the command line is not installed")
+    from thalweg.cli.main import main
+
+    name, *arguments = shlex.split(command.partition(": thalweg ")[2])
+    found = main.get_command(click.Context(main), name)
+    assert found is not None, command
+    found.make_context(name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("path", "line"), [each for each in COMMANDS if re.match(r"(python|torchrun) ", each[1])]
+)
+def test_a_script_of_the_pages_is_there(path: Path, line: str) -> None:
+    scripts = re.findall(r"\S+/\S+\.py", line)
+    assert all((ROOT / each).exists() for each in scripts), f"{path}: {line}"
+
+
+def test_every_class_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    texts = importlib.import_module("class_pages").texts()
+    made = {name.removesuffix(".md") for name in texts if not name.endswith("index.md")}
+    rooms = {
+        "optim": optim,
+        "tensorflow": optim.tensorflow,
+        "keras": keras_optimizers,
+        "v1": train,
+    }
+    without = {"LBFGS", "Mixed", "Optimizer", "RuleOptimizer", "SyncReplicasOptimizer"}
+    public = {
+        f"{face}/{name}"
+        for face, room in rooms.items()
+        for name in set(dir(room)) - without
+        if isinstance(found := getattr(room, name), type)
+        and issubclass(found, (torch.optim.Optimizer, SlotOptimizer))
+    }
+    assert public <= made
+    for name in made:
+        text = texts[f"{name}.md"]
+        assert "## Formula" in text
+        assert "def update" in text
+        assert "**Source**" in text
+
+
+def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    links = ("b.html#here", "b.html#there", "c.html", "#", "https://example.org/")
+    tmp_path.joinpath("a.html").write_text("".join(f'<a href="{each}">' for each in links))
+    tmp_path.joinpath("b.html").write_text('<p id="here">')
+    outside, wrong = importlib.import_module("links").links_of(tmp_path)
+    assert outside == {"https://example.org/": {"a.html"}}
+    assert wrong == [
+        "a.html: b.html#there leads to no anchor",
+        "a.html: c.html leads to no file",
+    ]
 
 
 @many("name", MODULES)

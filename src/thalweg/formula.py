@@ -182,7 +182,7 @@ class Rule:
             `(var, *, scalars...)`, rounded to its dtype: once per element, and with a sparse
             gradient once per element of a row that it names. Measures are taken earlier.
         measures: Optional. Sums over a variable's elements, taken before any write, by name:
-            functions of (var, grad, *slots) in float64, or `like_update`. `gradient_squares` and
+            functions of `(var, grad, *slots)` in float64, or `like_update`. `gradient_squares` and
             `variable_squares` of this module cost no sweep of their own beside a norm that is
             measured anyway; any other has sparse gradients made dense, as `whole` does.
         per_variable: Optional. Called once a step with the measures it names, as float64 arrays

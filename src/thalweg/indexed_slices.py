@@ -26,10 +26,10 @@ class IndexedSlices:
     are zero. Nothing is copied and `values` and `indices` are never written to.
 
     Args:
-        values: A tensor of shape (n, *row shape); what else `to_tensor` takes is converted.
+        values: A tensor of shape `(n, *row shape)`; what else `to_tensor` takes is converted.
         indices: int32 or int64, of shape (n,), on the same device. `check_range` and the methods
             that make whole tensors look at their range; the constructor does not.
-        dense_shape: Optional. Shape of the dense tensor: (number of rows, *row shape).
+        dense_shape: Optional. Shape of the dense tensor: `(number of rows, *row shape)`.
 
     Raises:
         InvalidTypeError: The indices are not int32 or int64.
@@ -301,11 +301,11 @@ def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
     What was computed from variables gets a dense gradient, as most of torch's functions need one.
 
     Args:
-        params: A tensor of shape (rows, *row shape), or a list of one.
+        params: A tensor of shape `(rows, *row shape)`, or a list of one.
         ids: int32 or int64, of any shape, as a tensor or what `to_tensor` takes.
 
     Returns:
-        A tensor of shape (*ids shape, *row shape).
+        A tensor of shape `(*ids shape, *row shape)`.
 
     Raises:
         InvalidArgumentError: On the CPU, if an id is not in [0, rows).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import doc_blocks
 from alone import import_alone
 from thalweg import optim
 
@@ -41,9 +41,9 @@ def test_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.chdir(tmp_path)  # where trainers write
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks
-        results = doctest.testfile(str(PAGES / name), module_relative=False)
-    assert results.attempted
-    assert results.failed == 0
+        sessions = [*doc_blocks.sessions(PAGES / name)]
+        assert sessions
+        assert "".join(doc_blocks.run(each, tmp_path) for each in sessions) == ""
 
 
 def test_torchtune_makes_a_component(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ class Stage:
     Args:
         function: Called with what it asks for by name: what passes have made, as tensors of shape
             (batch, rows, columns), those of variables of one shape in one batch; slots with a
-            shape, as (batch, *shape); scalars, as numbers, or as tensors of shape (batch, 1, 1)
+            shape, as `(batch, *shape)`; scalars, as numbers, or as tensors of shape (batch, 1, 1)
             where variables differ. Returns a dict of what becomes of some of the first two, of the
             same shapes. It writes to none of them.
 

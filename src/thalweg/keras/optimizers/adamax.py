@@ -27,7 +27,7 @@ class Adamax(BuiltIn):
         **kwargs: See `Optimizer`.
 
     Differs from:
-        torch.optim.Adamax adds epsilon to |g| inside the maximum.
+        torch.optim.Adamax adds epsilon to `|g|` inside the maximum.
 
     Reference: tf.keras.optimizers.Adamax (OptimizerV2); https://arxiv.org/abs/1412.6980
     """

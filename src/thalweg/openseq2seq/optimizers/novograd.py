@@ -35,8 +35,8 @@ class NovoGrad(RuleOptimizer):
         grad_averaging: Whether normalised gradients and decay are multiplied by 1 - beta1.
         use_locking: See `Optimizer`.
         name: Name of the optimizer.
-        as_shipped: Whether v is |g|^2 in every step, as in OpenSeq2Seq, which forgets to store the
-            average: `beta2` then has no effect.
+        as_shipped: Whether v is `|g|^2` in every step, as in OpenSeq2Seq, which forgets to store
+            the average: `beta2` then has no effect.
 
     Differs from:
         OpenSeq2Seq refuses float16 and float64 variables, callables, tuples of pairs, and

@@ -22,7 +22,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.
 
     Differs from:
-        torch.optim.Adamax adds epsilon to |g| inside the maximum and has learning rate 0.002.
+        torch.optim.Adamax adds epsilon to `|g|` inside the maximum and has learning rate 0.002.
 
     Reference: tf.contrib.opt.AdaMaxOptimizer; https://arxiv.org/abs/1412.6980, section 7.1
     """

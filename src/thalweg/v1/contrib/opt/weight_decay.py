@@ -46,7 +46,8 @@ class DecoupledWeightDecayExtension(Optimizer):
     Args:
         weight_decay: Share of a variable that a step takes away. A float, 0-d tensor, or callable
             without arguments.
-        *args, **kwargs: For the optimizer.
+        *args: For the optimizer.
+        **kwargs: For the optimizer.
 
     Differs from:
         TensorFlow, whose `minimize` forgets its `decay_var_list` and decays all variables, where
@@ -87,8 +88,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         """As `Optimizer.minimize`.
 
         Args:
-            loss, global_step, var_list, gate_gradients, aggregation_method,
-                colocate_gradients_with_ops, name, grad_loss: As there.
+            loss: As there, and so are those up to `grad_loss`.
             decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
         """
         with self._while_decaying(decay_var_list):

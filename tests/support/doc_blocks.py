@@ -1,0 +1,101 @@
+"""The Python of the pages: each block runs alone, as a reader would paste it.
+
+A block that is of no use by itself says so in the line above it, where the page does not show it:
+
+    <!-- continues -->      it goes on from the block before
+    <!-- process -->        it has to be the first of its process, as a script is
+    <!-- slow -->           it takes more than a second or two, and is run with `-m slow`
+
+Blocks with prompts are doctests. In others, what is printed is said beside: `print(2)  # 2`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+_BLOCK = re.compile(
+    r"(?:^<!-- ([\w ]+) -->\n)?^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE
+)
+_SAID = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+MARKS = ("continues", "process", "slow")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A block of a page and those that continue it, in one text whose lines are the page's."""
+
+    page: Path
+    line: int
+    text: str
+    mark: str = ""
+
+    @property
+    def name(self) -> str:
+        """Where it begins."""
+        return f"{self.page.name}:{self.line}"
+
+
+def sessions(page: Path) -> Iterator[Session]:
+    """What of a page is run together."""
+    source, found = page.read_text(), None
+    for match in _BLOCK.finditer(source):
+        mark, line = match[1] or "", source.count("\n", 0, match.start(2)) + 1
+        if mark and mark not in MARKS:
+            raise ValueError(f"{page.name}:{line}: '{mark}' is none of {', '.join(MARKS)}.")
+        text = dedent(match[2])
+        if mark != "continues":
+            if found is not None:
+                yield found
+            found = Session(page, line, text, mark)
+        elif found is None:
+            raise ValueError(f"{page.name}:{line} continues nothing.")
+        else:
+            gap = line - found.line - found.text.count("\n")
+            found = Session(page, found.line, found.text + "\n" * gap + text, found.mark)
+    if found is not None:
+        yield found
+
+
+def run(session: Session, folder: Path) -> str:
+    """Run a session in a fresh namespace.
+
+    Returns:
+        What differs from what the page says; nothing if all is as it says.
+    """
+    if ">>> " in session.text:
+        return _run_doctest(session)
+    path = folder / "block.py"  # a formula's source is read from its file
+    path.write_text("\n" * (session.line - 1) + session.text)
+    if session.mark == "process":
+        done = subprocess.run(
+            [sys.executable, path], capture_output=True, text=True, cwd=folder, timeout=200
+        )
+        printed, trouble = done.stdout, done.stderr if done.returncode else ""
+    else:
+        out, trouble = io.StringIO(), ""
+        with contextlib.redirect_stdout(out):
+            exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+        printed = out.getvalue()
+    said = _SAID.findall(session.text)
+    if printed.splitlines() != said:
+        trouble += f"{session.name} says {said} and prints {printed.splitlines()}"
+    return trouble
+
+
+def _run_doctest(session: Session) -> str:
+    test = doctest.DocTestParser().get_doctest(
+        session.text, {"__name__": "__main__"}, session.name, str(session.page), session.line - 1
+    )
+    out = io.StringIO()
+    runner = doctest.DocTestRunner()
+    runner.run(test, out=out.write)
+    return out.getvalue() if runner.failures else ""
