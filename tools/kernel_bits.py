@@ -1,13 +1,13 @@
-"""Run the CPU kernels of all element-wise rules over NumPy arrays, and compare bits of two machines.
+"""Run the CPU kernels of element-wise rules over NumPy arrays; compare bits of two machines.
 
     python tools/kernel_bits.py --out here.json        one hash for each rule, type and treatment
     python tools/kernel_bits.py --against here.json    the same elsewhere; says what differs
     python tools/kernel_bits.py --assembly aarch64-unknown-linux-gnu     compile, run nothing
 
-It needs NumPy and llvmlite alone: where torch is not installed, something that can do nothing takes
-its place. So it runs in an emulator, and on a Python for which there is no torch. Values are made of
-integers, the same everywhere; some are infinite, denormal or no numbers. A NaN counts as one NaN:
-processors differ in which one they make. docs/platforms.md has the last results.
+It needs NumPy and llvmlite alone: where torch is not installed, something that can do nothing
+takes its place. So it runs in an emulator, and on a Python for which there is no torch. Values are
+made of integers, the same everywhere; some are infinite, denormal or no numbers. A NaN counts as
+one NaN: processors differ in which one they make. docs/platforms.md has the last results.
 """
 
 from __future__ import annotations
