@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg.cli.escaped import escape_text
+from thalweg.cli.progress import show_busy
 from thalweg.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def doctor(as_json: bool) -> None:
       thalweg doctor
       thalweg doctor --json
     """
-    found = _examine_machine()
+    with show_busy("taking a step"):
+        found = _examine_machine()
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
