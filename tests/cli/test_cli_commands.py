@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from thalweg import Variable, checkpoint
-from thalweg.cli import bench, conform, files, progress, race, target
+from thalweg.cli import bench, progress, race, target
 from thalweg.cli.console import make_console
 from thalweg.cli.main import main
 from thalweg.conform import atlas
