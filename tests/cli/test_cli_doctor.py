@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import thalweg
 from thalweg.cli import doctor
 from thalweg.cli.main import main
-from thalweg.engines.cpu import team
+from thalweg.engines.cpu import launch, team
 from thalweg.engines.cuda import available
 
 
@@ -38,25 +38,30 @@ def test_versions_engines_and_threads(folder):
     assert found["threads"] == torch.get_num_threads()
     if sys.platform == "linux":
         assert found["threads_of_a_step"] == {"number": found["threads"], "trouble": ""}
-    assert found["kernels"] == {"folder": str(folder), "trouble": ""}
+    kept = [path.suffix for path in folder.iterdir()]  # of the step that was tried
+    assert set(kept) <= {".o"}
+    assert found["kernels"] == {"folder": str(folder), "trouble": "", "files": len(kept)}
     assert len(found["gpus"]) == torch.cuda.device_count()
-    assert list(folder.iterdir()) == []
+    assert platform.machine() in found["system"]
+    assert found["environment"]["THALWEG_CACHE_DIR"] == str(folder.parent)
 
 
 def test_lines_for_eyes(folder, monkeypatch):
     monkeypatch.setattr(available, "why_unavailable", lambda: "torch sees no GPU")
     monkeypatch.setattr(doctor, "version", lambda name: "1.2")
+    assert len(run().splitlines()) <= 20
     lines = dict(line.split("  ", 1) for line in run().splitlines())
     found = {name.strip(): text.strip() for name, text in lines.items()}
     assert found["triton"] == "1.2"
     assert found["engine cpu"] == "yes"
     assert found["engine cuda"] == "no: torch sees no GPU"
-    assert found["kernels"] == f"{folder} (private, can be written)"
+    kept = len(list(folder.iterdir()))
+    assert found["kernels"] == f"{folder} (private, can be written; {kept} there)"
 
 
 @pytest.mark.parametrize(
     ("threads", "line"),
-    [(1, "1"), (4, "1: the OpenMP library of torch was not found")],
+    [(1, "1"), (4, "1: the OpenMP library of torch has no GOMP_parallel")],
 )
 def test_steps_of_one_thread(folder, monkeypatch, threads, line):
     monkeypatch.setattr(team, "gomp_parallel", lambda: None)
@@ -88,4 +93,18 @@ def test_gpus(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "One\x1b[2J")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (9, 0))
     assert json.loads(run("--json"))["gpus"] == [{"name": "One\x1b[2J", "capability": "9.0"}]
-    assert "One\\x1b[2J, capability 9.0" in run()
+    assert "1 x One\\x1b[2J, capability 9.0" in run()
+
+
+def test_an_engine_that_fails(folder, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no such\ntarget")
+
+    monkeypatch.setattr(launch, "update_kernel", fail)
+    found = json.loads(run("--json"))["engines"]["cpu"]
+    assert "no such target" in found
+
+
+def test_an_engine_with_other_bits(folder, monkeypatch):
+    monkeypatch.setattr(torch, "equal", lambda *_: False)
+    assert "engine cpu         no: a step has other bits" in run()

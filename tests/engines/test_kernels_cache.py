@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
+import marshal
 import os
 import stat
+import struct
 import sys
 from contextlib import ExitStack
+from importlib.util import MAGIC_NUMBER, cache_from_source
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +141,51 @@ def test_exchanged_parameters_are_a_change(write, tmp_path):
     (tmp_path / "exchanged.py").write_text(HEADER + text.replace("*, a, b", "*, b, a"))
     with pytest.raises(RuleError, match="changed after it was imported"):
         step(module.update)
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A module whose bytecode on disk is of another release: the same text, other instructions."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "cached.py"
+    path.write_text(HEADER + formula("var - grad * 0.5"))
+    module = compile(path.read_text(), str(path), "exec", dont_inherit=True)
+    never = bytes([dis.opmap["NOP"], 0])
+    consts = tuple(
+        each.replace(co_code=each.co_code + never) if getattr(each, "co_name", "") == "update"
+        else each for each in module.co_consts
+    )  # fmt: skip
+    assert consts != module.co_consts
+    seen = path.stat()
+    header = MAGIC_NUMBER + struct.pack("<III", 0, int(seen.st_mtime), seen.st_size)
+    kept = Path(cache_from_source(str(path)))
+    kept.parent.mkdir()
+    kept.write_bytes(header + marshal.dumps(module.replace(co_consts=consts)))
+    importlib.invalidate_caches()
+    yield path, importlib.import_module("cached")
+    del sys.modules["cached"]
+
+
+def test_bytecode_of_another_release_is_no_change(cached):
+    _, module = cached
+    assert module.update.__code__.co_code.endswith(bytes([dis.opmap["NOP"], 0]))
+    step(module.update)
+
+
+def test_bytecode_of_another_release_vouches_for_its_own_text_alone(cached):
+    path, module = cached
+    path.write_text(HEADER + formula("var - grad * 0.125"))
+    with pytest.raises(RuleError, match="changed after it was imported"):
+        step(module.update)
+
+
+def test_damaged_bytecode_vouches_for_nothing(cached):
+    path, module = cached
+    kept = Path(cache_from_source(str(path)))
+    for length in (3, 16, 40):
+        kept.write_bytes(kept.read_bytes()[:length])
+        with pytest.raises(RuleError, match="changed after it was imported"):
+            step(module.update)
 
 
 # Formulas that look alike

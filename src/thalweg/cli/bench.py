@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg.cli import own
+from thalweg.cli.console import make_console
 from thalweg.cli.lines import Lines
 from thalweg.cli.options import Whole, clamp_threads, split_values
 
@@ -185,10 +186,9 @@ def bench(
 
 
 def _print_table(made: Callable[[int], object], warning: str) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console()
+    console = make_console()
     if warning:
         console.print(Text(f"Warning: {warning}", style="bold red"), soft_wrap=True)
     console.print(made(console.width))
@@ -227,8 +227,6 @@ def _measure_all(
     options: dict[str, object],
     quiet: bool,
 ) -> list[Any]:
-    from rich.console import Console
-
     from thalweg.bench import compare, memory, table
     from thalweg.bench.table import format_size
 
@@ -243,7 +241,7 @@ def _measure_all(
     rows: list[Any] = []
     told = quiet
     # On a terminal only, and never among the figures.
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     lines = None if console.is_terminal else Lines()
     with _progress_bar(console, disable=quiet or lines is not None) as progress:
         for place, (name, entry) in enumerate(entries.items()):

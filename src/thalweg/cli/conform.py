@@ -6,16 +6,16 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from thalweg.cli.console import make_console
 from thalweg.cli.escaped import escape_text
-from thalweg.cli.lines import Lines
 from thalweg.cli.options import Whole, split_values
+from thalweg.cli.progress import show_busy, watch_shares
 
 if TYPE_CHECKING:
     from thalweg.conform import Outcome, Parting
@@ -116,7 +116,8 @@ def _compare(
     from thalweg.conform.theirs import load_class
 
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what packages print is none of our output
+        # What packages print is none of our output.
+        with show_busy(f"comparing {escape_text(name)}"), contextlib.redirect_stdout(sys.stderr):
             theirs, note = load_class(name)
             ours = find_rule(rule) if rule else find_like(theirs.name)
             one = replace(theirs.with_arguments(**given), group=group)
@@ -150,10 +151,9 @@ def _as_json(value: object) -> object:
 
 
 def _print(name: str, ours: str, found: Outcome, note: str) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
 
     def line(text: str, style: str = "") -> None:
         console.print(Text(escape_text(text), style=style))
@@ -204,14 +204,10 @@ def _draw(path: Path, listed: Path | None, steps: int, as_json: bool) -> None:
         raise click.BadParameter(f"'{path}' must end in .svg.", param_hint="--atlas")
     if not path.absolute().parent.is_dir():
         raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--atlas")
-    lines = Lines()
-
-    def progress(share: float, text: Callable[[], str]) -> None:
-        lines.tell(share, text)
-
     try:
         table = atlas.read_list(listed)
-        found = atlas.survey(table, steps, progress)
+        with watch_shares("importing") as progress:
+            found = atlas.survey(table, steps, progress)
     except ConformError as error:
         _fail(str(error))
     own = [*(["--list", str(listed)] if listed else []), *(["--steps", str(steps)] * (steps != 20))]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from thalweg.cli.console import make_console
 from thalweg.cli.escaped import escape_text
 from thalweg.cli.lines import Lines
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from thalweg.checkpoint.files import Listing
 
 Progress = Callable[[int, int], None]
-LARGE = 1 << 30  # bytes from which on progress is shown
+LARGE = 1 << 28  # bytes from which on progress is shown: a slow disk takes seconds to read them
 DIFFER = 1
 
 
 @click.command(name="inspect", short_help="List what a checkpoint holds.")
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @click.option("--tree", is_flag=True, help="Show the names as a tree.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def inspect_(path: str, tree: bool, as_json: bool) -> None:
@@ -47,17 +48,16 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
         return
-    from rich.console import Console
-
-    console = Console()
+    console = make_console()
     for line in _print_summary(found):
         console.print(escape_text(line), markup=False, highlight=False, soft_wrap=True)
     console.print(_print_tree(found) if tree else _print_table(found))
 
 
 @click.command(short_help="Read a checkpoint and compare it with its checksums.")
-@click.argument("paths", nargs=-1, required=True)
-def verify(paths: tuple[str, ...]) -> None:
+@click.argument("paths", nargs=-1, required=True, type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def verify(paths: tuple[str, ...], as_json: bool) -> None:
     """Read each checkpoint of PATHS, and compare every tensor with its checksum.
 
     Files of HDF5 (.h5) have no checksums: of those it says that they are readable. The exit status
@@ -67,32 +67,42 @@ def verify(paths: tuple[str, ...]) -> None:
     Examples:
       thalweg verify run7/checkpoint-12.safetensors
       thalweg verify run7/*.safetensors
+      thalweg verify --json run7/checkpoint-12.safetensors
     """
     from thalweg.checkpoint.files import has_checksums, list_verified
     from thalweg.errors import ThalwegError
 
-    failed = False
+    told: list[dict[str, object]] = []
     for path in paths:
         try:
             with _watch_progress(path) as progress:
                 found = list_verified(path, progress)
         except ThalwegError as error:
-            if len(paths) == 1:
+            if len(paths) == 1 and not as_json:
                 raise
-            click.echo(escape_text(" ".join(str(error).split())), err=True)
-            failed = True
+            message = " ".join(str(error).split())
+            told.append({"path": path, "state": "failed", "error": message})
+            if not as_json:
+                click.echo(escape_text(message), err=True)
         else:
-            how = "verified" if has_checksums(path) else "readable; HDF5 holds no checksums"
+            state = "verified" if has_checksums(path) else "readable"
+            size = {"tensors": len(found.tensors), "bytes": found.bytes}
+            told.append({"path": path, "state": state, **size})
+            how = state if state == "verified" else f"{state}; HDF5 holds no checksums"
+            if as_json:
+                continue
             click.echo(
                 f"{escape_text(path)}: {len(found.tensors)} tensors,"
                 f" {_format_size(found.bytes)}, {how}"
             )
-    sys.exit(int(failed))
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    sys.exit(int(any(each["state"] == "failed" for each in told)))
 
 
 @click.command(short_help="Compare two checkpoints.")
-@click.argument("one")
-@click.argument("other")
+@click.argument("one", type=click.Path())
+@click.argument("other", type=click.Path())
 @click.option("--rules", metavar="FILE", help="The rules that were given to `thalweg convert`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
@@ -122,8 +132,8 @@ def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Turn a checkpoint of TensorFlow into one of thalweg, or back.")
-@click.argument("path")
-@click.argument("out")
+@click.argument("path", type=click.Path())
+@click.argument("out", type=click.Path())
 @click.option(
     "--to",
     type=click.Choice(["thalweg", "tf", "tf1"]),
@@ -144,6 +154,7 @@ def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
     help="A hyperparameter that the file does not hold, such as learning_rate=0.01.",
 )
 @click.option("--force", is_flag=True, help="Write over OUT if it is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def convert(
     path: str,
     out: str,
@@ -153,6 +164,7 @@ def convert(
     which: int | None,
     numbers: tuple[str, ...],
     force: bool,
+    as_json: bool,
 ) -> None:
     """Write the checkpoint PATH in another form, as OUT.
 
@@ -162,7 +174,8 @@ def convert(
     \b
     Examples:
       thalweg convert model.ckpt-5 model.safetensors --set learning_rate=0.01
-      thalweg convert model.ckpt-5 model.safetensors --rules names.txt --optimizer v1:AdamOptimizer
+      thalweg convert model.ckpt-5 new.safetensors --rules names.txt \\
+          --optimizer v1:AdamOptimizer --set learning_rate=0.01
       thalweg convert --to tf run7/checkpoint-12.safetensors back.ckpt
     """
     from thalweg.catalogue import named, spelled
@@ -183,6 +196,9 @@ def convert(
     except ThalwegError as error:
         raise click.ClickException(_with_options(str(error))) from error
     found = list_file(out)
+    if as_json:
+        click.echo(json.dumps({**_as_json(found), "left_out": list(left)}, indent=2))
+        return
     click.echo(f"{escape_text(out)}: {len(found.tensors)} tensors, {_format_size(found.bytes)}")
     click.echo("".join(f"left out: {name!r}\n" for name in left), nl=False)
 
@@ -216,12 +232,10 @@ def _parse_number(text: str) -> tuple[str, float | bool]:
 @contextmanager
 def _watch_progress(path: str) -> Iterator[Progress | None]:
     """A callback for large files, which shows a bar on a terminal and tells lines to a log."""
-    from rich.console import Console
-
     if _bytes_of(path) < LARGE:
         yield None
         return
-    console, name = Console(stderr=True), escape_text(os.path.basename(path))
+    console, name = make_console(stderr=True), escape_text(os.path.basename(path))
     if not console.is_terminal:
         lines = Lines()
         yield lambda done, total: lines.tell(

@@ -11,6 +11,7 @@ import click
 
 from thalweg.cli.bench import bench
 from thalweg.cli.conform import conform
+from thalweg.cli.console import make_console
 from thalweg.cli.doctor import doctor
 from thalweg.cli.escaped import escape_text
 from thalweg.cli.files import convert, diff, inspect_, verify
@@ -77,13 +78,12 @@ class Commands(click.Group):
 
 
 def _show_error(message: str, debug: bool) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     if debug:
         click.echo("\n".join(map(escape_text, traceback.format_exc().split("\n"))), err=True)
     line = escape_text(" ".join(message.split()))
-    Console(stderr=True, soft_wrap=True).print(Text(f"Error: {line}", style="red"))
+    make_console(stderr=True, soft_wrap=True).print(Text(f"Error: {line}", style="red"))
 
 
 @click.group(
@@ -102,6 +102,12 @@ def main(debug: bool) -> None:
       thalweg race --optimizers Adam,Ftrl,mine.py:MyRule --lr Ftrl=0.05
       thalweg show Adam
       thalweg scan train.py
+
+    \b
+    Completion of commands, options and files, in ~/.bashrc, ~/.zshrc or config.fish:
+      eval "$(_THALWEG_COMPLETE=bash_source thalweg)"
+      eval "$(_THALWEG_COMPLETE=zsh_source thalweg)"
+      _THALWEG_COMPLETE=fish_source thalweg | source
     """
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
+from thalweg.cli.console import make_console
 from thalweg.cli.options import Stopped, Whole, clamp_threads, usable_cores
 from thalweg.cli.outputs import check_writable, refuse_folder
 from thalweg.cli.ranks import launch_ranks
@@ -315,8 +316,6 @@ def _choose_contestants(chosen: Chosen) -> list[Any]:
 
 def _run_race(chosen: Chosen, written: list[Path]) -> None:
     """The race on this rank; rank 0 shows it and writes the files."""
-    from rich.console import Console
-
     from thalweg.cli.live import watch_race
     from thalweg.distribute import Strategy
     from thalweg.race import events, outcome, plot, report
@@ -333,9 +332,9 @@ def _run_race(chosen: Chosen, written: list[Path]) -> None:
     if strategy.ranks.rank:
         ran(None)
         return
-    console = Console(stderr=chosen.as_json)
+    console = make_console(stderr=chosen.as_json)
     with _events_folder(chosen.logdir, chosen.problem) as events_folder:
-        with watch_race(Console(stderr=True), chosen.problem) as progress:
+        with watch_race(make_console(stderr=True), chosen.problem) as progress:
             result = ran(progress)
         report.save(result, written[0])
         plot.save(result, written[1])

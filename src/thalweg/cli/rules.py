@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg.cli import own
+from thalweg.cli.console import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,6 @@ def rules(as_json: bool) -> None:
         click.echo(json.dumps([_describe_rule(rule) for rule in RULES], indent=2))
         return
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     # A line per rule in 80 columns, for eyes and for grep; the rest is told by `thalweg show`.
@@ -47,7 +47,7 @@ def rules(as_json: bool) -> None:
         table.add_row(
             rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse_words(rule)
         )
-    console = Console()
+    console = make_console()
     console.print(table)
     classic = [name for name in by_class() if ":" in name]
     console.print(
@@ -91,9 +91,7 @@ def show(name: str, as_json: bool) -> None:
             told["torch"] = {**_describe_rule(torchs), "formula": formula_source(torchs)}
         click.echo(json.dumps(told, indent=2))
         return
-    from rich.console import Console
-
-    _print_rule(Console(), rule, torchs)
+    _print_rule(make_console(), rule, torchs)
 
 
 def _print_code(console: Console, text: str) -> Any:

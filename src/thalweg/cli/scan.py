@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from thalweg.cli.console import make_console
 from thalweg.cli.escaped import escape_text
+from thalweg.cli.progress import watch_shares
 
 if TYPE_CHECKING:
     from thalweg.scan.script import Name, Scanned
@@ -21,7 +23,7 @@ _COLORS = {"changed": "yellow", "missing": "red"}
 
 
 @click.command(short_help="Tell which TensorFlow names of a script are here.")
-@click.argument("files", nargs=-1, metavar="[FILE|FOLDER]...")
+@click.argument("files", nargs=-1, metavar="[FILE|FOLDER]...", type=click.Path())
 @click.option("--names", is_flag=True, help="List all names that are here, and those that are not.")
 @click.option("--markdown", is_flag=True, help="With --names: print tables of Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -50,11 +52,14 @@ def scan(files: tuple[str, ...], names: bool, markdown: bool, as_json: bool) -> 
 
     found: list[Scanned] = []
     failed: list[str] = []
-    for path in _find_scripts(files):
-        try:
-            found.append(scanned(path))
-        except ScanError as error:
-            failed.append(str(error))
+    paths = list(_find_scripts(files))
+    with watch_shares("scanning") as progress:
+        for number, path in enumerate(paths):
+            progress(number / len(paths), lambda path=path: escape_text(path))
+            try:
+                found.append(scanned(path))
+            except ScanError as error:
+                failed.append(str(error))
     if as_json:
         click.echo(json.dumps([_as_json(each) for each in found], indent=2))
     else:
@@ -83,10 +88,9 @@ def _as_json(scanned: Scanned) -> dict[str, object]:
 
 
 def _print_found(found: list[Scanned]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
     for scanned in found:
         path = escape_text(scanned.path)
         console.print(Text(f"{path}: {_count_states(scanned)}", style="bold"))
@@ -139,7 +143,6 @@ def _print_names(markdown: bool, as_json: bool) -> None:
         click.echo(table.markdown(found))
         return
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     rows: list[tuple[tuple[str, str], dict[str, str]]] = [
@@ -147,7 +150,7 @@ def _print_names(markdown: bool, as_json: bool) -> None:
         (("there, but", "how it differs"), found.changed),
         (("not there", "what to do"), found.missing),
     ]
-    console = Console()
+    console = make_console()
     for headings, each in rows:
         made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         made.add_column(headings[0], no_wrap=True, overflow="fold")

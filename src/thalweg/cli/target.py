@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from thalweg.cli.lines import Lines
+from thalweg.cli.console import make_console
 from thalweg.cli.options import Stopped
 from thalweg.cli.outputs import check_writable
+from thalweg.cli.progress import watch_shares
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,6 @@ class Targets(NamedTuple):
 
 def race_to_targets(chosen: Targets) -> None:
     """Run all trials that are still to be run, print two tables, and draw the picture."""
-    from rich.console import Console
-
     from thalweg.race.target import picture
     from thalweg.race.target.running import run_all
     from thalweg.race.target.summary import as_json, summarize
@@ -52,8 +50,8 @@ def race_to_targets(chosen: Targets) -> None:
     check_writable(chosen.out, written)
     results = _begin(plan, written[0], chosen.resume)
     try:
-        with _watch(Console(stderr=True)) as progress:
-            run_all(results, written[0], chosen.jobs, progress)
+        with watch_shares("first trials") as tell:
+            run_all(results, written[0], chosen.jobs, lambda share, text: tell(share, lambda: text))
     except KeyboardInterrupt as error:
         if not results.ran:
             raise
@@ -67,7 +65,7 @@ def race_to_targets(chosen: Targets) -> None:
     if chosen.as_json:
         click.echo(results.text(as_json(summary)), nl=False)
     else:
-        _print(Console(), results, summary, written)
+        _print(make_console(), results, summary, written)
 
 
 def _make_plan(chosen: Targets) -> Plan:
@@ -94,29 +92,6 @@ def _begin(plan: Plan, path: Path, resumes: bool) -> Results:
             " anew, move it away or name another --out."
         )
     return Results(plan)
-
-
-@contextmanager
-def _watch(console: Console) -> Iterator[Callable[[float, str], None]]:
-    """A callback that keeps the display current: a bar on a terminal, lines in a log."""
-    if not console.is_terminal:
-        lines = Lines()
-        yield lambda share, text: lines.tell(share, lambda: text)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    # Refreshed between trials: a thread of its own would take time from those that are timed.
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(), console=console, transient=True, auto_refresh=False,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("first trials", total=1.0)
-        bar.refresh()
-
-        def progress(share: float, text: str) -> None:
-            bar.update(task, description=text, completed=share, refresh=True)
-
-        yield progress
 
 
 def _print(console: Console, results: Results, summary: Summary, written: list[Path]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.distribute.ranks import Pending, Ranks
 from thalweg.distribute.tree import over_ranks
+from thalweg.ground.holders import count_holders
 from thalweg.ground.switches import outside_inference
 
 SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
@@ -161,8 +162,7 @@ class Bucket:
 
 def holders_of(tensor: Tensor) -> int:
     """How many tensors lie in the memory of one."""
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
+    return count_holders(tensor.untyped_storage())
 
 
 def plan_buckets(

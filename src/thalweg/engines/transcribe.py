@@ -11,10 +11,15 @@ import __future__
 import ast
 import functools
 import inspect
+import marshal
+import os
+import struct
 import textwrap
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import MAGIC_NUMBER, cache_from_source
+from pathlib import Path
 from typing import Any, cast
 
 from thalweg import formula
@@ -43,6 +48,8 @@ _REDUCTIONS = {"all", "amax", "amin", "any", "average", "cumsum", "dot", "einsum
 _LOGICAL = (ast.BitAnd, ast.BitOr)
 _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
+_HEADER = struct.Struct("<4sIII")  # of bytecode on disk: format, flags, time and size of the source
+_WORD = (1 << 32) - 1
 _FUTURE: int = functools.reduce(
     lambda flags, flag: flags | flag,
     (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names),
@@ -137,16 +144,37 @@ def _check_current(function: types.FunctionType) -> None:
     loaded = function.__code__
     text = "".join(inspect.findsource(function)[0])
     flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    found: list[types.CodeType] = [
-        compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
-    ]
+    anew = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
+    if not (_holds(anew, loaded) or _holds(_cached_code(loaded.co_filename), loaded)):
+        raise RuleError(
+            f"The source of {place_of(function)} changed after it was imported; import it again."
+        )
+
+
+def _holds(module: types.CodeType | None, loaded: types.CodeType) -> bool:
+    """Whether a function is one of those in the code of a module."""
+    found = [] if module is None else [module]
     for code in found:  # grows: the functions inside functions
         if code.co_name == loaded.co_name and _fingerprint_of(code) == _fingerprint_of(loaded):
-            return
+            return True
         found += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    raise RuleError(
-        f"The source of {place_of(function)} changed after it was imported; import it again."
-    )
+    return False
+
+
+def _cached_code(path: str) -> types.CodeType | None:
+    """The bytecode that Python keeps of a file, if it is of the text that the file has now.
+
+    An import takes it from there. Another release with the same number of the format may have
+    written it, and compile the same text to other instructions than this one.
+    """
+    try:
+        cached = Path(cache_from_source(path)).read_bytes()
+        header, seen = _HEADER.unpack_from(cached), os.stat(path)
+        if header != (MAGIC_NUMBER, 0, int(seen.st_mtime) & _WORD, seen.st_size & _WORD):
+            return None
+        return cast("types.CodeType", marshal.loads(cached[_HEADER.size :]))
+    except (OSError, ValueError, EOFError, TypeError, struct.error, NotImplementedError):
+        return None
 
 
 def _fingerprint_of(code: types.CodeType) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from thalweg.core.state import shown
 from thalweg.engines import layout
 from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.ground.holders import count_holders
 from thalweg.variable import REDUCED, dtype_name
 
 SUM = "gradient_sum"  # in the state of a parameter
@@ -228,7 +229,7 @@ def _is_alone(param: Tensor) -> bool:
 def _count_holders(param: Tensor) -> tuple[int, ...]:
     grad = cast("Tensor", param.grad)
     memory = grad.untyped_storage()
-    tensors = torch._C._storage_Use_Count(memory._cdata)  # pyright: ignore
+    tensors = count_holders(memory)
     return sys.getrefcount(grad), grad._use_count(), tensors, memory.resizable()  # pyright: ignore
 
 

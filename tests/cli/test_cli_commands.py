@@ -1,0 +1,265 @@
+"""What all commands have: examples that run as they are printed, JSON, plain text, completion."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from thalweg import Variable, checkpoint
+from thalweg.cli import bench, progress, race, target
+from thalweg.cli.console import make_console
+from thalweg.cli.main import main
+from thalweg.conform import atlas
+from thalweg.keras.optimizers import Adam
+
+SAVER = Path(__file__).parents[1] / "goldens/checkpoints/ckpt_v1/adam"
+WEIGHTS = Path(__file__).parents[1] / "goldens/keras_files"
+MINE = """
+import torch
+from thalweg import Hyper, Rule, sign
+
+def update(var, grad, *, learning_rate):
+    return (var - learning_rate * sign(grad),)
+
+MyRule = Rule(name="MyRule", update=update, hypers=(Hyper("learning_rate", 0.001),))
+
+class MyLion(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99)):
+        super().__init__(params, dict(lr=lr, betas=betas))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.add_(m.lerp(p.grad, 1 - beta1).sign_(), alpha=-group["lr"])
+                m.lerp_(p.grad, 1 - beta2)
+"""
+SCRIPT = "import tensorflow.compat.v1 as tf\nopt = tf.train.AdamOptimizer(0.1)\n"
+TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+
+# Quick ones, by command: what is asked for JSON, and for plain text.
+QUICK = {
+    "race": "race --epochs 1 --optimizers SGD",
+    "rules": "rules",
+    "show": "show Adam",
+    "bench": "bench model.safetensors --rules SGD --peers torch-fused --rounds 1",
+    "conform": "conform torch.optim:AdamW",
+    "inspect": "inspect run7/checkpoint-12.safetensors",
+    "verify": "verify run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors",
+    "diff": "diff run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors",
+    "convert": "convert --force run7/checkpoint-12.safetensors out.ckpt --to tf",
+    "scan": "scan train.py",
+    "doctor": "doctor",
+}
+DIFFER = {"diff"}  # whose exit status says so
+# Those that train or measure take seconds.
+RUN = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("race", "bench") else [])
+    for name in QUICK
+]
+
+
+def printed_examples(text: str) -> list[str]:
+    """The lines below `Examples:` in the help of a command."""
+    _, _, rest = text.partition("Examples:\n")
+    joined = rest.partition("\n\n")[0].replace("\\\n", "")
+    return [" ".join(line.split()) for line in joined.splitlines()]
+
+
+HELP = {name: CliRunner().invoke(main, [name, "--help"]).stdout for name in main.commands}
+EXAMPLES = [
+    *printed_examples(CliRunner().invoke(main, ["--help"]).stdout),
+    *(line for text in HELP.values() for line in printed_examples(text)),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the examples name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    Path("mine.py").write_text(MINE)
+    Path("train.py").write_text(SCRIPT)
+    Path("project").mkdir()
+    Path("project/train.py").write_text(SCRIPT)
+    Path("names.txt").write_text("** -> **\n")
+    Path("run7").mkdir()
+    w, opt = Variable([[1.0, 2.0]], name="w"), Adam(0.5)
+    for step in (11, 12):
+        opt.apply_gradients([([[1.0, -1.0]], w)])
+        checkpoint.save(f"run7/checkpoint-{step}.safetensors", optimizer=opt, variables=[w])
+    for path in SAVER.glob("model.ckpt-5.*"):
+        shutil.copy(path, ".")
+    shutil.copy(next(WEIGHTS.rglob("*.h5")), "weights.h5")
+    return tmp_path
+
+
+def run(line: str, **env: str) -> Result:
+    words = shlex.split(line)
+    expanded = [
+        each
+        for word in words
+        for each in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+    ]
+    return CliRunner().invoke(main, expanded, env=env)
+
+
+@pytest.mark.parametrize("name", main.commands)
+def test_every_command_has_examples_of_its_own_and_json(name: str) -> None:
+    found = printed_examples(HELP[name])
+    assert found
+    assert all(line.startswith(f"thalweg {name}") for line in found)
+    assert "--json" in HELP[name]
+    assert name in QUICK
+
+
+def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Take the places of what trains or measures for minutes; arguments are looked at before."""
+    called: list[str] = []
+
+    def survey(table: atlas.Atlas, *_: object) -> atlas.Atlas:
+        called.append("conform")
+        for cell in (cell for row in table.rows for cell in row.cells):
+            cell.verdict = "not driven"
+        return table
+
+    def note(what: str, made: object = None) -> Callable[..., Any]:
+        return lambda *_, **__: called.append(what) or made
+
+    monkeypatch.setattr(race, "_run_race", note("race"))
+    monkeypatch.setattr(race, "launch_ranks", note("race"))
+    monkeypatch.setattr(target, "race_to_targets", note("race"))
+    monkeypatch.setattr(bench, "_measure_all", note("bench", []))
+    monkeypatch.setattr(bench, "_print_table", note("bench"))
+    monkeypatch.setattr("thalweg.bench.table.judge_noise", lambda rows: {"message": ""})
+    monkeypatch.setattr("thalweg.bench.table.plot", note("bench"))
+    monkeypatch.setattr(atlas, "survey", survey)
+    return called
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(EXAMPLES))
+def test_an_example_runs_as_it_is_printed(
+    line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = do_instead(monkeypatch)
+    _, name, *given = shlex.split(line)
+    package = given[0].partition(":")[0].partition(".")[0] if name == "conform" else "torch"
+    if "--" not in package and package != "mine" and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    if name == "bench":
+        save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
+    if "converted.safetensors" in given:
+        for each in printed_examples(HELP["convert"])[:1]:
+            made = run(each.removeprefix("thalweg ").replace("model.safetensors", given[-1]))
+            assert made.exit_code == 0, made.output
+    found = run(line.removeprefix("thalweg "))
+    expected = 1 if name == "diff" and "run7" in line else 0
+    assert found.exit_code == expected, found.output
+    assert (name in ("race", "bench") or "--atlas" in given) == bool(called)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_json_is_json_and_nothing_else(name: str, folder: Path) -> None:
+    save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
+    found = run(f"{QUICK[name]} --json", **TERMINAL)
+    assert found.exit_code == (name in DIFFER), found.output
+    assert json.loads(found.stdout)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_without_color_there_are_no_escape_codes(name: str, folder: Path) -> None:
+    save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
+    found = run(QUICK[name], **TERMINAL, NO_COLOR="1")
+    assert found.exit_code == (name in DIFFER), found.output
+    assert found.stdout
+    assert "\x1b" not in found.stdout + found.stderr
+
+
+def test_with_color_there_are(folder: Path) -> None:
+    for name in ("rules", "show", "scan", "inspect", "conform"):
+        assert "\x1b[" in run(QUICK[name], **TERMINAL).stdout, name
+
+
+def test_json_of_what_cannot_be_verified(folder: Path) -> None:
+    path = Path("run7/checkpoint-11.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    found = run(f"{QUICK['verify']} --json")
+    assert found.exit_code == 1
+    states = {each["path"]: each["state"] for each in json.loads(found.stdout)}
+    assert states == {str(path): "failed", "run7/checkpoint-12.safetensors": "verified"}
+
+
+def complete(env: dict[str, str]) -> Result:
+    return CliRunner().invoke(main, prog_name="thalweg", env=env)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("thalweg do", "doctor"), ("thalweg verify --js", "--json"), ("thalweg verify ru", "file")],
+)
+def test_shells_complete(words: str, expected: str) -> None:
+    env = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    found = complete({**env, "_THALWEG_COMPLETE": "bash_complete"})
+    assert expected in found.stdout
+    assert "Usage" not in found.stdout
+
+
+def test_the_help_tells_how_shells_complete() -> None:
+    text = CliRunner().invoke(main, ["--help"]).stdout
+    for shell in re.findall(r"_THALWEG_COMPLETE=(\w+)", text):
+        found = complete({"_THALWEG_COMPLETE": shell})
+        assert "_THALWEG_COMPLETE" in found.stdout, shell
+    assert text.count("_THALWEG_COMPLETE=") == 3
+
+
+class Terminal:
+    """A stderr that is one."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def write(self, text: str) -> int:
+        self.written += text
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_progress_on_a_terminal(is_plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1" if is_plain else "")
+    with progress.watch_shares("begun") as tell:
+        tell(0.25, lambda: "a quarter")
+    with progress.show_busy("busy"):
+        pass
+    assert ("25 %" in stderr.written) == (not is_plain)
+    assert ("busy" in stderr.written) == (not is_plain)
+    assert ("\x1b" in stderr.written) == (not is_plain)
+    assert make_console(stderr=True).is_terminal == (not is_plain)

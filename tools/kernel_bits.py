@@ -1,0 +1,241 @@
+"""Run the CPU kernels of element-wise rules over NumPy arrays; compare bits of two machines.
+
+    python tools/kernel_bits.py --out here.json        one hash for each rule, type and treatment
+    python tools/kernel_bits.py --against here.json    the same elsewhere; says what differs
+    python tools/kernel_bits.py --assembly aarch64-unknown-linux-gnu     compile, run nothing
+
+It needs NumPy and llvmlite alone: where torch is not installed, something that can do nothing
+takes its place. So it runs in an emulator, and on a Python for which there is no torch. Values are
+made of integers, the same everywhere; some are infinite, denormal or no numbers. A NaN counts as
+one NaN: processors differ in which one they make. docs/platforms.md has the last results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZE = 5_003  # elements: several chunks of a table, and a rest
+TYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+class _Nothing(type):
+    """A class whose attributes are classes like it, and which is called as a decorator, too."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__") and name != "__get__":  # operators there are
+            return getattr(np.ndarray, name)
+        made = _Nothing(name, (), {})
+        setattr(cls, name, made)
+        return made
+
+    def __call__(cls, *given: Any, **_: Any) -> Any:
+        return given[0] if len(given) == 1 and callable(given[0]) else object.__new__(cls)
+
+
+class _InsteadOfTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports `torch` and all below it as modules full of nothing."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname.partition(".")[0] == "torch":
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        def attribute(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            found = _Nothing(name, (), {})
+            setattr(module, name, found)
+            return found
+
+        module.__getattr__ = attribute
+        module.__version__ = "0"
+
+
+def draw_numbers(seed: int, dtype: str, positive: bool) -> Any:
+    """Numbers between 2**-20 and 2**4, and what is special first, as their storage has them."""
+    with np.errstate(over="ignore"):
+        word = np.arange(1, SIZE + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        word += np.uint64(seed) * np.uint64(0xD1342543DE82EF95)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
+    exponent = (word >> np.uint64(58)).astype(np.int64) % 24 - 20
+    value = np.ldexp(1 + (word & np.uint64((1 << 52) - 1)) / 2.0**52, exponent)
+    if not positive:
+        value = np.where((word >> np.uint64(57)) & np.uint64(1), -value, value)
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-310, 6e-8, 1e-38, 3e38, 65504.0]
+        value[seed : seed + len(special)] = special
+    if dtype == "bfloat16":
+        return (value.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    with np.errstate(over="ignore", under="ignore"):
+        stored = value.astype(dtype)
+    return stored.view(np.uint16) if dtype == "float16" else stored
+
+
+def hash_of(arrays: list[Any], dtype: str) -> str:
+    """Of their bits; all NaN are one."""
+    bits = hashlib.blake2b(digest_size=8)
+    for each in arrays:
+        own = each.copy()
+        if own.dtype == np.uint16:
+            exponent = {"float16": 0x7C00, "bfloat16": 0x7F80}[dtype]
+            own[(own & 0x7FFF) > exponent] = 0x7FFF
+        else:
+            own[np.isnan(own)] = np.nan
+            own = own.view(f"u{own.itemsize}")
+        bits.update(own.tobytes())
+    return bits.hexdigest()
+
+
+def rules() -> Iterator[tuple[str, Any]]:
+    """All rules that are one formula of elements, by name."""
+    from thalweg.rules import RULES
+    from thalweg.rules.modern import MODERN_RULES
+
+    for rule in (*RULES, *MODERN_RULES):
+        if not rule.passes and not rule.measures and not hasattr(rule.update, "vectors"):
+            yield rule.name, rule
+
+
+def kernel_of(rule: Any, dtype: str) -> tuple[Any, str]:
+    """The kernel of a rule on numbers of a type, and the type of its arithmetic."""
+    from thalweg.engines.codegen import Update
+    from thalweg.engines.cpu.codegen import generate_update
+
+    compute = "float64" if dtype == "float64" else "float32"
+    return generate_update(
+        Update(rule.update, (dtype,) * (2 + len(rule.element_slots))), compute
+    ), compute
+
+
+def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | None]:
+    """What a kernel writes, and whether the reference engine's formula gives the same.
+
+    That is asked where denormals are kept and types are wide, which needs no more than NumPy.
+    """
+    from thalweg.engines.cpu import store
+    from thalweg.engines.cpu.work import cut_slices, dense_chunks, make_table
+    from thalweg.engines.numpy_functions import numpy_formula
+
+    kernel, compute = kernel_of(rule, dtype)
+    streams = [draw_numbers(k, dtype, positive=k > 1) for k in range(2 + len(rule.element_slots))]
+    before = [each.copy() for each in streams]
+    numbers = {name: 0.9 - 0.017 * k for k, name in enumerate(kernel.scalars)}
+    chunks = dense_chunks([SIZE], 1024)
+    base = np.array([[each.ctypes.data for each in streams]], np.int64)
+    table = make_table(base, chunks, cut_slices(chunks, 1024), np.zeros(1, np.int64))
+    scalars = np.array([list(numbers.values())], compute)
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(store.address_of(kernel.name, kernel.source))
+    run(table.fill_argument(scalars, flush))
+    written = [streams[0], *streams[2:]]
+    if flush or dtype not in ("float32", "float64"):
+        return written, None
+    kind = np.dtype(dtype).type
+    with np.errstate(all="ignore"):
+        expected = numpy_formula(rule.update, kind)(
+            *before, **{k: kind(v) for k, v in numbers.items()}
+        )
+    own = [np.broadcast_to(each, SIZE).astype(kind) for each in expected]
+    return written, hash_of(written, dtype) == hash_of(own, dtype)
+
+
+def survey() -> dict[str, Any]:
+    """All hashes of this machine."""
+    import llvmlite
+
+    found: dict[str, Any] = {
+        "machine": platform.machine(), "python": platform.python_version(),
+        "numpy": np.__version__, "llvmlite": llvmlite.__version__, "libc": platform.libc_ver()[1],
+        "hashes": {}, "unlike the reference": [],
+    }  # fmt: skip
+    for name, rule in rules():
+        for dtype in TYPES:
+            for flush in (True, False):
+                key = f"{name}, {dtype}, denormals {'flushed' if flush else 'kept'}"
+                written, is_like = run_kernel(rule, dtype, flush)
+                found["hashes"][key] = hash_of(written, dtype)
+                if is_like is False:
+                    found["unlike the reference"].append(key)
+    return found
+
+
+def assemble(triple: str) -> int:
+    """Compile all kernels for another machine; returns how many."""
+    from llvmlite import binding
+
+    from thalweg.engines.cpu import primitives
+    from thalweg.engines.cpu.compiler import build_module
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple(triple)
+    machine = target.create_target_machine(opt=3)
+    # As `primitives` finds them of the machine that it runs on.
+    primitives.X86 = target.name.startswith("x86")
+    primitives.ARM64 = target.name == "aarch64"
+    count = 0
+    for _, rule in rules():
+        for dtype in TYPES:
+            kernel, _ = kernel_of(rule, dtype)
+            written = build_module(kernel.name, kernel.source)
+            written.triple, written.data_layout = machine.triple, str(machine.target_data)
+            module = binding.parse_assembly(str(written))
+            options = binding.create_pipeline_tuning_options(3)
+            options.loop_vectorization = True
+            builder = binding.create_pass_builder(machine, options)
+            builder.getModulePassManager().run(module, builder)
+            count += bool(machine.emit_object(module))
+    return count
+
+
+def main() -> int:
+    """The command; 1 if bits differ."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="write the hashes there, as JSON")
+    parser.add_argument("--against", type=Path, help="compare with hashes that --out has written")
+    parser.add_argument("--assembly", metavar="TRIPLE", help="compile for another machine instead")
+    parser.add_argument("--without-torch", action="store_true", help="as if it were not installed")
+    chosen = parser.parse_args()
+    if chosen.without_torch or importlib.util.find_spec("torch") is None:
+        sys.meta_path.insert(0, _InsteadOfTorch())
+    if chosen.assembly:
+        print(f"{chosen.assembly}: {assemble(chosen.assembly)} kernels compiled, none run")
+        return 0
+    found = survey()
+    alone = found["unlike the reference"]
+    about = ", ".join(f"{key} {found[key]}" for key in ("python", "numpy", "llvmlite", "libc"))
+    print(f"{found['machine']}, {about}: {len(found['hashes'])} runs of kernels,"
+          f" {len(alone)} unlike the reference here")  # fmt: skip
+    print(*alone, sep="\n", end="\n" if alone else "")
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+    if chosen.against is None:
+        return bool(alone)
+    other = json.loads(chosen.against.read_text())
+    if other["hashes"].keys() != found["hashes"].keys():
+        print("The other file is of other rules.")
+        return 1
+    differing = [key for key in found["hashes"] if found["hashes"][key] != other["hashes"][key]]
+    print(f"{len(differing)} of {len(found['hashes'])} differ from {other['machine']},"
+          f" Python {other['python']}")  # fmt: skip
+    print(*differing, sep="\n", end="\n" if differing else "")
+    return bool(differing or alone)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
