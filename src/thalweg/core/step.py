@@ -317,6 +317,8 @@ def _execute_step(
             then += hooks.finishing_calls()
         if memory is not None:
             memory.check_in_place()
+        if hooks.watch is not None:
+            hooks.watch.begin(hooks, asked, columns, how, known)
         write = _at_once if ready.is_single else _in_rounds
         errors = write(hooks, asked, ready.make_rounds(columns), then, counts)
         return Outcome(decision.taken, errors)
