@@ -51,7 +51,6 @@ class JsonLines(Sink):
         if not (self._is_ours or hasattr(path, "write")):
             raise InvalidTypeError(f"path must be a path or a file of text, not {path!r}.")
         self._path: Any = path
-        self._file: Any = None if self._is_ours else path
         self._known: Parameters | None = None
 
     def table(self, table: Table, loss: float | None) -> None:
@@ -66,11 +65,6 @@ class JsonLines(Sink):
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
         self._write(parameters, {"step": step, "loss": _number(loss)})
 
-    def close(self) -> None:
-        if self._is_ours and self._file is not None:
-            file, self._file, self._known = self._file, None, None
-            file.close()
-
     def _write(self, parameters: Parameters, record: dict[str, object]) -> None:
         lines = [record]
         if parameters != self._known:
@@ -79,28 +73,27 @@ class JsonLines(Sink):
         if self._is_ours:
             self._append(text.encode("utf-8", "replace"))
         else:
-            self._file.write(text)
-            if hasattr(self._file, "flush"):
-                self._file.flush()
+            self._path.write(text)
+            if hasattr(self._path, "flush"):
+                self._path.flush()
         self._known = parameters
 
     def _append(self, text: bytes) -> None:
         """Write lines, all of them or nothing."""
-        if self._file is None:
-            self._file = open(self._path, "ab+", buffering=0)  # noqa: SIM115
-        file: Any = self._file
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            if file.read(1) != b"\n":  # of a process that was ended in the midst of a line
-                text = b"\n" + text
-        try:
-            while text:
-                text = text[file.write(text) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(end)
-            raise
+        # The file is open for no longer: trainings end anywhere, fork, and are copied.
+        with open(self._path, "ab+", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            if file.seekable() and end:
+                file.seek(end - 1)
+                if file.read(1) != b"\n":  # of a process that was ended in the midst of a line
+                    text = b"\n" + text
+            try:
+                while text:
+                    text = text[file.write(text) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
 
     def __repr__(self) -> str:
         return f"JsonLines({self._path!r})"

@@ -12,22 +12,6 @@ import numpy.typing as npt
 from thalweg.engines.diagnostics import MEASURED
 from thalweg.errors import NotFoundError, did_you_mean
 
-COLUMNS = (
-    "gradient_norm",
-    "gradient_max",
-    "update_norm",
-    "update_max",
-    "weight_norm",
-    "weight_max",
-    "ratio",
-    "cosine",
-    "agreement",
-    "unchanged",
-    "zero",
-    "denormal",
-    "nonfinite",
-    "clip",
-)
 _SHARES = ("agreement", "unchanged", "zero", "denormal")
 # What a column is made of, where that has another name.
 _MADE_OF = {
@@ -59,7 +43,32 @@ class Parameters(NamedTuple):
     groups: list[int]
 
 
-class Table(Mapping[str, Any]):
+class Row(NamedTuple):
+    """What is known of one parameter; the columns are those of `COLUMNS`."""
+
+    name: str
+    group: int
+    step: int
+    gradient_norm: float
+    gradient_max: float
+    update_norm: float
+    update_max: float
+    weight_norm: float
+    weight_max: float
+    ratio: float
+    cosine: float
+    agreement: float
+    unchanged: float
+    zero: float
+    denormal: float
+    nonfinite: float
+    clip: float
+
+
+COLUMNS = Row._fields[3:]
+
+
+class Table(Mapping[str, Row]):
     """One row for each parameter, by its name; columns are attributes, such as `table.ratio`.
 
     A number that was not measured is NaN. `records` is all of it as a NumPy record array, with
@@ -90,12 +99,12 @@ class Table(Mapping[str, Any]):
         self.parameters, self.measured = parameters, measured
         self._rows = {name: row for row, name in enumerate(parameters.names)}
 
-    def __getitem__(self, name: str) -> Any:
-        """The record of a parameter."""
+    def __getitem__(self, name: str) -> Row:
+        """The row of a parameter."""
         if name not in self._rows:
             near = did_you_mean(str(name), self._rows)
             raise NotFoundError(f"No parameter of the optimizer is named {name!r}. {near}".rstrip())
-        return self.records[self._rows[name]]
+        return Row(*self.records[self._rows[name]].item())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
