@@ -1,4 +1,4 @@
-"""What is told of each parameter: beside numbers made by hand, and without a trace in a training."""
+"""What is told of parameters: beside numbers made by hand, and without a trace in a training."""
 
 from __future__ import annotations
 
@@ -151,7 +151,9 @@ def test_numbers_are_those_of_the_step(case: Any, dtype: torch.dtype, engine: st
                 grad = param.grad
                 row = made.diagnostics[title]
                 assert_row(row, expected(old[k], param.detach(), grad, grad, momentum))
-                assert row.group == 0 and row.step == step + 1 and row.clip == 1.0
+                assert row.group == 0
+                assert row.step == step + 1
+                assert row.clip == 1.0
 
 
 @many("case", [each for each in CLASSES if each[1] not in ("Adafactor", "SM3")])
@@ -190,7 +192,8 @@ def test_a_training_does_not_feel_it(around: dict[str, Any], dtype: torch.dtype)
         assert one.keys() == other.keys()
         pairs = zip(one.values(), other.values(), strict=True)
         for mine, theirs in pairs:
-            assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs)
+            assert mine.dtype == theirs.dtype
     params = [[p.detach() for p in each.param_groups[0]["params"]] for each in (told, plain)]
     assert_same(*params)
     assert told.diagnostics.step == (4 if "accumulate" in around else 8)
@@ -205,7 +208,8 @@ def test_masters_tell_of_what_a_step_updates() -> None:
         made = optim.SGD(params, lr=1e-5, masters=masters, diagnostics=1)
         tables.append(run(params, made, 1).diagnostics)
     plain, mastered = tables
-    assert (plain.unchanged >= 0.8).all() and (mastered.unchanged < 0.05).all()
+    assert (plain.unchanged >= 0.8).all()
+    assert (mastered.unchanged < 0.05).all()
     assert (plain.update_norm < mastered.update_norm).all()
 
 
@@ -217,7 +221,8 @@ def test_clipping_and_scales_are_told() -> None:
     table, last = made.diagnostics, made.last_step
     norm = math.sqrt(sum(each * each for each in table.gradient_norm))
     assert norm == pytest.approx(last.grad_norm, rel=1e-12)  # before the factor
-    assert set(table.clip) == {last.clip_factor} and last.clip_factor < 1
+    assert set(table.clip) == {last.clip_factor}
+    assert last.clip_factor < 1
     assert table.update_norm == pytest.approx(0.1 * table.clip * table.gradient_norm, rel=1e-4)
 
 
@@ -245,8 +250,10 @@ def test_rows_and_parameters_without_a_gradient_are_not_measured() -> None:
     (table(torch.tensor([1, 1, 3])).sum() + other.sum()).backward()
     made.step()
     rows, whole, rest = (made.diagnostics[name] for name, _ in named)
-    assert rows.update_max == pytest.approx(0.2) and math.isnan(rows.gradient_norm)
-    assert math.isnan(rows.unchanged) and whole.gradient_norm == pytest.approx(math.sqrt(3))
+    assert rows.update_max == pytest.approx(0.2)
+    assert math.isnan(rows.gradient_norm)
+    assert math.isnan(rows.unchanged)
+    assert whole.gradient_norm == pytest.approx(math.sqrt(3))
     assert all(math.isnan(getattr(rest, name)) for name in COLUMNS)
 
 
@@ -287,7 +294,8 @@ def test_counts_go_on_after_a_load_and_copies_tell_nobody(face: Any, tmp_path: P
     made = run(params, face(params, lr=0.1, diagnostics=told), 3)
     for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         run([("w0", other.param_groups[0]["params"][0])], other, 1)
-        assert other.diagnostics.step == 4 and seen == [2]
+        assert other.diagnostics.step == 4
+        assert seen == [2]
     again = params_of(shapes=((3,),))
     loaded = face(again, lr=0.1, diagnostics=2)
     loaded.load_state_dict(made.state_dict())
@@ -300,10 +308,12 @@ def test_counts_go_on_after_a_load_and_copies_tell_nobody(face: Any, tmp_path: P
 def test_steps_between_are_one_native_call() -> None:
     params = params_of(shapes=((3,),))
     made = run(params, optim.AdamW(params, diagnostics=10), 9)
-    assert made._own.quick is not None and made._own.quick.taken == 7
+    assert made._own.quick is not None
+    assert made._own.quick.taken == 7
     assert made.diagnostics is None
     run(params, made, 1)
-    assert made.diagnostics.step == 10 and made.last_step.count == 10
+    assert made.diagnostics.step == 10
+    assert made.last_step.count == 10
 
 
 @many(
@@ -364,7 +374,8 @@ def test_a_file_of_json_lines(tmp_path: Path) -> None:
         "columns": [*COLUMNS],
     }
     assert [each["step"] for each in records] == [1, 2, 3, 4]
-    assert records[0] == {"step": 1, "loss": 0.3333} and records[1]["loss"] == 0.6667
+    assert records[0] == {"step": 1, "loss": 0.3333}
+    assert records[1]["loss"] == 0.6667
     assert records[1]["cosine"] == [None, None]
     assert records[3]["gradient_norm"][1] == records[3]["weight_max"][1] == "Infinity"
     assert records[3]["nonfinite"] == [0, 1]
@@ -376,7 +387,9 @@ def test_a_file_of_json_lines(tmp_path: Path) -> None:
     other = optim.SGD(params, lr=0.1, diagnostics=Diagnostics(1, [JsonLines(path)]))
     run(params, other, 1)
     *_, torn, second, record = path.read_text().splitlines()
-    assert torn == '{"step": 5' and json.loads(second)["every"] == 1 and json.loads(record)
+    assert torn == '{"step": 5'
+    assert json.loads(second)["every"] == 1
+    assert json.loads(record)
 
 
 def test_a_closure_tells_its_loss() -> None:
