@@ -25,6 +25,7 @@ from thalweg.engines.copies import resumed
 from thalweg.engines.denormals import set_denormals
 from thalweg.engines.engine import Columns, Request, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
+from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import numpy_copy
@@ -91,14 +92,14 @@ class VariableDiagnostics:
         return flat.clone() if is_before and flat.dtype == var.dtype else flat
 
     def _momentum(self, asked: Request) -> Tensor | None:
-        """The first slot that is a momentum, in the type of the arithmetic."""
-        rows = zip(asked.rule.element_slots, self._slots, self._codecs, strict=True)
-        for slot, own, codec in rows:
-            if slot.momentum:
-                own = own.detach() if codec is None else decode_tensor(codec, own, self._var)
-                own = reference.flatten_like(own, self._var).to(self._kind)
-                return own if slot.momentum > 0 else -own
-        return None
+        """The momentum, in the type of the arithmetic."""
+        place, sign = momentum_of(asked.rule)
+        if place is None:
+            return None
+        own, codec = self._slots[place], self._codecs[place]
+        own = own.detach() if codec is None else decode_tensor(codec, own, self._var)
+        own = reference.flatten_like(own, self._var).to(self._kind)
+        return own if sign > 0 else -own
 
     def _measure_gradient(
         self, grad: Tensor, stages: Stages, scalars: dict[str, Any], asked: Request
@@ -123,15 +124,24 @@ class VariableDiagnostics:
                 new, old = _array(after[own]), _array(self._before[own])
                 with set_denormals(self._flush), np.errstate(all="ignore"):
                     found.append(_sums_of_move(new, old))
+                    stays = new == old
                 if self._grad is not None:
                     raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
-                    found[-1]["unchanged"] = _total((new == old) & (_array(raw[own]) != 0))
+                    found[-1]["unchanged"] = _total(stays & (_array(raw[own]) != 0))
             return {**self._found, **_joined(found)}
 
     @property
     def size(self) -> int:
         """How many elements it has."""
         return self._var.numel()
+
+
+def momentum_of(rule: Rule) -> tuple[int | None, int]:
+    """Which slot of elements is the momentum, the first that says so, and its sign."""
+    for place, slot in enumerate(rule.element_slots):
+        if slot.momentum:
+            return place, slot.momentum
+    return None, 1
 
 
 def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import before_norms
+from thalweg.core.gradient_transforms import GradientTransforms, before_norms
 from thalweg.core.groups import states_of, titles_in
 from thalweg.core.meshes import check_whole
+from thalweg.engines.cpu import Group as CpuGroup
 from thalweg.engines.diagnostics import MEASURED, VariableDiagnostics, combined
-from thalweg.engines.engine import Columns, Request
+from thalweg.engines.engine import Columns, Ready, Request, Round
+from thalweg.engines.plan import DensePlan
 from thalweg.errors import FailedPreconditionError
 from thalweg.ground.locks import importing
 from thalweg.optim.columns import STEP
@@ -24,25 +26,31 @@ from thalweg.optim.diagnostics.asked import Diagnostics
 from thalweg.optim.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
 
 if TYPE_CHECKING:
+    from thalweg.core.gradient_stats import GradientStats
+    from thalweg.engines.cpu.diagnostics import TellingUpdate
     from thalweg.optim.steady import SteadyStep
 
 
+Fetch = Callable[[], Any]  # gives what a device may have
+
+
 class _Share(NamedTuple):
-    """What is measured of the variables of one rule.
+    """What is measured of variables of one rule.
 
     Attributes:
         params: The parameters.
-        parts: What is measured of each.
-        clip: What clipping multiplied the gradients by; a number, or a tensor of shape ().
+        finish: Gives (parameters, measured) float64, on the host or on its way there, and which of
+            them were measured; the step is written by then.
+        clip: Gives what clipping multiplied the gradients by.
     """
 
     params: list[Tensor]
-    parts: list[VariableDiagnostics]
-    clip: Any
+    finish: Callable[[], tuple[Fetch, Flags]]
+    clip: Fetch
 
 
 class Measured(NamedTuple):
-    """What was measured of the variables of one rule.
+    """What was measured of variables of one rule.
 
     Attributes:
         params: The parameters.
@@ -52,51 +60,90 @@ class Measured(NamedTuple):
     """
 
     params: list[Tensor]
-    numbers: Callable[[], Any]
+    numbers: Fetch
     known: Flags
-    clip: Callable[[], Any]
+    clip: Fetch
 
 
 class StepWatch:
     """What is measured in the step under way."""
 
     def __init__(self) -> None:
-        self.shares: list[_Share] = []
+        self._shares: list[_Share] = []
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything is measured."""
+        return bool(self._shares)
 
     @property
     def is_there(self) -> bool:
         """Whether a device has the numbers."""
-        return any(not param.is_cpu for each in self.shares for param in each.params)
+        return any(not param.is_cpu for each in self._shares for param in each.params)
 
-    def finish(self) -> list[Measured]:
-        """What was measured; the step has been written."""
-        made: list[Measured] = []
-        for params, parts, clip in self.shares:
-            found = [each.finish() for each in parts]
-            known = np.array([[name in own for name in MEASURED] for own in found])
-            numbers = combined(found, [each.size for each in parts])
-            fetch = _fetched(numbers) if isinstance(numbers, Tensor) else partial(_same, numbers)
-            factor = _fetched(clip) if isinstance(clip, Tensor) else partial(_same, clip)
-            made.append(Measured(params, fetch, known, factor))
-        return made
-
-    def begin(self, hooks: Any, asked: Request, columns: Columns, how: Any, known: Any) -> None:
+    def begin(
+        self,
+        hooks: Any,
+        asked: Request,
+        ready: Ready,
+        columns: Columns,
+        how: GradientTransforms,
+        known: GradientStats | None,
+        rounds: Iterator[Round],
+    ) -> Iterator[Round]:
         """Measure what is there before the writes of a rule; nothing is written yet.
 
         Args:
             hooks: What says which parameter a variable stands for.
             asked: What the rule updates.
+            ready: The same, ready to be taken.
             columns: The scalars.
             how: What happens to the gradients.
             known: What is known of them, if something does.
+            rounds: The writes.
+
+        Returns:
+            The writes, which measure what they write, where there are kernels for that.
         """
-        stages = before_norms(how)
-        parts = [
-            VariableDiagnostics(asked, index, columns, stages)
-            for index in range(len(asked.variables))
-        ]
+        stages, owners = before_norms(how), hooks.owners_of(asked.variables)
         clip = 1.0 if known is None else known.clip_scale
-        self.shares.append(_Share(hooks.owners_of(asked.variables), parts, clip))
+        fetch = _fetched(clip) if isinstance(clip, Tensor) else partial(_same, clip)
+        left = list(range(len(owners)))
+        if isinstance(ready, DensePlan) and all(isinstance(x, CpuGroup) for x in ready.groups):
+            with importing:
+                from thalweg.engines.cpu.diagnostics import telling_updates
+            telling = telling_updates(ready.groups, asked, stages)
+            for own in telling.values():
+                params = [owners[index] for index in own.members]
+                self._shares.append(_Share(params, partial(_of_update, own), fetch))
+            told = {index for own in telling.values() for index in own.members}
+            left = [index for index in left if index not in told]
+            writers = [telling.get(id(group), group) for group in ready.groups]
+            if telling:
+                calls = [call for each in writers for call in each.make_calls(columns)]
+                rounds = iter([Round(range(len(owners)), [*calls, ready.mark_written])])
+        if left:
+            parts = [VariableDiagnostics(asked, index, columns, stages) for index in left]
+            params = [owners[index] for index in left]
+            self._shares.append(_Share(params, partial(_of_variables, parts), fetch))
+        return rounds
+
+    def finish(self) -> list[Measured]:
+        """What was measured; the step has been written."""
+        return [Measured(each.params, *each.finish(), each.clip) for each in self._shares]
+
+
+def _of_update(own: TellingUpdate) -> tuple[Fetch, Flags]:
+    numbers, known = own.combine()
+    return partial(_same, numbers), known
+
+
+def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Fetch, Flags]:
+    found = [each.finish() for each in parts]
+    known = np.array([[name in own for name in MEASURED] for own in found])
+    numbers = combined(found, [each.size for each in parts])
+    fetch = _fetched(numbers) if isinstance(numbers, Tensor) else partial(_same, numbers)
+    return fetch, known
 
 
 def diagnose(optimizer: Any, given: int | Diagnostics) -> None:
@@ -171,7 +218,7 @@ class Diagnosing:
         finally:
             own.watch = None
         self._decided += own.total == before and own.taken is not None
-        if watch is not None and watch.shares:
+        if watch is not None and watch.is_begun:
             self.settle()  # of the step before, which a device has measured by now
             self._pending = self._finished(watch, step, own.taken)
             if not watch.is_there:
