@@ -11,6 +11,6 @@ from __future__ import annotations
 
 from thalweg.optim.diagnostics.asked import Diagnostics, to
 from thalweg.optim.diagnostics.sinks import JsonLines, TensorBoard
-from thalweg.optim.diagnostics.table import COLUMNS, Table
+from thalweg.optim.diagnostics.table import COLUMNS, NewTables, Row, Table
 
-__all__ = ["COLUMNS", "Diagnostics", "JsonLines", "Table", "TensorBoard", "to"]
+__all__ = ["COLUMNS", "Diagnostics", "JsonLines", "NewTables", "Row", "Table", "TensorBoard", "to"]
