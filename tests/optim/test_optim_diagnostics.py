@@ -19,10 +19,11 @@ import thalweg
 from many import many
 from rulebook import assert_same
 from thalweg import optim
+from thalweg.engines import diagnostics
 from thalweg.engines.measuring import combine_leaves, leaves_of
 from thalweg.errors import FailedPreconditionError, NumericsWarning
 from thalweg.optim import tensorflow
-from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, to
+from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, measuring, to
 from thalweg.rules.heavy_ball import HEAVY_BALL
 
 SHAPES = ((70, 1030), (33, 7), (5,))  # the first has two leaves
@@ -439,3 +440,29 @@ def test_tensorboard_is_given_scalars() -> None:
     told.log_loss(2.0)
     run(params, made, 1)
     assert Writer.seen == [("loss", 2.0, 1), ("ratio/w0", made.diagnostics["w0"].ratio, 1)]
+
+
+def test_tensors_of_a_device_are_added_up_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on a GPU runs here on tensors of the CPU."""
+    for dtype in TYPES:
+        tables: list[Any] = []
+        for is_there in (False, True):
+            params = params_of(dtype)
+            with monkeypatch.context() as patched, thalweg.engine("reference"):
+                if is_there:
+                    patched.setattr(diagnostics, "_array", lambda flat: flat)
+                made = optim.AdamW(params, lr=0.01, diagnostics=1, clip_grad_value=1.0)
+                tables.append(run(params, made, 2).diagnostics.records)
+        for column in COLUMNS:
+            assert_same(*([torch.tensor(each[column])] for each in tables))
+
+
+def test_an_update_tells_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured beside it where there is a kernel."""
+    monkeypatch.setattr(measuring, "VariableDiagnostics", None)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        params = params_of(dtype, SHAPES[1:])
+        made = optim.AdamW(params, diagnostics=1, masters=True, clip_grad_norm=1.0)
+        assert run(params, made, 2).diagnostics.step == 2
+    with pytest.raises(TypeError, match="NoneType"):
+        run(params := params_of(torch.float64), optim.AdamW(params, diagnostics=1), 1)

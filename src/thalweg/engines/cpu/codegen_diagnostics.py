@@ -8,7 +8,7 @@ afterwards, if its smallest or largest magnitude says that there is any.
 
 from __future__ import annotations
 
-from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
+from thalweg.engines.codegen import Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk
 from thalweg.engines.diagnostics import COUNTS, MEASURED, PEAKS
 from thalweg.engines.measuring import LANES
