@@ -406,6 +406,8 @@ def test_a_closure_tells_its_loss() -> None:
     losses = [made.step(closure).item() for _ in range(5)]
     _, *records = map(json.loads, file.getvalue().splitlines())
     assert [each["loss"] for each in records] == [float(f"{each:.4g}") for each in losses]
+    made.step(lambda: {"loss": 1.0})  # which is no number
+    assert json.loads(file.getvalue().splitlines()[-1])["step"] == 6
 
 
 def test_a_sink_that_fails_is_named_once(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -19,7 +19,7 @@ from thalweg.engines.cpu.group import Group as CpuGroup
 from thalweg.engines.diagnostics import MEASURED, VariableDiagnostics, combined
 from thalweg.engines.engine import Columns, Ready, Request, Round
 from thalweg.engines.plan import DensePlan
-from thalweg.errors import FailedPreconditionError
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.ground.fetching import brought
 from thalweg.ground.locks import importing
 from thalweg.optim.columns import STEP
@@ -201,6 +201,12 @@ class Diagnosing:
     def is_due(self) -> bool:
         """Whether the step to come is told of."""
         return self.next_step() % self.asked.every == 0
+
+    def note_loss(self, loss: object) -> None:
+        """Tell the sinks what a closure returned, if it is a number."""
+        if self.asked.sinks:
+            with suppress(InvalidTypeError):
+                self.asked.log_loss(loss)
 
     def step_between(self) -> type[SteadyStep]:
         """What takes steps in one call that are not told of."""
