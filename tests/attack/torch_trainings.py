@@ -98,6 +98,7 @@ OPTIONS: dict[str, list[Any]] = {
     "round": ["stochastic"],
     "state_storage": ["8bit", "linear8", "dynamic8"],
     "weights": ["split"],
+    "diagnostics": [1, 3],
 }
 NARROW = ("state_storage", "weights")  # which not every rule takes, nor every option beside them
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.

@@ -1,0 +1,16 @@
+"""What is told of each parameter in some steps, and where it is written.
+
+from thalweg import optim
+from thalweg.optim.diagnostics import Diagnostics, JsonLines
+
+told = Diagnostics(every=10, sinks=[JsonLines("run.jsonl")])
+optimizer = optim.AdamW(model.named_parameters(), diagnostics=told)
+"""
+
+from __future__ import annotations
+
+from thalweg.optim.diagnostics.asked import Diagnostics, to
+from thalweg.optim.diagnostics.sinks import JsonLines, TensorBoard
+from thalweg.optim.diagnostics.table import COLUMNS, NewTables, Row, Table
+
+__all__ = ["COLUMNS", "Diagnostics", "JsonLines", "NewTables", "Row", "Table", "TensorBoard", "to"]
