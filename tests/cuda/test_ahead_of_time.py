@@ -13,6 +13,7 @@ from thalweg.engines.codegen import Update
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import WARP, WIDTH, generate_update
+from thalweg.engines.cuda.codegen_blocks import generate_blocks
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.engines.cuda.sparse import threads_for
@@ -30,6 +31,7 @@ WIDE = {
     "power": 104,  # float64's power
     "power of 16 bits": 144,
     "measure": 168,  # the halves of a tree that move between threads
+    "drawn": 152,  # the words of Philox, and eight elements of a thread, whatever their types
 }
 # Bytes; a few kernels with quotients or roots of 16 bits or float64 have some, also fast ones.
 STACK = 16
@@ -308,6 +310,36 @@ def test_peaks(capability, name, tmp_path):
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_a_tree(capability, tmp_path):
     assert_small(launch.compiled_for(generate_combine(), False, capability), tmp_path)
+
+
+DRAWN = [
+    ("bfloat16",) * 4,
+    ("float16",) * 4,
+    ("float32", "float32", "bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16", "float32", "float32"),
+]
+
+
+@pytest.mark.parametrize(
+    ("storage", "capability"),
+    [slow_unless(storage is DRAWN[2], storage, 90) for storage in DRAWN]
+    + [slow_unless(False, DRAWN[0], capability) for capability in (80, 100)],
+    ids=label,
+)
+def test_random_bits(storage, capability, tmp_path):
+    kernel = generate_blocks(ADAM.rule.update, storage, True, draws=True)
+    binary = launch.compiled_for(kernel, True, capability)
+    assert_exact(binary, kernel)
+    assert WIDTH in widths(binary, "ld")
+    assert WIDTH in widths(binary, "st")
+    assert_small(binary, tmp_path, WIDE["drawn"])
+    # Where chunks do not begin at eights, a thread has words of two groups.
+    other = launch.compiled_for(kernel, False, capability)
+    assert_exact(other, kernel)
+    assert_element_by_element(other, storage)
+    multiplied = [each.ptx.count("mul.hi.u32") for each in (binary, other)]
+    assert 0 < multiplied[0] < multiplied[1]
+    assert resources(other, tmp_path)[2] == 0
 
 
 def fast_kernel(kind, name="float32"):

@@ -107,8 +107,8 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -221,8 +221,8 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -333,8 +333,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -447,8 +447,8 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -559,8 +559,8 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -669,8 +669,8 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -779,8 +779,8 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -895,8 +895,8 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1008,8 +1008,8 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1110,8 +1110,8 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1222,8 +1222,8 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1331,8 +1331,8 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is

@@ -102,8 +102,8 @@ class Lion(FusedTorchOptimizer, PlainLion):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is

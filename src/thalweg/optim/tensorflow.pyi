@@ -109,8 +109,8 @@ class SGD(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -211,8 +211,8 @@ class Momentum(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -315,8 +315,8 @@ class MomentumW(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -419,8 +419,8 @@ class Adam(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -521,8 +521,8 @@ class LazyAdam(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -625,8 +625,8 @@ class AdamW(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -727,8 +727,8 @@ class Adamax(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -831,8 +831,8 @@ class Nadam(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -933,8 +933,8 @@ class Adagrad(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1037,8 +1037,8 @@ class AdagradDA(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1139,8 +1139,8 @@ class Adadelta(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1244,8 +1244,8 @@ class RMSprop(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1354,8 +1354,8 @@ class Ftrl(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1458,8 +1458,8 @@ class ProximalAdagrad(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1560,8 +1560,8 @@ class ProximalGradientDescent(RuleOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is

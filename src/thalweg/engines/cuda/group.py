@@ -16,6 +16,7 @@ from thalweg.engines.cuda.codegen import CHUNK, WIDTH
 from thalweg.engines.cuda.mirror import Mirror, send_constant
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.cuda.tree import LaunchedTree
+from thalweg.engines.draws import GROUP
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
@@ -49,14 +50,24 @@ class Group:
             before=asked.rule.before,
             fast=asked.selection.math == "fast",
             from_copy=own.from_copy,
+            draws=own.draws,
         )
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
         self._device = device = asked.variables[members[0]].device
-        self._base = Mirror(own.base, device)
+        streams = len(own.names)
+        base = np.ascontiguousarray(own.base[:, :streams])
+        self._base = Mirror(base, device)
         self._table: Tensor | None = None  # of this step, once it has been asked for
-        self._is_aligned = bool((own.base % WIDTH == 0).all())
+        self._is_aligned = bool((base % WIDTH == 0).all())
+        # What the kernel is given beside tables and scalars, and whether chunks begin at eights.
+        self._beside: tuple[Tensor, ...] = ()
+        self._is_grouped = True
+        if own.draws:
+            places = own.base[:, streams:]
+            self._beside = (send_constant(places, np.int64, device),)
+            self._is_grouped = not (places[:, 1] % GROUP).any()
         self._chunks = send_constant(chunks_of(own.sizes, CHUNK), np.int32, device)
         self._there = send_constant(own.sizes, np.int64, device)
         self._one_row = send_constant(np.zeros(len(members)), np.int64, device)
@@ -124,9 +135,9 @@ class Group:
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `thalweg.engines.plan.Group`."""
         rows, scalars = self._send_scalars(self.kernel, columns)
-        aligned = self._all_aligned()
+        aligned = self._is_grouped and self._all_aligned()
         base, self._table = self._send_addresses(), None
-        arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars)
+        arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars, *self._beside)
         before, was_aligned = self._bound_to
         is_same = aligned == was_aligned and all(map(is_, arguments, before))
         if self._bound is None or not is_same:

@@ -18,11 +18,11 @@ from torch import Tensor
 from thalweg.engines.codegen import Update
 from thalweg.engines.cuda import driver
 from thalweg.engines.cuda.available import is_interpreted
-from thalweg.engines.cuda.codegen import THREADS, WARP, Kernel, generate_update
+from thalweg.engines.cuda.codegen import SIZES, THREADS, WARP, Kernel, generate_update
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.formula import Formula
-from thalweg.ground.locks import Awaited
+from thalweg.ground.locks import Awaited, importing
 
 Argument = Tensor | int
 _compiling = Awaited()
@@ -150,7 +150,7 @@ def load_module(name: str, source: str) -> ModuleType:
 _POINTERS = {
     "base": "*i64", "chunks": "*i32", "sizes": "*i64", "scalar_row": "*i64", "scalars": "",
     "rows": "*i64", "order": "*i64", "named": "*i8", "leaves": "*fp64", "found": "*i64",
-    "first": "*i64", "above": "*fp64",
+    "first": "*i64", "above": "*fp64", "places": "*i64",
 }  # fmt: skip
 
 
@@ -191,9 +191,18 @@ def update_kernel(
     fast: bool = False,
     from_copy: bool = False,
     threads: int = THREADS,
+    draws: bool = False,
 ) -> Compiled:
     """The kernel of a formula for these storage types; arguments as those of `Update`."""
     name = np.dtype(compute).name
+    if draws or not SIZES.keys() >= {*storage}:  # slots are encoded
+        with importing:
+            from thalweg.engines.cuda.codegen_blocks import generate_blocks
+        own = {"stages": stages, "before": before, "copy": copy, "from_copy": from_copy}
+        kernel = generate_blocks(
+            formula, storage, flush, fast, draws=draws, before_name="before", **own
+        )
+        return Compiled(kernel, compute)
     update = Update(formula, storage, stages, grad, entries, before, copy, from_copy, "before")
     if not grad:
         kernel = generate_untouched(update, name, flush, fast)

@@ -92,8 +92,8 @@ class AdamWKin(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -194,8 +194,8 @@ class AdamWCoupled(AdamWKin):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -296,8 +296,8 @@ class AdamWDecoupled(AdamWKin):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -398,8 +398,8 @@ class AdamWIndependent(AdamWKin):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -500,8 +500,8 @@ class AdamWCautiousDecay(AdamWKin):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -602,8 +602,8 @@ class NAdamW(AdamWKin):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -704,8 +704,8 @@ class CautiousAdamW(AdamWKin):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -806,8 +806,8 @@ class StableAdamW(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is

@@ -92,8 +92,8 @@ class LaProp(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -201,8 +201,8 @@ class AdEMAMix(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -307,8 +307,8 @@ class ADOPT(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -411,8 +411,8 @@ class Adan(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -517,8 +517,8 @@ class LAMB(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -617,8 +617,8 @@ class AdamH(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -719,8 +719,8 @@ class SM3(ModernOptimizer):
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
