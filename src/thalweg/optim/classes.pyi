@@ -80,10 +80,10 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -101,7 +101,8 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -194,10 +195,10 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -215,7 +216,8 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -306,10 +308,10 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -327,7 +329,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -420,10 +423,10 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -441,7 +444,8 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -532,10 +536,10 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -553,7 +557,8 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -642,10 +647,10 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -663,7 +668,8 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -752,10 +758,10 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -773,7 +779,8 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -868,10 +875,10 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -889,7 +896,8 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -981,10 +989,10 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1002,7 +1010,8 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1083,10 +1092,10 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1104,7 +1113,8 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1195,10 +1205,10 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1216,7 +1226,8 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1304,10 +1315,10 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1325,7 +1336,8 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on

@@ -82,10 +82,10 @@ class SGD(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -103,7 +103,8 @@ class SGD(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -184,10 +185,10 @@ class Momentum(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -205,7 +206,8 @@ class Momentum(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -288,10 +290,10 @@ class MomentumW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -309,7 +311,8 @@ class MomentumW(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -392,10 +395,10 @@ class Adam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -413,7 +416,8 @@ class Adam(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -494,10 +498,10 @@ class LazyAdam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -515,7 +519,8 @@ class LazyAdam(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -598,10 +603,10 @@ class AdamW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -619,7 +624,8 @@ class AdamW(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -700,10 +706,10 @@ class Adamax(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -721,7 +727,8 @@ class Adamax(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -804,10 +811,10 @@ class Nadam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -825,7 +832,8 @@ class Nadam(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -906,10 +914,10 @@ class Adagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -927,7 +935,8 @@ class Adagrad(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1010,10 +1019,10 @@ class AdagradDA(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1031,7 +1040,8 @@ class AdagradDA(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1112,10 +1122,10 @@ class Adadelta(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1133,7 +1143,8 @@ class Adadelta(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1217,10 +1228,10 @@ class RMSprop(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1238,7 +1249,8 @@ class RMSprop(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1327,10 +1339,10 @@ class Ftrl(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1348,7 +1360,8 @@ class Ftrl(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1431,10 +1444,10 @@ class ProximalAdagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1452,7 +1465,8 @@ class ProximalAdagrad(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
@@ -1533,10 +1547,10 @@ class ProximalGradientDescent(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1554,7 +1568,8 @@ class ProximalGradientDescent(RuleOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on

@@ -177,8 +177,12 @@ class Element:
 
     def point_at_streams(self, start: str) -> list[str]:
         """Point at what the function is given of streams."""
-        kinds = [(each, f"tl.{self.update.storage[each]}") for each in self.pointed_streams()]
+        kinds = [(each, f"tl.{self.type_of(each)}") for each in self.pointed_streams()]
         return [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
+
+    def type_of(self, stream: int) -> str:
+        """As what its elements are read."""
+        return self.update.storage[stream]
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
         """A call of the function for those elements of a chunk, from `start` on."""

@@ -13,7 +13,12 @@ import triton
 import triton.language as tl
 from triton.language.random import philox_impl
 
+from thalweg.engines.codecs import codec
 from thalweg.engines.cuda.functions import to_float16
+
+LEAST_PEAK = tl.constexpr(codec.LEAST_PEAK)
+LARGEST_PEAK = tl.constexpr(codec.LARGEST_PEAK)
+NAN = tl.constexpr(codec.NAN)
 
 # Random bits
 
@@ -80,3 +85,113 @@ def to_float16_by(x, bits):
     moved = found.to(tl.int16, bitcast=True) | ((own >> 16) & 0x8000).to(tl.int16)
     nearest = to_float16(x).to(tl.int16, bitcast=True)
     return tl.where(size < 0x477FE000, moved, nearest).to(tl.float16, bitcast=True)
+
+
+# Numbers of which a bfloat16 is the upper part
+
+
+@triton.jit
+def joined(upper, code):
+    """The number of a bfloat16 and a code."""
+    wide = upper.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.int32)
+    size = wide & 0x7FFF
+    rest = tl.where((size != 0) & (size < 0x7F80), code.to(tl.int32) << 8, 0)
+    return ((wide << 16) + rest).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _word_of(x, bits):
+    """A number rounded to 24 bits by 8 of others."""
+    own = x.to(tl.uint32, bitcast=True)
+    return tl.where((own & 0x7FFFFFFF) > 0x7F800000, 0x7FC000, (own + (bits & 0xFF)) >> 8)
+
+
+@triton.jit
+def upper_of(x, bits):
+    """The bfloat16 of a number."""
+    moved = (_word_of(x, bits) + 0x80) >> 8
+    return moved.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def lower_of(x, bits):
+    """Its code."""
+    return _word_of(x, bits).to(tl.int8)
+
+
+# Records of codecs
+
+
+@triton.jit
+def records(addresses, element: tl.constexpr):
+    """The records at an address in a table, as elements of a type; they begin at words."""
+    return tl.multiple_of(tl.load(addresses).to(tl.pointer_type(element)), 4)
+
+
+@triton.jit
+def load_where(start, at, is_there, MASKED: tl.constexpr):
+    """A part of records."""
+    if MASKED:
+        return tl.load(start + at, mask=is_there, other=0)
+    else:
+        return tl.load(start + at)
+
+
+@triton.jit
+def store_where(start, at, value, is_there, MASKED: tl.constexpr):
+    """Write a part of records, of which integers lose what does not fit."""
+    value = value.to(start.dtype.element_ty)
+    if MASKED:
+        tl.store(start + at, value, mask=is_there)
+    else:
+        tl.store(start + at, value)
+
+
+@triton.jit
+def tile_of(x, at, length, MASKED: tl.constexpr):
+    """Numbers of a tile, with zeros beyond the last element."""
+    x = tl.broadcast_to(x, at.shape)
+    if MASKED:
+        x = tl.where(at < length, x, 0.0)
+    return x
+
+
+@triton.jit
+def peaks_of(x, PARTS: tl.constexpr):
+    """The bits of the largest magnitude of each block, of so many rows; NaN is above infinity."""
+    peaks = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    if PARTS > 1:
+        ROWS: tl.constexpr = x.shape[0]
+        several = tl.max(tl.reshape(peaks, (ROWS // PARTS, PARTS)), axis=1)
+        peaks = tl.reshape(tl.broadcast_to(several[:, None], (ROWS // PARTS, PARTS)), (ROWS,))
+    return peaks[:, None]
+
+
+@triton.jit
+def _is_usual(peaks):
+    return (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
+
+
+@triton.jit
+def scale_of(peaks):
+    """By what numbers are divided."""
+    return tl.where(_is_usual(peaks), peaks, 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def usual(x, peaks):
+    """Numbers of blocks that have a scale; of others zeros."""
+    return tl.where(_is_usual(peaks), x, 0.0)
+
+
+@triton.jit
+def kept_of(peaks):
+    """The bits of what is kept as a scale."""
+    return tl.where(_is_usual(peaks), peaks, tl.where(peaks > LARGEST_PEAK, NAN, 0))
+
+
+@triton.jit
+def code_of(x):
+    """The bits of the nearest integer, ties to even, of a number from -128 to 255."""
+    # The last bit of a sum with this number is worth 1.
+    return (x + 12582912.0).to(tl.int32, bitcast=True)

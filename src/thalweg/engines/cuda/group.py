@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Array, Float64, Int64, numbered
 from thalweg.engines.cuda import launch
-from thalweg.engines.cuda.codegen import CHUNK, WIDTH
+from thalweg.engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg.engines.cuda.mirror import Mirror, send_constant
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.cuda.tree import LaunchedTree
@@ -21,6 +21,7 @@ from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
 from thalweg.ground.lazily import lazy
+from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.ground.passes import Measure
@@ -60,7 +61,7 @@ class Group:
         base = np.ascontiguousarray(own.base[:, :streams])
         self._base = Mirror(base, device)
         self._table: Tensor | None = None  # of this step, once it has been asked for
-        self._is_aligned = bool((base % WIDTH == 0).all())
+        self._is_aligned = bool((base[:, _are_elements(own.names)] % WIDTH == 0).all())
         # What the kernel is given beside tables and scalars, and whether chunks begin at eights.
         self._beside: tuple[Tensor, ...] = ()
         self._is_grouped = True
@@ -200,6 +201,15 @@ class Group:
         arguments = (self._send_addresses(), self._leaves.chunks, sizes, found, found, streams)
         launch.peak_kernel(kind).bind_to((len(found), 1), arguments, self._all_aligned()).run()
         return self._leaves.largest_of(found, kind)
+
+
+def _are_elements(names: Sequence[str]) -> list[bool]:
+    """Which streams have elements, one after the other; others have records."""
+    if SIZES.keys() >= {*names}:
+        return [True] * len(names)
+    with importing:
+        from thalweg.engines.codecs import CODECS
+    return [name in SIZES or CODECS[name].is_beside for name in names]
 
 
 class _Leaves:
