@@ -123,7 +123,7 @@ def lower_of(x, bits):
 
 
 @triton.jit
-def records(addresses, element: tl.constexpr):
+def records(addresses, element):
     """The records at an address in a table, as elements of a type; they begin at words."""
     return tl.multiple_of(tl.load(addresses).to(tl.pointer_type(element)), 4)
 
@@ -163,8 +163,10 @@ def peaks_of(x, PARTS: tl.constexpr):
     if PARTS > 1:
         ROWS: tl.constexpr = x.shape[0]
         several = tl.max(tl.reshape(peaks, (ROWS // PARTS, PARTS)), axis=1)
-        peaks = tl.reshape(tl.broadcast_to(several[:, None], (ROWS // PARTS, PARTS)), (ROWS,))
-    return peaks[:, None]
+        peaks = tl.reshape(
+            tl.broadcast_to(tl.expand_dims(several, 1), (ROWS // PARTS, PARTS)), (ROWS,)
+        )
+    return tl.expand_dims(peaks, 1)
 
 
 @triton.jit
