@@ -58,6 +58,26 @@ def KERNEL_NAME({parameters}, ALIGNED: tl.constexpr):
 """
 
 
+# Of a chunk, where the update sees rows and columns: the sides of the tensor's matrices, the place
+# of the first element in its line, that line among all and in its matrix, and the matrix.
+_SIDES = """
+rows = tl.load(lines + tensor * {width} + {count}).to(tl.int32)
+columns = tl.load(lines + tensor * {width} + {count} + 1).to(tl.int32)
+line = offset // columns
+begun, top, matrix = (offset % columns).to(tl.int32), (line % rows).to(tl.int32), line // rows
+"""
+_OF_SIDES = ("rows", "columns", "begun", "line", "top", "matrix")
+
+# The same of each element; divisions of 64 bits are slow.
+_OF_ELEMENT = """
+across = (begun + at).to(tl.int32)
+below = across // columns
+above = (matrix + (top + below) // rows) * columns
+is_here = at < length
+"""
+_PLACES = {"row": "line + below", "column": "above + (across - below * columns)"}
+
+
 @dataclass(frozen=True)
 class Kernel(codegen.Kernel):
     """A generated kernel.
@@ -67,12 +87,14 @@ class Kernel(codegen.Kernel):
         kind: The type of its scalars.
         fast: Whether a product and a sum may be rounded together.
         threads: Of a program.
+        vectors: Names of what it reads of rows and columns, in the order of the table.
     """
 
     integers: tuple[str, ...] = ()
     kind: str = "float64"
     fast: bool = False
     threads: int = THREADS
+    vectors: tuple[str, ...] = ()
 
 
 @cache
@@ -170,6 +192,9 @@ class Element:
     def __init__(self, update: Update, writer: Writer) -> None:
         self.update, self.writer = update, writer
         self.arguments = [*(f"p{each}" for each in self.pointed_streams()), *update.scalar.values()]
+        self._vectors = list(update.vectors.values())
+        if self._vectors:
+            self.arguments += [*self._vectors, *_OF_SIDES]
 
     def pointed_streams(self) -> list[int]:
         """What the function gets pointers of."""
@@ -178,7 +203,29 @@ class Element:
     def point_at_streams(self, start: str) -> list[str]:
         """Point at what the function is given of streams."""
         kinds = [(each, f"tl.{self.type_of(each)}") for each in self.pointed_streams()]
-        return [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
+        lines = [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
+        return [*lines, *self._point_at_vectors()]
+
+    def _point_at_vectors(self) -> list[str]:
+        """Point at what the function is given of rows and columns."""
+        if not self._vectors:
+            return []
+        count, kind = len(self._vectors), f"tl.{self.writer.compute}"
+        sides = _SIDES.format(width=count + 2, count=count).strip().splitlines()
+        places = [
+            (name, f"lines + tensor * {count + 2} + {k}") for k, name in enumerate(self._vectors)
+        ]
+        return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
+
+    def _read_vectors(self) -> list[str]:
+        """Read what elements have of rows and columns."""
+        if not self._vectors:
+            return []
+        lines, compute = _OF_ELEMENT.strip().splitlines(), self.writer.compute
+        for name in self._vectors:
+            found = f"load_where({name}, {_PLACES[name.rstrip('0123456789')]}, is_here, MASKED)"
+            lines.append(f"own_{name} = {self.writer.read_value(found, compute)}")
+        return lines
 
     def type_of(self, stream: int) -> str:
         """As what its elements are read."""
@@ -212,11 +259,13 @@ class Element:
             writes.append(
                 self.store_value(-1, self.writer.value_of_copy("out0", update.storage[-1]))
             )
+        vectors = {name: f"own_{each}" for name, each in update.vectors.items()}
         return [
             *reads,
             *self.apply_before(),
             *update.staged_gradient(),
-            *update.local_scalars(),
+            *self._read_vectors(),
+            *update.local_scalars(vectors),
             *update.compute_results(self.writer),
             *writes,
         ]
@@ -283,7 +332,9 @@ def write_dense(element: Element, block: int, elements: str, *more: str) -> str:
     """
     update = element.update
     return _DENSE.format(
-        parameters=", ".join(["base, chunks, sizes, scalar_row, scalars", *more]),
+        parameters=", ".join(
+            ["base, chunks, sizes, scalar_row, scalars", *more, *["lines"] * bool(update.vectors)]
+        ),
         chunk=CHUNK,
         block=block,
         n_scalars=len(update.scalars),
@@ -311,6 +362,7 @@ def assemble_kernel(
     compute, fast = element.writer.compute, element.writer.fast
     text = write_header(compute, fast) + more + "\n\n" + text
     others = {"integers": integers, "kind": compute, "fast": fast, "threads": threads}
+    others["vectors"] = tuple(element.update.vectors)
     return name_kernel(text, element.update.scalars, **others)
 
 

@@ -129,15 +129,6 @@ def records(addresses, element):
 
 
 @triton.jit
-def load_where(start, at, is_there, MASKED: tl.constexpr):
-    """A part of records."""
-    if MASKED:
-        return tl.load(start + at, mask=is_there, other=0)
-    else:
-        return tl.load(start + at)
-
-
-@triton.jit
 def store_where(start, at, value, is_there, MASKED: tl.constexpr):
     """Write a part of records, of which integers lose what does not fit."""
     value = value.to(start.dtype.element_ty)

@@ -24,6 +24,7 @@ from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
+    from thalweg.engines.cuda.lines import Lines
     from thalweg.ground.passes import Measure
 
 
@@ -41,6 +42,7 @@ class Group:
         self._measurable = len(own.names) - own.copied
         self.dtype = own.compute
         self._flush = asked.selection.denormals == "flush"
+        self._kinds = tuple(getattr(asked.rule.update, "vectors", {}).items())
         self.kernel = launch.update_kernel(
             asked.rule.update,
             asked.stages,
@@ -52,6 +54,7 @@ class Group:
             fast=asked.selection.math == "fast",
             from_copy=own.from_copy,
             draws=own.draws,
+            vectors=self._kinds,
         )
         self.members = members
         self.whole = len(members) == len(asked.variables)
@@ -69,6 +72,10 @@ class Group:
             places = own.base[:, streams:]
             self._beside = (send_constant(places, np.int64, device),)
             self._is_grouped = not (places[:, 1] % GROUP).any()
+        self._shapes = [asked.variables[i].shape for i in members]
+        self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
+        if self.kernel.vectors:
+            self._beside += (self.lines.table_of(self.kernel.vectors),)
         self._chunks = send_constant(chunks_of(own.sizes, CHUNK), np.int32, device)
         self._there = send_constant(own.sizes, np.int64, device)
         self._one_row = send_constant(np.zeros(len(members)), np.int64, device)
@@ -79,6 +86,13 @@ class Group:
     @lazy
     def _leaves(self) -> _Leaves:
         return _Leaves(self._sizes, self._device)
+
+    @lazy
+    def lines(self) -> Lines:
+        """Rows and columns of the members."""
+        with importing:
+            from thalweg.engines.cuda.lines import Lines
+        return Lines(self._shapes, self._vectors, self._device)
 
     @lazy
     def _member_places(self) -> Tensor:
@@ -183,8 +197,20 @@ class Group:
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """Not asked of it: the reference engine measures rows and columns on a GPU."""
-        raise NotImplementedError("the reference engine measures rows and columns on a GPU")
+        """See `thalweg.engines.plan.Group`."""
+        flush = self._flush and bool(stages)
+        kernel = launch.lines_kernel(
+            measures,
+            stages,
+            self._names,
+            self._measurable,
+            self.dtype,
+            self._kinds,
+            flush,
+            self._from_copy,
+        )
+        rows, scalars = self._send_scalars(kernel, columns)
+        return self.lines.measure(kernel, measures, self._send_addresses(), rows, scalars)
 
     def max_abs(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""
