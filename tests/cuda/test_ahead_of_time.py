@@ -14,12 +14,14 @@ from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg.engines.cuda.codegen_blocks import generate_blocks
+from thalweg.engines.cuda.codegen_lines import generate_lines
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.engines.cuda.sparse import threads_for
 from thalweg.engines.splitting import split_rule
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import exp, gradient_squares, log, variable_squares
+from thalweg.ground.passes import Measure
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -382,6 +384,40 @@ def test_codes(storage, draws, capability, tmp_path):
         if "split8" not in storage:  # four codes at a time, wherever elements begin
             for what in ("ld", "st"):
                 assert min(widths(binary, what)) >= min(SIZES.get(x, 4) for x in storage[:2])
+
+
+def both_sides(var, grad, *, rows, columns, most):
+    return grad * grad * rows + columns * most
+
+
+def update_of_lines(var, grad, m, *, rows, columns, most):
+    return var - m * rows / columns - most, m + grad
+
+
+VECTORS = {"rows": "row", "columns": "column"}
+MEASURES = tuple(
+    Measure(both_sides, f"{over}_{reduce}", over, reduce)
+    for over, reduce in (("row", "sum"), ("column", "sum"), ("variable", "largest"))
+)
+
+
+@BY_NAME
+def test_lines(name, tmp_path):
+    storage, compute = (name,) * 3, computed(name)
+    kernel = generate_update(Update(update_of_lines, storage, vectors=VECTORS), compute, True)
+    assert kernel.vectors == (*VECTORS,)
+    binary = launch.compiled_for(kernel, True, 90)
+    assert_exact(binary, kernel)
+    assert_aligned(binary, storage)
+    assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) > 0  # of elements; of a chunk in 64 bits
+    assert resources(binary, tmp_path)[2] == 0
+    kernel = generate_lines(MEASURES, (), storage, 2, compute, VECTORS, True, False)
+    binary = launch.compiled_for(kernel, False, 90)
+    assert_exact(binary, kernel)
+    assert "fma" not in binary.ptx
+    assert re.search(r"\.reqntid 256\b", binary.ptx)
+    _, stack, local = resources(binary, tmp_path)
+    assert (stack, local) == (0, 0)
 
 
 def fast_kernel(kind, name="float32"):

@@ -18,6 +18,8 @@ from coded import encode_slots, encoded_case
 from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 from matrix_inputs import MATRIX_CASES
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
+from test_lines import EVERY, after, numbers
+from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg.engines import Dispatcher
 from thalweg.engines.codecs import OF_SLOTS
@@ -613,3 +615,45 @@ def test_more_elements_than_32_bits_count():
     for slot, other in zip(slots, part.slots[0], strict=True):
         assert torch.equal(slot[-other.numel() :], other)
     assert not whole[:begin].any()
+
+
+# Measures of rows and columns
+
+LINES = [{}, {"dtype": torch.bfloat16, **DRAWN}, {"clip_grad_norm": 0.5}, {"masters": True}]
+
+
+class Matrices(Training):
+    """The same over matrices, of which one has several tiles down and across."""
+
+    def __init__(self, device, dtype=torch.float32, shapes=((130, 2100), (9, 31)), **options):
+        super().__init__(lambda params: None, device)
+        self.params = [torch.nn.Parameter(self.random(x).to(device, dtype)) for x in shapes]
+        self.optimizer = optim.SM3(self.params, lr=0.1, momentum=0.9, **options)
+
+
+@pytest.mark.parametrize("options", LINES, ids=str)
+def test_bits_of_rows_and_columns(options):
+    found, wanted = Matrices("cuda", **options), Matrices("cpu", **options)
+    for _ in range(4):
+        found.step()
+        wanted.step()
+    assert_same(found.written(), wanted.written())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
+def test_bits_of_measures_of_all_kinds(dtype):
+    params = [numbers(shape, 1).to(dtype) for shape in LINE_SHAPES]
+    grads = [[numbers(shape, 2).to(dtype) for shape in LINE_SHAPES]] * 2
+    wanted = after(EVERY, "cpu", params, grads)
+    own, gradients = ([x.cuda() for x in each] for each in (params, grads[0]))
+    found = after(EVERY, "cuda", own, [gradients] * 2)
+    assert_same([each.cpu() for each in found], wanted)
+
+
+def test_a_steady_step_over_rows_and_columns_does_not_wait():
+    training = Matrices("cuda")
+    for _ in range(3):
+        training.step()
+    with no_waiting():
+        for _ in range(3):
+            training.optimizer.step()

@@ -1,4 +1,4 @@
-"""Measures of rows, columns and variables on a GPU, in Triton's interpreter: the reference's bits."""
+"""Measures of rows and columns on a GPU, in Triton's interpreter: the bits of the reference."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import thalweg
-from replayed import captured
-from rulebook import assert_same, slow_unless
+from rulebook import assert_same
 from test_lines import EVERY, after, numbers, without_payload
 from thalweg import optim
 from thalweg.engines.cuda import launch
