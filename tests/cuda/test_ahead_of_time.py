@@ -13,11 +13,15 @@ from thalweg.engines.codegen import Update
 from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import WARP, WIDTH, generate_update
+from thalweg.engines.cuda.codegen_blocks import generate_blocks
+from thalweg.engines.cuda.codegen_lines import generate_lines
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.engines.cuda.sparse import threads_for
+from thalweg.engines.splitting import split_rule
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import exp, gradient_squares, log, variable_squares
+from thalweg.ground.passes import Measure
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -30,6 +34,8 @@ WIDE = {
     "power": 104,  # float64's power
     "power of 16 bits": 144,
     "measure": 168,  # the halves of a tree that move between threads
+    "coded": 104,  # the rest of a row of a block
+    "drawn": 152,  # the words of Philox, and eight elements of a thread, whatever their types
 }
 # Bytes; a few kernels with quotients or roots of 16 bits or float64 have some, also fast ones.
 STACK = 16
@@ -308,6 +314,110 @@ def test_peaks(capability, name, tmp_path):
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_a_tree(capability, tmp_path):
     assert_small(launch.compiled_for(generate_combine(), False, capability), tmp_path)
+
+
+DRAWN = [
+    ("bfloat16",) * 2,
+    ("bfloat16",) * 4,
+    ("float16",) * 4,
+    ("float32", "float32", "bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16", "float32", "float32"),
+]
+
+
+@pytest.mark.parametrize(
+    ("storage", "capability"),
+    [slow_unless(storage is DRAWN[0], storage, 90) for storage in DRAWN]
+    + [slow_unless(False, DRAWN[1], capability) for capability in (80, 100)],
+    ids=label,
+)
+def test_random_bits(storage, capability, tmp_path):
+    rule = (ADAM if len(storage) == 4 else FIRST[0]).rule
+    kernel = generate_blocks(rule.update, storage, True, draws=True)
+    binary = launch.compiled_for(kernel, True, capability)
+    assert_exact(binary, kernel)
+    assert WIDTH in widths(binary, "ld")
+    assert WIDTH in widths(binary, "st")
+    assert_small(binary, tmp_path, WIDE["drawn"])
+    # Where chunks do not begin at eights, a thread has words of two groups.
+    other = launch.compiled_for(kernel, False, capability)
+    assert_exact(other, kernel)
+    assert_element_by_element(other, storage)
+    multiplied = [each.ptx.count("mul.hi.u32") for each in (binary, other)]
+    assert 0 < multiplied[0] < multiplied[1]
+    assert resources(other, tmp_path)[2] == 0
+
+
+CODED = [
+    ("float32", "float32", "softsign8", "root8"),
+    ("float32", "bfloat16", "linear8", "root8"),
+    ("float32", "float32", "softsign8", "dynamic8_positive"),
+    ("float32", "float32", "dynamic8", "dynamic8_positive"),
+    ("bfloat16", "bfloat16", "softsign8", "root8", "split8"),
+    ("bfloat16", "bfloat16", "float32", "float32", "split8"),
+]
+
+
+@pytest.mark.parametrize(
+    ("storage", "draws", "capability"),
+    [
+        slow_unless(storage in (CODED[0], CODED[-1]) and not draws, storage, draws, 90)
+        for storage in CODED
+        for draws in (False, True)
+    ]
+    + [slow_unless(False, CODED[0], False, capability) for capability in (80, 100)],
+    ids=label,
+)
+def test_codes(storage, draws, capability, tmp_path):
+    formula = ADAM.rule.update
+    if "split8" in storage:
+        formula = split_rule(ADAM.rule).update
+    kernel = generate_blocks(formula, storage, True, fast=True, draws=draws)
+    for aligned in (True, False):
+        binary = launch.compiled_for(kernel, aligned, capability)
+        # Whatever math is chosen: a code would be another one.
+        assert_exact(binary, kernel)
+        assert resources(binary, tmp_path)[2] == 0
+        if aligned:
+            assert_small(binary, tmp_path, WIDE["drawn" if draws else "coded"])
+            assert 8 in widths(binary, "ld") or WIDTH in widths(binary, "ld")
+        if "split8" not in storage:  # four codes at a time, wherever elements begin
+            for what in ("ld", "st"):
+                assert min(widths(binary, what)) >= min(SIZES.get(x, 4) for x in storage[:2])
+
+
+def both_sides(var, grad, *, rows, columns, most):
+    return grad * grad * rows + columns * most
+
+
+def update_of_lines(var, grad, m, *, rows, columns, most):
+    return var - m * rows / columns - most, m + grad
+
+
+VECTORS = {"rows": "row", "columns": "column"}
+MEASURES = tuple(
+    Measure(both_sides, f"{over}_{reduce}", over, reduce)
+    for over, reduce in (("row", "sum"), ("column", "sum"), ("variable", "largest"))
+)
+
+
+@BY_NAME
+def test_lines(name, tmp_path):
+    storage, compute = (name,) * 3, computed(name)
+    kernel = generate_update(Update(update_of_lines, storage, vectors=VECTORS), compute, True)
+    assert kernel.vectors == (*VECTORS,)
+    binary = launch.compiled_for(kernel, True, 90)
+    assert_exact(binary, kernel)
+    assert_aligned(binary, storage)
+    assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) > 0  # of elements; of a chunk in 64 bits
+    assert resources(binary, tmp_path)[2] == 0
+    kernel = generate_lines(MEASURES, (), storage, 2, compute, VECTORS, True, False)
+    binary = launch.compiled_for(kernel, False, 90)
+    assert_exact(binary, kernel)
+    assert "fma" not in binary.ptx
+    assert re.search(r"\.reqntid 256\b", binary.ptx)
+    _, stack, local = resources(binary, tmp_path)
+    assert (stack, local) == (0, 0)
 
 
 def fast_kernel(kind, name="float32"):

@@ -14,11 +14,16 @@ import torch
 import modern_inputs
 import rulebook
 import thalweg
+from coded import encode_slots, encoded_case
 from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 from matrix_inputs import MATRIX_CASES
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
+from test_lines import EVERY, after, numbers
+from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg.engines import Dispatcher
+from thalweg.engines.codecs import OF_SLOTS
+from thalweg.engines.draws import scalars_of
 from thalweg.engines.engine import Columns, Request
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
@@ -470,3 +475,185 @@ def test_rules_of_matrices_go_where_they_go_on_the_cpu(case):
     cpu, there = (moved(make, params, case.gradients_of, each, case.lr) for each in ("cpu", "cuda"))
     for start, one, other in zip(params, cpu, there, strict=True):
         assert (one - other).norm() <= 5e-2 * (one - start.detach()).norm()
+
+
+# Numbers of 16 bits that random bits round, slots in 8 bits, split weights
+
+DRAWN = {"round": "stochastic", "seed": 7**15}
+BYTES, SPLIT = {"state_storage": "8bit"}, {"weights": "split"}
+NARROW = [
+    DRAWN,
+    {**DRAWN, "masters": True, "state_dtype": torch.float16},
+    BYTES,
+    {"state_storage": "dynamic8"},
+    {**BYTES, **DRAWN, "clip_grad_norm": 0.5},
+    SPLIT,
+    {**SPLIT, **BYTES, **DRAWN},
+]
+by_narrow = pytest.mark.parametrize("options", NARROW, ids=str)
+
+
+def narrow(device, options, make=optim.AdamW):
+    return Training(partial(make, lr=0.1, **options), device, (torch.bfloat16,))
+
+
+@pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
+@by_narrow
+def test_bits_of_narrow_numbers(options, make):
+    found, wanted = narrow("cuda", options, make), narrow("cpu", options, make)
+    for _ in range(6):
+        found.step()
+        wanted.step()
+    assert_same(found.written(), wanted.written())
+
+
+@by_narrow
+def test_a_steady_step_over_narrow_numbers_does_not_wait(options):
+    training = narrow("cuda", options)
+    for _ in range(3):
+        training.step()
+    with no_waiting():
+        for _ in range(3):
+            training.optimizer.step()
+
+
+@by_narrow
+def test_replays_over_narrow_numbers_are_steps(options):
+    """Bits are drawn anew in each, by the number of a step that the device counts."""
+    eager, training = (narrow("cuda", {**options, "capturable": True}) for _ in range(2))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            eager.step()
+            training.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        training.optimizer.step()
+    for _ in range(4):
+        eager.step()
+        training.give_gradients()
+        graph.replay()
+    assert_same(training.written(), eager.written())
+
+
+@by_narrow
+def test_a_state_of_narrow_numbers_goes_to_the_cpu_and_back(options):
+    found, wanted = narrow("cuda", options), narrow("cpu", options)
+    for training in (found, wanted):
+        training.step()
+        training.step()
+    state = deepcopy(found.optimizer.state_dict())
+    found.optimizer.load_state_dict(deepcopy(wanted.optimizer.state_dict()))
+    wanted.optimizer.load_state_dict(state)
+    for training in (found, wanted):
+        training.step()
+    assert_same(found.written(), wanted.written())
+    assert {x.device.type for own in found.optimizer.state.values()
+            for name, x in own.items() if name != "step"} == {"cuda"}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES[::3], ids=label)
+@pytest.mark.parametrize("name", OF_SLOTS)
+@BY_SELECTION
+def test_bits_of_codecs(name, dtype, selection):
+    own = encoded_case(ADAM, name)
+    shapes = [(2 * 4096 + 5,), (4096,), (33,)]
+    problem = Problem.make(own.row, shapes, [dtype] * 3, 7, special=0.01)
+    problem.slots = [[slot.float() for slot in each] for each in problem.slots]
+    problem = encode_slots(own, problem)
+    device = there(problem)
+    take(own, problem, selection, steps=2)
+    take(own, device, selection._replace(name="cuda"), steps=2)
+    found, wanted = ([x.cpu() for x in each.written()] for each in (device, problem))
+    assert_same(*([x.short() if x.dtype == torch.uint8 else x for x in each]
+                  for each in (found, wanted)))  # fmt: skip
+
+
+def drawn_step(rule, variables, gradients, slots, places, name="auto"):
+    """A step in which numbers are drawn for variables that begin somewhere in whole ones."""
+    asked = Request(
+        rule, (), variables, gradients, slots, [f"w{k}" for k in range(len(variables))],
+        FLUSH._replace(name=name), places=places,
+    )  # fmt: skip
+    ready = Dispatcher().plan_step(asked)
+    known = ADAM.scalars(np.float32) | scalars_of(7**15, 5)
+    for each in ready.make_rounds(Columns({np.float32: known}, {})):
+        for call in each.calls:
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=label)
+def test_bits_that_are_drawn_anywhere(dtype):
+    places = [(0, 0), ((1 << 32) - 1, 5), (2, 4099), (3, (1 << 35) - 1027)]
+    problem = Problem.make(ADAM.row, [(4096 + 1029,)] * 4, [dtype] * 4, 8, special=0.2)
+    device = there(problem)
+    for name, own in (("cpu", problem), ("cuda", device)):
+        drawn_step(ADAM.rule, own.variables, own.gradients, own.slots, places, name)
+    assert_same([each.cpu() for each in device.written()], problem.written())
+
+
+def test_more_elements_than_32_bits_count():
+    """The last ones are those of a variable of their own that begins there in a whole one."""
+    if torch.cuda.get_device_properties(0).total_memory < 30 << 30:
+        pytest.skip("needs 30 GB")
+    own, begin, count = encoded_case(ADAM, "softsign8"), 1 << 31, 4096 + 77
+    whole = torch.zeros(begin + count, dtype=torch.bfloat16, device="cuda")
+    grad = torch.zeros_like(whole)
+    problem = Problem.make(own.row, [(count,)], [torch.bfloat16], 9)
+    problem.slots = [[slot.float() for slot in each] for each in problem.slots]
+    part = there(encode_slots(own, problem))
+    whole[begin:], grad[begin:] = part.variables[0], part.gradients[0]
+    slots = []
+    for slot in part.slots[0]:
+        slots.append(torch.zeros(begin // 32 * 36 + slot.numel(), dtype=torch.uint8, device="cuda"))
+        slots[-1][begin // 32 * 36 :] = slot
+    drawn_step(own.rule, [whole], [grad], [slots], [(1, 0)])
+    drawn_step(own.rule, part.variables, part.gradients, part.slots, [(1, begin)])
+    assert torch.equal(whole[begin:], part.variables[0])
+    for slot, other in zip(slots, part.slots[0], strict=True):
+        assert torch.equal(slot[-other.numel() :], other)
+    assert not whole[:begin].any()
+
+
+# Measures of rows and columns
+
+LINES = [{}, {"dtype": torch.bfloat16, **DRAWN}, {"clip_grad_norm": 0.5}, {"masters": True}]
+
+
+class Matrices(Training):
+    """The same over matrices, of which one has several tiles down and across."""
+
+    def __init__(self, device, dtype=torch.float32, shapes=((130, 2100), (9, 31)), **options):
+        super().__init__(lambda params: None, device)
+        self.params = [torch.nn.Parameter(self.random(x).to(device, dtype)) for x in shapes]
+        self.optimizer = optim.SM3(self.params, lr=0.1, momentum=0.9, **options)
+
+
+@pytest.mark.parametrize("options", LINES, ids=str)
+def test_bits_of_rows_and_columns(options):
+    found, wanted = Matrices("cuda", **options), Matrices("cpu", **options)
+    for _ in range(4):
+        found.step()
+        wanted.step()
+    assert_same(found.written(), wanted.written())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
+def test_bits_of_measures_of_all_kinds(dtype):
+    params = [numbers(shape, 1).to(dtype) for shape in LINE_SHAPES]
+    grads = [[numbers(shape, 2).to(dtype) for shape in LINE_SHAPES]] * 2
+    wanted = after(EVERY, "cpu", params, grads)
+    own, gradients = ([x.cuda() for x in each] for each in (params, grads[0]))
+    found = after(EVERY, "cuda", own, [gradients] * 2)
+    assert_same([each.cpu() for each in found], wanted)
+
+
+def test_a_steady_step_over_rows_and_columns_does_not_wait():
+    training = Matrices("cuda")
+    for _ in range(3):
+        training.step()
+    with no_waiting():
+        for _ in range(3):
+            training.optimizer.step()

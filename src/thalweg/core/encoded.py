@@ -32,6 +32,19 @@ def likeness_of(codec: Codec, param: Tensor) -> Tensor:
     return torch.empty(codec.bytes_of(param.numel()), dtype=torch.uint8, device="meta")
 
 
+def _laid_out(
+    likes: Sequence[Tensor], dtypes: Sequence[torch.dtype], params: Sequence[Tensor]
+) -> list[Tensor]:
+    """Zeros of the shapes of tensors, where parameters are."""
+    homes = [param.device for param in params]
+    made: dict[int, Tensor] = {}
+    for home in dict.fromkeys(homes):
+        own = [k for k, each in enumerate(homes) if each == home]
+        given = [likes[k] for k in own], [dtypes[k] for k in own]
+        made |= zip(own, laid_out(*given, 0, device=home), strict=True)
+    return [made[k] for k in range(len(params))]
+
+
 def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) -> list[Tensor]:
     """New slots that may be encoded, each filled with a number."""
     codecs = [codec_of(slot, param) for param in params]
@@ -40,7 +53,7 @@ def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) ->
         for codec, param in zip(codecs, params, strict=True)
     ]
     dtypes = [torch.float32 if codec is None else torch.uint8 for codec in codecs]
-    made = laid_out(likes, dtypes, 0, device=torch.device("cpu"))
+    made = _laid_out(likes, dtypes, params)
     for codec, param, own, start in zip(codecs, params, made, starts, strict=True):
         if start and codec is None:
             own.fill_(start)

@@ -195,9 +195,13 @@ class Update:
             return []
         return [f"{self.name_of(1)} = {self.apply_stages(self.stages, self.name_of(1))}"]
 
-    def local_scalars(self) -> list[str]:
-        """Give the formula its scalars, anew for each element: it may assign to them."""
-        own = {**self.scalar, **read_vectors(self.vectors)}
+    def local_scalars(self, vectors: Mapping[str, str] | None = None) -> list[str]:
+        """Give the formula its scalars, anew for each element: it may assign to them.
+
+        Args:
+            vectors: What an element has of vectors, if not what `read_vectors` says.
+        """
+        own = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
         return [f"{LOCAL_PREFIX}{name} = {own[name]}" for name in self.formula.scalars]
 
     def compute_results(self, writer: FormulaWriter) -> list[str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Home = Literal["cpu", "cuda", "reference"]
 _BY_ADDRESS = ("cpu", "cuda")  # devices on which an address says where a tensor lies
+SIDE = 1 << 30  # rows or columns that kernels for GPUs count, at most
 _SPARE = 16  # plans of variables of earlier steps that are kept
 
 
@@ -154,8 +155,8 @@ class Dispatcher:
 
     def _engine_of(self, asked: Request, index: int) -> Home:
         home = engine_of(asked.variables[index].device, asked.selection.name)
-        if home == "cuda" and asked.vectors:
-            return "reference"  # which alone knows rows and columns there
+        if home == "cuda" and asked.vectors and max(asked.variables[index].shape[-2:]) > SIDE:
+            return "reference"
         return home if home == "reference" or self._fits_or_warns(asked, index) else "reference"
 
     def _fits_or_warns(self, asked: Request, index: int) -> bool:

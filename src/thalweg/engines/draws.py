@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 GROUP = 8  # elements that one call serves
 STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float32 counts so far
 SEEDS = 1 << 48
@@ -9,8 +13,11 @@ NARROW = frozenset(("float16", "bfloat16"))  # what is rounded so
 SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # what kernels are given
 
 
-def scalars_of(seed: int, step: float) -> dict[str, float]:
-    """What kernels are given of a seed and the number of a step, counted from 0."""
-    low, high = seed % STEPS, seed // STEPS
-    own = float(step % STEPS), float(low), float(high)
+def scalars_of(seed: int, step: Any) -> dict[str, Any]:
+    """What kernels are given of a seed and the number of a step, counted from 0.
+
+    That number may be a tensor of a device, where it stays.
+    """
+    own = step % STEPS if isinstance(step, Tensor) else float(step % STEPS)
+    own = own, float(seed % STEPS), float(seed // STEPS)
     return dict(zip(SCALARS, own, strict=True))

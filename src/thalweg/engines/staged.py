@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import Batch, alike, run_stage
+from thalweg.engines.cuda.available import takes_device
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
 from thalweg.engines.given import check_given
 from thalweg.engines.matrices import check_shaped_slots, shape_beside, shaped_like
@@ -115,6 +116,14 @@ class WholeMatrices:
                     beside = Slot(name, per=cast("Any", rule.vectors[name]))
                     self.vectors[index][name] = own[row].view(shape_beside(beside, shape))
 
+        # Where an engine of a GPU computes, numbers of variables stay there: their places.
+        self._places: Tensor | None = None
+        homes = list({batch.device for batch in self._batches})
+        if len(homes) == 1 and takes_device(homes[0], asked.selection.name):
+            members = [member for batch in self._batches if all(batch.shape)
+                       for member in batch.members]  # fmt: skip
+            self._places = torch.tensor(members, dtype=torch.int64, device=homes[0])
+
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """See `Matrices`."""
         for batch in self._batches:
@@ -158,12 +167,18 @@ class WholeMatrices:
         return {name: self._numbers_of(name) for name in names}
 
     def _numbers_of(self, name: str) -> Any:
+        # Rounded here, where what is beyond the type is infinite without a warning.
+        own = [(batch, batch.measured[name].reshape(-1).to(batch.kind))
+               for batch in self._batches if name in batch.measured]  # fmt: skip
+        if self._places is not None:
+            there = torch.zeros(len(self.made), dtype=torch.float64, device=self._places.device)
+            if own:
+                values = torch.cat([each.double() for _, each in own])
+                there.index_copy_(0, self._places, values)
+            return there
         found = np.zeros(len(self.made))
-        for batch in self._batches:
-            if name in batch.measured:
-                # Rounded here, where what is beyond the type is infinite without a warning.
-                own = batch.measured[name].reshape(-1).to(batch.kind)
-                found[batch.members] = own.cpu().numpy()
+        for batch, each in own:
+            found[batch.members] = each.cpu().numpy()
         return found
 
     def run_stage(

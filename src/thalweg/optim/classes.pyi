@@ -82,10 +82,10 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -103,14 +103,15 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -201,10 +202,10 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -222,14 +223,15 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -318,10 +320,10 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -339,14 +341,15 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -437,10 +440,10 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -458,14 +461,15 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -554,10 +558,10 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -575,14 +579,15 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -669,10 +674,10 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -690,14 +695,15 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -784,10 +790,10 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -805,14 +811,15 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -905,10 +912,10 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -926,14 +933,15 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1023,10 +1031,10 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1044,14 +1052,15 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1130,10 +1139,10 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1151,14 +1160,15 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1247,10 +1257,10 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1268,14 +1278,15 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -1361,10 +1372,10 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -1382,14 +1393,15 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is

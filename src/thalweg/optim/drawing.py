@@ -14,6 +14,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import REDUCED, dtype_name
 
+HOMES = ("cpu", "cuda", "meta")  # kinds of devices on which bits are drawn
+
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[tuple[int, int]]:
     """For each parameter of a step its number among all of an optimizer, and where it begins.
@@ -40,15 +42,15 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
     """Refuse parameters of a rule for which no random bits are drawn.
 
     Raises:
-        InvalidArgumentError: One is not on the CPU.
+        InvalidArgumentError: One is neither on the CPU nor on a GPU.
         InvalidTypeError: One is of float64, and slots of it are of 16 bits.
         NotImplementedError: One is a DTensor that is not cut along its first dimension alone.
     """
     for param in params:
-        if param.device.type not in ("cpu", "meta"):
+        if param.device.type not in HOMES:
             raise InvalidArgumentError(
                 f"'{_title(optimizer, param)}' is on {param.device}, and round='stochastic' is for"
-                " parameters on the CPU: run on the CPU, or without it."
+                " parameters on the CPU and on GPUs of CUDA: run there, or without it."
             )
         if is_on_mesh(param) and not _is_cut_in_order(param):
             raise NotImplementedError(

@@ -14,6 +14,7 @@ from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import any_on_mesh
 from thalweg.core.options.update_targets import MASTER, StateStorage
 from thalweg.core.state import flaw, mismatch
+from thalweg.engines.codecs.checks import HOMES
 from thalweg.engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
@@ -39,7 +40,7 @@ def check_params(optimizer: Any, group: Group) -> None:
     Raises:
         InvalidTypeError: One is complex or of float64.
         NotImplementedError: One is a DTensor.
-        InvalidArgumentError: One is not on the CPU.
+        InvalidArgumentError: One is neither on the CPU nor on a GPU.
     """
     storage = storage_of(optimizer._rule_of(group))
     if not storage:
@@ -59,10 +60,10 @@ def check_params(optimizer: Any, group: Group) -> None:
                 f"'{title}' is a DTensor, and its state would keep {said}: state_storage is not"
                 " defined for parameters that are DTensors."
             )
-        if param.device.type not in ("cpu", "meta"):
+        if param.device.type not in (*HOMES, "meta"):
             raise InvalidArgumentError(
-                f"'{title}' is on {param.device}, and its state would keep {said}, which the CPU"
-                " alone updates: run on the CPU, or without state_storage."
+                f"'{title}' is on {param.device}, and its state would keep {said}, which is updated"
+                " on the CPU and on GPUs of CUDA: run there, or without state_storage."
             )
 
 
@@ -171,7 +172,7 @@ def _rest_converted(
     if CORRECTION in ours:
         master = rests.get(MASTER)
         if not isinstance(master, Tensor) or master.shape != param.shape:
-            return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8)}
+            return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8, device=param.device)}
         return {CORRECTION: lower_of(master)}
     value = rests.get(CORRECTION)
     if not kinds.has_master(param) or not isinstance(value, Tensor):

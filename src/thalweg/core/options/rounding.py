@@ -23,8 +23,8 @@ class Rounding(Option):
             steps add up. NaN, infinities and what the type holds stay. Random bits depend on
             `seed`, on the parameter's place among all, on the number of its step, and on the
             place of the element in the whole parameter: on nothing else. None rounds to the
-            nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-            cut along another dimension than the first.
+            nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or DTensors
+            that are cut along another dimension than the first.
         seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have the
             same.
     """
@@ -69,6 +69,6 @@ class Rounding(Option):
         """The rule as it is: scalars are what kernels are given beside."""
         return rule
 
-    def scalars(self, lacked: Container[str], step: object) -> dict[str, float]:
+    def scalars(self, lacked: Container[str], step: object) -> dict[str, Any]:
         """The key of random bits, and the number of a step."""
-        return scalars_of(self.seed, float(step)) if isinstance(step, int | float) else {}
+        return scalars_of(self.seed, step)

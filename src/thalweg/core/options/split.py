@@ -24,7 +24,8 @@ class SplitWeights(Option):
             lower 8 bits are in their state, as `correction`, a byte an element; steps move the
             weights. What you write to a parameter is the weight, but for its correction of at most
             half a last place. Slots are float32, if nothing says otherwise. Measures, such as
-            LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+            LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+            and on GPUs.
     """
 
     changes_state = True

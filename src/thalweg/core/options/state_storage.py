@@ -83,10 +83,10 @@ class StateCodec(Option):
     """Slots in 8 bits.
 
     Attributes:
-        state_storage: In what slots of parameters of 4,096 elements and more are kept on the CPU,
-            as bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-            counterpart for those that are never negative, or a dict of slots' names with a codec,
-            or "float32", for each. None keeps numbers.
+        state_storage: In what slots of parameters of 4,096 elements and more are kept, as bytes:
+            "8bit" for the codec that suits each, the name of a codec for all, with its counterpart
+            for those that are never negative, or a dict of slots' names with a codec, or "float32",
+            for each. None keeps numbers.
     """
 
     changes_state = True

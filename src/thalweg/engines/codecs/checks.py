@@ -15,6 +15,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
+HOMES = ("cpu", "cuda")  # kinds of devices on which encoded slots are updated
+
 
 def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
     """The codec of each slot of a variable that is encoded; small ones are not.
@@ -34,8 +36,8 @@ def check_encoded(asked: Request) -> None:
 
     Raises:
         InvalidTypeError: The variable is of float64.
-        InvalidArgumentError: It is not on the CPU, its gradient is sparse, or there are more or
-            fewer bytes than its elements take.
+        InvalidArgumentError: It is neither on the CPU nor on a GPU, its gradient is sparse, or
+            there are more or fewer bytes than its elements take.
         LayoutError: The bytes do not lie one after the other, or have no memory.
     """
     rows = zip(asked.variables, asked.gradients, asked.slots, asked.titles, strict=True)
@@ -57,10 +59,10 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: s
             f"'{title}' is float64, and {name} is kept in {codec.name}, which holds float32 for"
             " parameters of float32, bfloat16 and float16."
         )
-    if var.device.type != "cpu":
+    if var.device.type not in HOMES:
         raise InvalidArgumentError(
-            f"'{title}' is on {var.device}, and {name} is kept in {codec.name}, which the CPU alone"
-            " updates: run on the CPU, or without state_storage."
+            f"'{title}' is on {var.device}, and {name} is kept in {codec.name}, which is updated on"
+            " the CPU and on GPUs of CUDA: run there, or without state_storage."
         )
     if isinstance(grad, IndexedSlices):
         raise InvalidArgumentError(

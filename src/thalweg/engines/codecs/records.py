@@ -1,4 +1,7 @@
-"""Records of a codec as arrays: encoded and decoded by NumPy, as kernels do to the last bit."""
+"""Records of a codec as arrays: encoded and decoded by NumPy, as kernels do to the last bit.
+
+Tensors of other devices come to the host for that, and what is made of them goes back.
+"""
 
 # torch.from_numpy has no types.
 # pyright: reportUnknownMemberType=false
@@ -67,14 +70,14 @@ def decode_array(codec: Codec, records: Bytes, count: int) -> Float32:
 
 
 def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
-    """The records of a tensor on the CPU, a new uint8 tensor, in the order of its elements."""
+    """The records of a tensor, a new uint8 tensor, in the order of its elements."""
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
     records = split_numbers(flat)[1] if codec.is_beside else encode_array(codec, flat)
-    return torch.from_numpy(records)
+    return torch.from_numpy(records).to(numbers.device)
 
 
 def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
-    """The numbers that records on the CPU hold, a new float32 tensor of the shape of a variable.
+    """The numbers that records hold, a new float32 tensor of the shape of a variable, beside it.
 
     Args:
         codec: The codec.
@@ -84,15 +87,16 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     own = numpy_copy(records.detach().contiguous())
     if codec.is_beside:
         bits = numpy_copy(var.detach().contiguous().view(torch.int16).reshape(-1))
-        return torch.from_numpy(join_numbers(bits.view(np.uint16), own)).view(var.shape)
-    made = decode_array(codec, own, var.numel())
-    return torch.from_numpy(np.ascontiguousarray(made)).view(var.shape)
+        made = join_numbers(bits.view(np.uint16), own)
+    else:
+        made = np.ascontiguousarray(decode_array(codec, own, var.numel()))
+    return torch.from_numpy(made).view(var.shape).to(var.device)
 
 
 def split_tensor(
     numbers: Tensor, bits: npt.NDArray[np.uint32] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Numbers on the CPU as a bfloat16 of their shape, and as the records of `split8` beside it.
+    """Numbers as a bfloat16 of their shape, and as the records of `split8` beside it.
 
     Args:
         numbers: The numbers.
@@ -100,15 +104,15 @@ def split_tensor(
     """
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
     upper, codes = split_numbers(flat, bits)
-    made = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16)
-    return made.view(numbers.shape), torch.from_numpy(codes)
+    made = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16).view(numbers.shape)
+    return made.to(numbers.device), torch.from_numpy(codes).to(numbers.device)
 
 
 def lower_of(numbers: Tensor) -> Tensor:
-    """The records of `split8` of numbers on the CPU beside the same as bfloat16, as torch rounds.
+    """The records of `split8` of numbers beside the same as bfloat16, as torch rounds.
 
     Of two that are as near torch chooses the even one: half a place up is then a 256th too low.
     """
     flat = numbers.detach().float().contiguous().reshape(-1)
     bits = numpy_copy(flat.to(torch.bfloat16).view(torch.int16)).view(np.uint16)
-    return torch.from_numpy(lower_beside(numpy_copy(flat), bits))
+    return torch.from_numpy(lower_beside(numpy_copy(flat), bits)).to(numbers.device)

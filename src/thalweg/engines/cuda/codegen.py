@@ -41,7 +41,7 @@ _FAST = """divide, square_root = divide_nearly, square_root_nearly
 
 _DENSE = """
 @triton.jit
-def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, ALIGNED: tl.constexpr):
+def KERNEL_NAME({parameters}, ALIGNED: tl.constexpr):
     chunk = tl.program_id(0).to(tl.int64)
     tensor = tl.load(chunks + 2 * chunk).to(tl.int64)
     offset = tl.load(chunks + 2 * chunk + 1).to(tl.int64) * {chunk}
@@ -51,11 +51,31 @@ def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, ALIGNED: tl.constexpr)
 {pointers}
     if length >= {chunk}:
         for start in range(0, {chunk}, {block}):
-            element({arguments}, start + tl.arange(0, {block}), length, False)
+            {whole}
     else:
         for begin in range(0, length, {block}):
-            element({arguments}, begin + tl.arange(0, {block}), length, True)
+            {rest}
 """
+
+
+# Of a chunk, where the update sees rows and columns: the sides of the tensor's matrices, the place
+# of the first element in its line, that line among all and in its matrix, and the matrix.
+_SIDES = """
+rows = tl.load(lines + tensor * {width} + {count}).to(tl.int32)
+columns = tl.load(lines + tensor * {width} + {count} + 1).to(tl.int32)
+line = offset // columns
+begun, top, matrix = (offset % columns).to(tl.int32), (line % rows).to(tl.int32), line // rows
+"""
+_OF_SIDES = ("rows", "columns", "begun", "line", "top", "matrix")
+
+# The same of each element; divisions of 64 bits are slow.
+_OF_ELEMENT = """
+across = (begun + at).to(tl.int32)
+below = across // columns
+above = (matrix + (top + below) // rows) * columns
+is_here = at < length
+"""
+_PLACES = {"row": "line + below", "column": "above + (across - below * columns)"}
 
 
 @dataclass(frozen=True)
@@ -67,17 +87,20 @@ class Kernel(codegen.Kernel):
         kind: The type of its scalars.
         fast: Whether a product and a sum may be rounded together.
         threads: Of a program.
+        vectors: Names of what it reads of rows and columns, in the order of the table.
     """
 
     integers: tuple[str, ...] = ()
     kind: str = "float64"
     fast: bool = False
     threads: int = THREADS
+    vectors: tuple[str, ...] = ()
 
 
 @cache
 def _functions_text() -> str:
-    return Path(__file__).with_name("functions.py").read_text()
+    names = ("functions.py", "functions_of_blocks.py")
+    return "\0".join(Path(__file__).with_name(name).read_text() for name in names)
 
 
 def name_kernel(text: str, scalars: tuple[str, ...], **others: Any) -> Kernel:
@@ -169,16 +192,59 @@ class Element:
     def __init__(self, update: Update, writer: Writer) -> None:
         self.update, self.writer = update, writer
         self.arguments = [*(f"p{each}" for each in self.pointed_streams()), *update.scalar.values()]
+        self._vectors = list(update.vectors.values())
+        if self._vectors:
+            self.arguments += [*self._vectors, *_OF_SIDES]
 
     def pointed_streams(self) -> list[int]:
         """What the function gets pointers of."""
         return list(range(len(self.update.storage)))
 
+    def point_at_streams(self, start: str) -> list[str]:
+        """Point at what the function is given of streams."""
+        kinds = [(each, f"tl.{self.type_of(each)}") for each in self.pointed_streams()]
+        lines = [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
+        return [*lines, *self._point_at_vectors()]
+
+    def _point_at_vectors(self) -> list[str]:
+        """Point at what the function is given of rows and columns."""
+        if not self._vectors:
+            return []
+        count, kind = len(self._vectors), f"tl.{self.writer.compute}"
+        sides = _SIDES.format(width=count + 2, count=count).strip().splitlines()
+        places = [
+            (name, f"lines + tensor * {count + 2} + {k}") for k, name in enumerate(self._vectors)
+        ]
+        return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
+
+    def _read_vectors(self) -> list[str]:
+        """Read what elements have of rows and columns."""
+        if not self._vectors:
+            return []
+        lines, compute = _OF_ELEMENT.strip().splitlines(), self.writer.compute
+        for name in self._vectors:
+            found = f"load_where({name}, {_PLACES[name.rstrip('0123456789')]}, is_here, MASKED)"
+            lines.append(f"own_{name} = {self.writer.read_value(found, compute)}")
+        return lines
+
+    def type_of(self, stream: int) -> str:
+        """As what its elements are read."""
+        return self.update.storage[stream]
+
+    def call_over(self, start: str, elements: str, masked: bool) -> str:
+        """A call of the function for those elements of a chunk, from `start` on."""
+        given = [*self.arguments, f"{start} + {elements}", "length", str(masked)]
+        return f"element({', '.join(given)})"
+
     def define_functions(self, *others: str) -> str:
         """The function, which gets `others` beside its arguments, after those that it calls."""
         parameters = ", ".join([*self.arguments, *others, "at", "length", "MASKED: tl.constexpr"])
         text = f"@triton.jit\ndef element({parameters}):\n{indent_by(self.update_element(), 1)}"
-        return "\n\n\n".join([*self.update.define_functions(self.writer).values(), text]) + "\n"
+        return "\n\n\n".join([*self.called_functions().values(), text]) + "\n"
+
+    def called_functions(self) -> dict[str, str]:
+        """The functions that its lines call."""
+        return self.update.define_functions(self.writer)
 
     def update_element(self) -> list[str]:
         """Read what the formula takes, compute it, and write what changes."""
@@ -188,18 +254,18 @@ class Element:
         for result, stream in update.written_results():
             is_flushed = update.formula.is_rounded(result) and not self.writer.fast
             value = f"out{result}" if is_flushed else self.writer.flush_value(f"out{result}")
-            writes.append(
-                self.store_value(stream, self.writer.value_to_store(value, update.storage[stream]))
-            )
+            writes += self.write_value(stream, value)
         if update.writes_copy():
             writes.append(
                 self.store_value(-1, self.writer.value_of_copy("out0", update.storage[-1]))
             )
+        vectors = {name: f"own_{each}" for name, each in update.vectors.items()}
         return [
             *reads,
             *self.apply_before(),
             *update.staged_gradient(),
-            *update.local_scalars(),
+            *self._read_vectors(),
+            *update.local_scalars(vectors),
             *update.compute_results(self.writer),
             *writes,
         ]
@@ -228,8 +294,14 @@ class Element:
         value = self.writer.flush_value(self.update.apply_stages(self.update.before, var))
         return self.writer.value_to_store(value, self.update.storage[0])
 
+    def write_value(self, stream: int, value: str) -> list[str]:
+        """Write a number of the type of the arithmetic."""
+        return [
+            self.store_value(stream, self.writer.value_to_store(value, self.update.storage[stream]))
+        ]
+
     def store_value(self, stream: int, value: str) -> str:
-        """Write a number, which is that of the last stream if it is -1."""
+        """Write a number as it is stored, which is that of the last stream if it is -1."""
         stream %= len(self.update.storage)
         return f"store(p{stream}, at, {value}, length, MASKED)"
 
@@ -243,23 +315,54 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
         flush: Whether denormals are treated as zero.
         fast: Whether products and sums may be rounded together, and quotients and roots be near.
     """
-    element, storage = Element(update, Writer(compute, flush, fast)), update.storage
-    text = _DENSE.format(
-        chunk=CHUNK,
-        block=THREADS * share_of(storage),
-        n_scalars=len(update.scalars),
-        scalars=indent_by(load_scalars(element, "scalars + row + "), 1),
-        pointers=indent_by(point_at_streams(element, f"base + tensor * {len(storage)} + "), 1),
-        arguments=", ".join(element.arguments),
-    )
+    element = Element(update, Writer(compute, flush, fast))
+    block = THREADS * share_of(update.storage)
+    text = write_dense(element, block, f"tl.arange(0, {block})")
     return assemble_kernel(element, element.define_functions() + text)
 
 
-def assemble_kernel(element: Element, text: str, *integers: str, threads: int = THREADS) -> Kernel:
-    """The kernel of an update, with the names of its integers and the threads of a program."""
+def write_dense(element: Element, block: int, elements: str, *more: str) -> str:
+    """The program over a chunk of a tensor.
+
+    Args:
+        element: What it does with some elements of it.
+        block: How many at a time.
+        elements: Their places, counted from that of the first.
+        more: Names of parameters beside the usual ones.
+    """
+    update = element.update
+    return _DENSE.format(
+        parameters=", ".join(
+            ["base, chunks, sizes, scalar_row, scalars", *more, *["lines"] * bool(update.vectors)]
+        ),
+        chunk=CHUNK,
+        block=block,
+        n_scalars=len(update.scalars),
+        scalars=indent_by(load_scalars(element, "scalars + row + "), 1),
+        pointers=indent_by(
+            element.point_at_streams(f"base + tensor * {len(update.storage)} + "), 1
+        ),
+        whole=element.call_over("start", elements, False),
+        rest=element.call_over("begin", elements, True),
+    )
+
+
+def assemble_kernel(
+    element: Element, text: str, *integers: str, threads: int = THREADS, more: str = ""
+) -> Kernel:
+    """The kernel of an update.
+
+    Args:
+        element: What it does.
+        text: Its text.
+        integers: Names of its integers.
+        threads: Of a program.
+        more: What it imports beside the usual functions.
+    """
     compute, fast = element.writer.compute, element.writer.fast
-    text = write_header(compute, fast) + "\n\n" + text
+    text = write_header(compute, fast) + more + "\n\n" + text
     others = {"integers": integers, "kind": compute, "fast": fast, "threads": threads}
+    others["vectors"] = tuple(element.update.vectors)
     return name_kernel(text, element.update.scalars, **others)
 
 
@@ -267,12 +370,6 @@ def load_scalars(element: Element, start: str) -> list[str]:
     """Load what the function is given of scalars."""
     values = [f"tl.load({start}{index})" for index in range(len(element.update.scalars))]
     return [f"s{k} = {element.writer.flush_value(value)}" for k, value in enumerate(values)]
-
-
-def point_at_streams(element: Element, start: str) -> list[str]:
-    """Point at what the function is given of streams."""
-    kinds = [(each, f"tl.{element.update.storage[each]}") for each in element.pointed_streams()]
-    return [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
 
 
 def share_of(storage: Sequence[str]) -> int:

@@ -90,7 +90,7 @@ _MAGNITUDES = {
 }
 
 
-class _Program:
+class Program:
     """The parts of a measuring kernel's text.
 
     Args:
@@ -102,6 +102,10 @@ class _Program:
     def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
         self.sweep = sweep
         self._double, self._single = Writer("float64", flush), Writer(compute, flush)
+
+    def write_header(self) -> str:
+        """What stands before the functions."""
+        return write_header("float64") + _stage_header(self._single.compute) + "\n\n"
 
     def define_functions(self) -> str:
         """The function that returns every measure of a block, after those that it calls."""
@@ -155,7 +159,7 @@ class _Program:
         cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
         names = [(k, name) for k, name in enumerate(measure.positional) if k in self.sweep.used]
         formula = [*writer.assignments_of(measure), f"m{index} = {writer.result_of(measure, 0)}"]
-        scalar = self.sweep.scalar
+        scalar = {**self.sweep.scalar, **self.sweep.vectors}
         return [
             *(f"{LOCAL_PREFIX}{name} = e{k}{cast}" for k, name in names),
             *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in measure.scalars),
@@ -164,6 +168,14 @@ class _Program:
             # Where elements are missing +0 is added; a formula of zeros need not be zero.
             f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))",
         ]
+
+    def read_vector(self, stored: str) -> str:
+        """What there is of a row or a column, of what is stored, in float64."""
+        return self._double.read_value(stored, self._single.compute)
+
+    def flush_value(self, value: str) -> str:
+        """A number of float64 that was computed."""
+        return self._double.flush_value(value)
 
     def load_scalars(self) -> list[str]:
         """Load the scalars of a tensor."""
@@ -247,7 +259,7 @@ def generate_measure(
         RuleError: A formula takes more values than there are, or returns several.
     """
     sweep = Sweep(formulas, stages, storage, measured, from_copy)
-    program = _Program(sweep, compute, flush)
+    program = Program(sweep, compute, flush)
     kernel = _MEASURE.format(
         leaf=LEAF,
         lanes=LANES,
@@ -260,13 +272,7 @@ def generate_measure(
         fold=indent_by(program.fold_lanes(), 1),
         keep=indent_by(program.store_sums(), 1),
     )
-    text = (
-        write_header("float64")
-        + _stage_header(compute)
-        + "\n\n"
-        + program.define_functions()
-        + kernel
-    )
+    text = program.write_header() + program.define_functions() + kernel
     return name_kernel(text, sweep.scalars, integers=("whole",), measures=len(formulas))
 
 

@@ -15,7 +15,6 @@ from thalweg.engines.cuda.codegen import (
     Writer,
     assemble_kernel,
     load_scalars,
-    point_at_streams,
     share_of,
 )
 
@@ -163,7 +162,7 @@ def generate_rows(
         multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
         block=threads * share_of(update.storage),
         scalars=indent_by(load_scalars(element, "scalars + "), 1),
-        pointers=indent_by(point_at_streams(element, "base + "), 1),
+        pointers=indent_by(element.point_at_streams("base + "), 1),
         gradient=f"tl.{update.storage[1]}",
         update=indent_by(element.update_row(), 2),
     )
@@ -184,7 +183,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         share=share,
         block=THREADS * share,
         scalars=indent_by(load_scalars(element, "scalars + "), 1),
-        pointers=indent_by(point_at_streams(element, "base + "), 1),
+        pointers=indent_by(element.point_at_streams("base + "), 1),
         arguments=", ".join(element.arguments),
     )
     return assemble_kernel(element, element.define_functions() + text, "elements", "row_size")

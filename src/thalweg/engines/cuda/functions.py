@@ -232,6 +232,15 @@ def load(start, at, length, MASKED: tl.constexpr):
 
 
 @triton.jit
+def load_where(start, at, is_there, MASKED: tl.constexpr):
+    """The same of places that are there."""
+    if MASKED:
+        return tl.load(start + at, mask=is_there, other=0)
+    else:
+        return tl.load(start + at)
+
+
+@triton.jit
 def store(start, at, value, length, MASKED: tl.constexpr):
     """Write elements, of the type that is stored."""
     if MASKED:
@@ -266,6 +275,13 @@ def fold(x, HALF: tl.constexpr):
     """The upper half of lanes added to the lower half."""
     low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
     return low + high
+
+
+@triton.jit
+def fold_largest(x, HALF: tl.constexpr):
+    """The larger ones of the upper half of lanes and the lower half."""
+    low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
+    return maximum(low, high)
 
 
 @triton.jit

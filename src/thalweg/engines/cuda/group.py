@@ -12,16 +12,19 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Array, Float64, Int64, numbered
 from thalweg.engines.cuda import launch
-from thalweg.engines.cuda.codegen import CHUNK, WIDTH
+from thalweg.engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg.engines.cuda.mirror import Mirror, send_constant
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.cuda.tree import LaunchedTree
+from thalweg.engines.draws import GROUP
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
 from thalweg.ground.lazily import lazy
+from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
+    from thalweg.engines.cuda.lines import Lines
     from thalweg.ground.passes import Measure
 
 
@@ -39,6 +42,7 @@ class Group:
         self._measurable = len(own.names) - own.copied
         self.dtype = own.compute
         self._flush = asked.selection.denormals == "flush"
+        self._kinds = tuple(getattr(asked.rule.update, "vectors", {}).items())
         self.kernel = launch.update_kernel(
             asked.rule.update,
             asked.stages,
@@ -49,14 +53,29 @@ class Group:
             before=asked.rule.before,
             fast=asked.selection.math == "fast",
             from_copy=own.from_copy,
+            draws=own.draws,
+            vectors=self._kinds,
         )
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
         self._device = device = asked.variables[members[0]].device
-        self._base = Mirror(own.base, device)
+        streams = len(own.names)
+        base = np.ascontiguousarray(own.base[:, :streams])
+        self._base = Mirror(base, device)
         self._table: Tensor | None = None  # of this step, once it has been asked for
-        self._is_aligned = bool((own.base % WIDTH == 0).all())
+        self._is_aligned = bool((base[:, _are_elements(own.names)] % WIDTH == 0).all())
+        # What the kernel is given beside tables and scalars, and whether chunks begin at eights.
+        self._beside: tuple[Tensor, ...] = ()
+        self._is_grouped = True
+        if own.draws:
+            places = own.base[:, streams:]
+            self._beside = (send_constant(places, np.int64, device),)
+            self._is_grouped = not (places[:, 1] % GROUP).any()
+        self._shapes = [asked.variables[i].shape for i in members]
+        self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
+        if self.kernel.vectors:
+            self._beside += (self.lines.table_of(self.kernel.vectors),)
         self._chunks = send_constant(chunks_of(own.sizes, CHUNK), np.int32, device)
         self._there = send_constant(own.sizes, np.int64, device)
         self._one_row = send_constant(np.zeros(len(members)), np.int64, device)
@@ -67,6 +86,13 @@ class Group:
     @lazy
     def _leaves(self) -> _Leaves:
         return _Leaves(self._sizes, self._device)
+
+    @lazy
+    def lines(self) -> Lines:
+        """Rows and columns of the members."""
+        with importing:
+            from thalweg.engines.cuda.lines import Lines
+        return Lines(self._shapes, self._vectors, self._device)
 
     @lazy
     def _member_places(self) -> Tensor:
@@ -124,9 +150,9 @@ class Group:
     def make_calls(self, columns: Columns) -> list[Call]:
         """See `thalweg.engines.plan.Group`."""
         rows, scalars = self._send_scalars(self.kernel, columns)
-        aligned = self._all_aligned()
+        aligned = self._is_grouped and self._all_aligned()
         base, self._table = self._send_addresses(), None
-        arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars)
+        arguments = (base, self._chunks, self._sizes_of(columns), rows, scalars, *self._beside)
         before, was_aligned = self._bound_to
         is_same = aligned == was_aligned and all(map(is_, arguments, before))
         if self._bound is None or not is_same:
@@ -171,8 +197,20 @@ class Group:
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """Not asked of it: the reference engine measures rows and columns on a GPU."""
-        raise NotImplementedError("the reference engine measures rows and columns on a GPU")
+        """See `thalweg.engines.plan.Group`."""
+        flush = self._flush and bool(stages)
+        kernel = launch.lines_kernel(
+            measures,
+            stages,
+            self._names,
+            self._measurable,
+            self.dtype,
+            self._kinds,
+            flush,
+            self._from_copy,
+        )
+        rows, scalars = self._send_scalars(kernel, columns)
+        return self.lines.measure(kernel, measures, self._send_addresses(), rows, scalars)
 
     def max_abs(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""
@@ -189,6 +227,15 @@ class Group:
         arguments = (self._send_addresses(), self._leaves.chunks, sizes, found, found, streams)
         launch.peak_kernel(kind).bind_to((len(found), 1), arguments, self._all_aligned()).run()
         return self._leaves.largest_of(found, kind)
+
+
+def _are_elements(names: Sequence[str]) -> list[bool]:
+    """Which streams have elements, one after the other; others have records."""
+    if SIZES.keys() >= {*names}:
+        return [True] * len(names)
+    with importing:
+        from thalweg.engines.codecs import CODECS
+    return [name in SIZES or CODECS[name].is_beside for name in names]
 
 
 class _Leaves:

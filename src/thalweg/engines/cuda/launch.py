@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,11 +18,14 @@ from torch import Tensor
 from thalweg.engines.codegen import Update
 from thalweg.engines.cuda import driver
 from thalweg.engines.cuda.available import is_interpreted
-from thalweg.engines.cuda.codegen import THREADS, WARP, Kernel, generate_update
+from thalweg.engines.cuda.codegen import SIZES, THREADS, WARP, Kernel, generate_update
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
 from thalweg.formula import Formula
-from thalweg.ground.locks import Awaited
+from thalweg.ground.locks import Awaited, importing
+
+if TYPE_CHECKING:
+    from thalweg.ground.passes import Measure
 
 Argument = Tensor | int
 _compiling = Awaited()
@@ -35,10 +38,12 @@ class Compiled:
         scalars: Names of the scalars it reads, in the order of a scalar row.
         dtype: The type of its scalars.
         measures: How many numbers it makes of each leaf, if it measures.
+        vectors: Names of what it reads of rows and columns, in the order of the table.
     """
 
     def __init__(self, kernel: Kernel, compute: type[np.floating[Any]]) -> None:
         self.scalars, self.dtype, self.measures = kernel.scalars, compute, kernel.measures
+        self.vectors = kernel.vectors
         self._kernel = kernel
         self._on: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
 
@@ -150,7 +155,7 @@ def load_module(name: str, source: str) -> ModuleType:
 _POINTERS = {
     "base": "*i64", "chunks": "*i32", "sizes": "*i64", "scalar_row": "*i64", "scalars": "",
     "rows": "*i64", "order": "*i64", "named": "*i8", "leaves": "*fp64", "found": "*i64",
-    "first": "*i64", "above": "*fp64",
+    "first": "*i64", "above": "*fp64", "places": "*i64", "lines": "*i64",
 }  # fmt: skip
 
 
@@ -191,10 +196,22 @@ def update_kernel(
     fast: bool = False,
     from_copy: bool = False,
     threads: int = THREADS,
+    draws: bool = False,
+    vectors: tuple[tuple[str, str], ...] = (),
 ) -> Compiled:
     """The kernel of a formula for these storage types; arguments as those of `Update`."""
     name = np.dtype(compute).name
-    update = Update(formula, storage, stages, grad, entries, before, copy, from_copy, "before")
+    if draws or not SIZES.keys() >= {*storage}:  # slots are encoded
+        with importing:
+            from thalweg.engines.cuda.codegen_blocks import generate_blocks
+        own: dict[str, Any] = {"stages": stages, "before": before, "vectors": dict(vectors)}
+        own |= {"copy": copy, "from_copy": from_copy}
+        kernel = generate_blocks(
+            formula, storage, flush, fast, draws=draws, before_name="before", **own
+        )
+        return Compiled(kernel, compute)
+    own = formula, storage, stages, grad, entries, before, copy, from_copy, "before"
+    update = Update(*own, vectors=dict(vectors))
     if not grad:
         kernel = generate_untouched(update, name, flush, fast)
     elif duplicates is None:
@@ -217,6 +234,28 @@ def sum_kernel(
     """The kernel that sums formulas over leaves; arguments as those of `generate_measure`."""
     name = np.dtype(compute).name
     kernel = generate_measure(formulas, stages, storage, measured, name, flush, from_copy)
+    return Compiled(kernel, np.float64)
+
+
+@cache
+def lines_kernel(
+    measures: tuple[Measure, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    measured: int,
+    compute: type[np.floating[Any]],
+    vectors: tuple[tuple[str, str], ...],
+    flush: bool,
+    from_copy: bool,
+) -> Compiled:
+    """The kernel that measures rows, columns and variables; arguments as those of
+    `generate_lines`."""
+    with importing:
+        from thalweg.engines.cuda.codegen_lines import generate_lines
+    name = np.dtype(compute).name
+    kernel = generate_lines(
+        measures, stages, storage, measured, name, dict(vectors), flush, from_copy
+    )
     return Compiled(kernel, np.float64)
 
 

@@ -67,10 +67,10 @@ class LaProp(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -88,14 +88,15 @@ class LaProp(ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -181,10 +182,10 @@ class AdEMAMix(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -202,14 +203,15 @@ class AdEMAMix(ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -292,10 +294,10 @@ class ADOPT(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -313,14 +315,15 @@ class ADOPT(ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -401,10 +404,10 @@ class Adan(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -422,14 +425,15 @@ class Adan(ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -512,10 +516,10 @@ class LAMB(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -533,14 +537,15 @@ class LAMB(ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -617,10 +622,10 @@ class AdamH(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -638,14 +643,15 @@ class AdamH(ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -724,10 +730,10 @@ class SM3(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -745,14 +751,15 @@ class SM3(ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is

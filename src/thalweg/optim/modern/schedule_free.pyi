@@ -82,10 +82,10 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -103,14 +103,15 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is
@@ -193,10 +194,10 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            state_storage: In what slots of parameters of 4,096 elements and more are kept on the
-                CPU, as bytes: "8bit" for the codec that suits each, the name of a codec for all,
-                with its counterpart for those that are never negative, or a dict of slots' names
-                with a codec, or "float32", for each. None keeps numbers.
+            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
+                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
+                counterpart for those that are never negative, or a dict of slots' names with a
+                codec, or "float32", for each. None keeps numbers.
             lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
                 step whose number is a multiple of this one they go `lookahead_alpha` of the way to
                 the parameter, which becomes what they are. They are float32 for parameters of 16
@@ -214,14 +215,15 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
                 the lower 8 bits are in their state, as `correction`, a byte an element; steps move
                 the weights. What you write to a parameter is the weight, but for its correction of
                 at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU.
+                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+                and on GPUs.
             round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
                 become the upper one of its two neighbours as often as it is near it, so that small
                 steps add up. NaN, infinities and what the type holds stay. Random bits depend on
                 `seed`, on the parameter's place among all, on the number of its step, and on the
                 place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU; not with sparse gradients, `state_device`, or DTensors that are
-                cut along another dimension than the first.
+                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
+                DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
             accumulate: How many calls of `step` add up gradients, and free them, for one that is

@@ -1,0 +1,94 @@
+"""Measures of rows and columns on a GPU, in Triton's interpreter: the bits of the reference."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+import thalweg
+from rulebook import assert_same
+from test_lines import EVERY, after, numbers, without_payload
+from thalweg import optim
+from thalweg.engines.cuda import launch
+from waiting import counting_and_waiting_for_nothing
+
+SHAPES = ((1, 1), (66, 3), (3, 1029), (2, 5, 4))
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_measures_of_all_kinds(dtype, monkeypatch):
+    launched, real = [], launch.lines_kernel
+    monkeypatch.setattr(launch, "lines_kernel", lambda *x: launched.append(x) or real(*x))
+    params = [numbers(shape, 1).to(dtype) for shape in SHAPES]
+    grads = [[numbers(shape, 2).to(dtype) for shape in SHAPES]] * 2
+    found = after(EVERY, "cuda", params, grads)
+    assert launched
+    assert_same(found, after(EVERY, "reference", params, grads))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -0.0, 1e-310])
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_odd_numbers(dtype, odd):
+    shapes = ((5, 6), (2, 3, 4))
+    params = [numbers(shape, 1).to(dtype) for shape in shapes]
+    grads = [numbers(shape, 2).to(dtype) for shape in shapes]
+    for grad in grads:
+        grad[(..., 1, 2)] = odd
+        grad[(..., 0, slice(None))] = odd
+    both = [after(EVERY, engine, params, [grads]) for engine in ("cuda", "reference")]
+    assert_same(*map(without_payload, both))
+
+
+# Rules of the library
+
+DRAWN = {"round": "stochastic", "seed": 3}
+TRAININGS = [
+    ("Adafactor", {}),
+    ("Adafactor", {"dtype": torch.bfloat16, **DRAWN}),
+    ("Adafactor", {"clip_grad_norm": 0.5, "masters": True, "dtype": torch.bfloat16}),
+    ("SM3", {"momentum": 0.9, "dtype": torch.bfloat16, **DRAWN}),
+    ("SM3", {"momentum": 0.9, "state_dtype": torch.bfloat16}),
+]
+
+
+def made_by(name, dtype=torch.float32, shapes=((9, 31), (70, 65), (7,)), **options):
+    drawn = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(x, generator=drawn).to(dtype)) for x in shapes]
+    return getattr(optim, name)(params, lr=0.01, **options)
+
+
+def step(optimizer, number):
+    for place, param in enumerate(optimizer.param_groups[0]["params"]):
+        drawn = torch.Generator().manual_seed(1000 * number + place)
+        grad = torch.randn(param.shape, generator=drawn).to(param.dtype)
+        param.grad = grad if param.grad is None else param.grad.copy_(grad)
+    optimizer.step()
+
+
+def written(optimizer):
+    own = [x for state in optimizer.state.values() for x in state.values()]
+    every = (*optimizer.param_groups[0]["params"], *own)
+    kept = [x.detach().clone() for x in every if isinstance(x, torch.Tensor)]
+    return [x.short() if x.dtype == torch.uint8 else x for x in kept]
+
+
+def trained(engine, name, steps=2, last=contextlib.nullcontext, **options):
+    with thalweg.engine(engine):
+        optimizer = made_by(name, **options)
+        for number in range(steps):
+            with last(optimizer) if number == steps - 1 else contextlib.nullcontext():
+                step(optimizer, number)
+    return written(optimizer)
+
+
+@pytest.mark.parametrize(("name", "options"), TRAININGS, ids=str)
+def test_trainings(name, options):
+    assert_same(trained("cuda", name, **options), trained("reference", name, **options))
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "SM3"])
+def test_a_steady_step_asks_for_nothing(name):
+    trained("cuda", name, 3, counting_and_waiting_for_nothing, shapes=((9, 31), (7,)))

@@ -1,0 +1,195 @@
+"""Random bits on a GPU, in Triton's interpreter: those of the reference, wherever an element is."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from replayed import captured
+from rulebook import FLUSH, KEEP, Engines, Problem, assert_same, case, label, slow_unless
+from thalweg import optim
+from thalweg.engines.draws import scalars_of
+from thalweg.engines.engine import Request
+from thalweg.optim import tensorflow
+from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
+
+SEED = 7**15
+SHAPES = [(), (9, 31), (4096 + 1029,)]
+HALVES = [torch.bfloat16, torch.float16]
+
+
+# Kernels
+
+FAR = (1 << 35) - 1029  # in whose chunk the number of a group outgrows 32 bits
+# Number and first element of each variable; chunks of those of a shard begin anywhere.
+ALIGNED = [(0, 0), ((1 << 32) - 1, 8 * 12345), (2, FAR - 3)]
+ANYWHERE = [(0, 5), (3, 4099), (1, FAR + 2)]
+
+
+def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 1)):
+    """Variable, slots, and gradients among which are all kinds of numbers."""
+    own, kind = dtypes
+    problem = Problem.make(rule.row, SHAPES, [own] * 3, 3, special=0.2)
+    problem.slots = [[slot.to(kind) for slot in each] for each in problem.slots]
+    asked = Request(
+        rule.rule, (), problem.variables, problem.gradients, problem.slots, ["a", "b", "c"],
+        selection._replace(name=engine), places=places,
+    )  # fmt: skip
+    engines = Engines()
+    for step in steps:
+        known = rule.scalars(np.float32) | scalars_of(SEED, step)
+        engines.take(asked, lambda dtypes, known=known: {np.float32: known})
+    return problem.written()
+
+
+@pytest.mark.parametrize("places", [ALIGNED, ANYWHERE], ids=["aligned", "anywhere"])
+@pytest.mark.parametrize(
+    ("name", "dtypes", "selection"),
+    [
+        ("Adam", (torch.bfloat16, torch.bfloat16), FLUSH),
+        ("Momentum", (torch.float16, torch.float16), KEEP),
+        ("Momentum", (torch.float16, torch.float16), FLUSH),
+        ("Momentum", (torch.float32, torch.float16), KEEP),
+        ("Momentum", (torch.bfloat16, torch.float32), FLUSH),
+    ],
+    ids=label,
+)
+def test_bits_of_kernels(name, dtypes, selection, places):
+    given = case(name), dtypes, places, selection
+    assert_same(kernels_take("cuda", *given), kernels_take("reference", *given))
+
+
+# Optimizers
+
+
+def gradients(params, step):
+    for place, param in enumerate(params):
+        made = torch.Generator().manual_seed(1000 * step + place)
+        grad = (torch.randn(param.shape, generator=made) / 8).to(param.dtype)
+        if param.grad is None:
+            param.grad = grad
+        else:
+            param.grad.copy_(grad)
+
+
+def made_by(make, dtype=torch.bfloat16, shapes=SHAPES, **options):
+    drawn = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(x, generator=drawn).to(dtype)) for x in shapes]
+    return make(params, lr=0.01, round="stochastic", seed=SEED, **options)
+
+
+def step(optimizer, number, overflow=None):
+    gradients(optimizer.param_groups[0]["params"], number)
+    if overflow is not None:
+        optimizer.found_inf = torch.tensor([float(overflow)])
+        optimizer.grad_scale = torch.tensor(8.0)
+    optimizer.step()
+
+
+def written(optimizer):
+    own = [x for state in optimizer.state.values() for x in state.values()]
+    return [x.detach().clone() for x in (*optimizer.param_groups[0]["params"], *own)
+            if isinstance(x, torch.Tensor) and x.is_floating_point()]  # fmt: skip
+
+
+def trained(engine, make, steps=3, last=contextlib.nullcontext, overflows=(), **options):
+    with thalweg.engine(engine):
+        optimizer = made_by(make, **options)
+        for number in range(steps):
+            with last(optimizer) if number == steps - 1 else contextlib.nullcontext():
+                step(optimizer, number, *([overflows[number]] if overflows else []))
+    return written(optimizer)
+
+
+QUICK = ("AdamW", "Lion", "tensorflow AdamW", "Muon")
+MAKES = {
+    "AdamW": optim.AdamW,
+    "Lion": optim.Lion,
+    "SGD": partial(optim.SGD, momentum=0.9),
+    "NAdam": optim.NAdam,
+    "Adafactor": optim.Adafactor,
+    "Muon": optim.Muon,
+    "AdEMAMix": optim.AdEMAMix,
+    "tensorflow Adam": tensorflow.Adam,
+    "tensorflow AdamW": partial(tensorflow.AdamW, weight_decay=0.01),
+    "tensorflow Ftrl": tensorflow.Ftrl,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [slow_unless(name in QUICK and x is HALVES[0], name, x) for name in MAKES for x in HALVES],
+    ids=label,
+)
+def test_bits_of_optimizers(name, dtype):
+    given = MAKES[name], 2
+    options = {"dtype": dtype, "shapes": [(24, 16)] if name in ("Muon", "Adafactor") else SHAPES}
+    found = trained("cuda", *given, **options)
+    assert_same(found, trained("reference", *given, **options))
+
+
+def test_bits_count():
+    def nearest(params, lr, **how):
+        return optim.AdamW(params, lr)
+
+    found = trained("cuda", optim.AdamW, shapes=SHAPES[1:2])
+    plain = trained("cuda", nearest, shapes=SHAPES[1:2])
+    pairs = [pair for pair in zip(found, plain, strict=True) if pair[0].dim()]
+    assert not any(torch.equal(*pair) for pair in pairs)
+
+
+BESIDE = [
+    {"masters": True, "state_dtype": torch.bfloat16},
+    {"state_dtype": torch.float32},
+    {"ema_decay": 0.9, "clip_grad_norm": 0.5},
+    {"lookahead": 2},
+]
+
+
+@pytest.mark.parametrize("options", BESIDE, ids=str)
+def test_options_beside(options):
+    found = trained("cuda", optim.AdamW, shapes=SHAPES[:2], **options)
+    assert_same(found, trained("reference", optim.AdamW, shapes=SHAPES[:2], **options))
+
+
+@pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
+@pytest.mark.parametrize("dtype", HALVES, ids=label)
+def test_steps_that_a_device_counts(make, dtype):
+    """It draws by its own number of a step, and nobody asks for that."""
+    options = {"dtype": dtype, "shapes": SHAPES[:2]}
+    wanted = trained("cuda", make, **options)
+    assert_same(trained("cuda", make, capturable=True, **options), wanted)
+    there = {"capturable": True, **options}
+    trained("cuda", make, last=lambda optimizer: waiting_for_nothing(), **there)
+
+
+def test_a_steady_step_asks_for_nothing():
+    trained("cuda", optim.AdamW, 3, counting_and_waiting_for_nothing, shapes=SHAPES[:2])
+
+
+@pytest.mark.parametrize("make", [optim.AdamW, tensorflow.Adam], ids=["torch", "TensorFlow"])
+def test_what_a_device_leaves_out_draws_nothing(make):
+    overflows = (False, True, False, True, True, False)
+    options = {"overflows": overflows, "fused_unscale": True, "shapes": SHAPES[:2]}
+    found = trained("cuda", make, len(overflows), **options)
+    assert_same(found, trained("reference", make, len(overflows), **options))
+
+
+def test_a_graph_draws_anew_in_each_replay():
+    with thalweg.engine("cuda"):
+        eager, other = (made_by(optim.AdamW, shapes=SHAPES[1:2], capturable=True) for _ in range(2))
+        for each in (eager, other):
+            step(each, 0)
+        with captured() as graph:
+            other.step()
+        eager.step()
+        for number in range(2):
+            gradients(other.param_groups[0]["params"], number)
+            graph.replay()
+            step(eager, number)
+    assert_same(written(other), written(eager))
