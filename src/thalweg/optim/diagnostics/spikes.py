@@ -1,0 +1,353 @@
+"""What in a training is not usual, and which layer began it: from what its steps say of themselves.
+
+Each number is compared with what it was before in the same layer: with the running median of its
+logarithm, in units of the running deviation from it. No layer is compared with another, but for the
+first weights, which have no past.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from thalweg.optim.diagnostics.reading import Reader
+
+# What is usual.
+WINDOW = 50  # rows that the median and the deviation are of
+WARM_UP = 20  # rows before anything is usual
+FLOOR = 0.10  # the least deviation, in natural logarithms: quiet layers are not held to their noise
+RATIO_FACTOR, RATIO_DEVIATIONS = 4.0, 6.0  # an update is a spike beyond both
+GRADIENT_FACTOR, GRADIENT_DEVIATIONS = 8.0, 8.0  # and a gradient, whose noise has longer tails
+LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25  # a loss beyond its median by both has left its band
+# Moments that hold nothing but this gradient point where it points.
+FRESH_COSINE = 0.9999
+# First weights have no past: their root mean square beside 1 and that of all other layers.
+LARGE_WEIGHTS = 3.0
+# What is silent has lasted for so many rows, and so many steps.
+LASTING_ROWS, LASTING_STEPS = 8, 50
+LOST_SHARE = 0.5  # of a layer's elements, whose updates their dtype cannot hold
+GROWTH = 1.5  # of weights in the last LASTING_STEPS, and never slower than in the steps before
+
+KINDS = ("spike", "silent", "loss")
+
+
+class Warned(NamedTuple):
+    """One thing that is not usual.
+
+    Attributes:
+        name: Of the parameter; "" for the loss.
+        step: At which it was seen.
+        what: In words.
+        number: What was measured.
+        usual: What it is usually, NaN where nothing is.
+        kind: One of `KINDS`.
+    """
+
+    name: str
+    step: int
+    what: str
+    number: float
+    usual: float
+    kind: str
+
+    def __str__(self) -> str:
+        usual = "" if math.isnan(self.usual) else f", usually {self.usual:.3g}"
+        return f"step {self.step:,}: {self.name or 'loss'}: {self.what}, {self.number:.3g}{usual}"
+
+
+class Spikes:
+    """Warns of what is not usual, one step at a time.
+
+    The file that a training has left is read afterwards by `read`.
+
+    Example:
+        >>> import numpy as np
+        >>> spikes, usual = Spikes(), np.random.default_rng(0)
+        >>> for step in range(1, 101):
+        ...     ratio = 0.001 * np.exp(usual.normal(0, 0.1, 2))
+        ...     if step == 90:
+        ...         ratio[1] *= 30
+        ...     for each in spikes.feed({"ratio": ratio}, ("a", "b"), step):
+        ...         print(each.name, each.step, each.what)
+        b 90 update beside weight
+    """
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] | None = None
+        self._loss = _Usual(1)
+        self._loss_left = False
+
+    @staticmethod
+    def read(path: str | Path) -> list[Warned]:
+        """All warnings of a file of diagnostics.
+
+        Raises:
+            MissingFileError: There is no such file.
+            DataLossError: It is none of diagnostics.
+        """
+        spikes = Spikes()
+        with Reader(path) as reader:
+            return [
+                each
+                for step in reader.read_all()
+                for each in spikes.feed(
+                    step.rows, step.header.names, step.step, step.loss, step.header.sizes
+                )
+            ]
+
+    def feed(
+        self, rows: Mapping[str, np.ndarray], names: Sequence[str], step: int,
+        loss: float | None = None, sizes: Sequence[int] = (),
+    ) -> list[Warned]:  # fmt: skip
+        """What is not usual in this step; the one that is farthest from usual first.
+
+        Args:
+            rows: A number per parameter, by column; those that are missing are not judged.
+            names: Of the parameters. Where they change, all begins anew.
+            step: Its number.
+            loss: If it is known.
+            sizes: How many elements each parameter has; without it first weights are not judged.
+        """
+        found = [] if loss is None else self._judge_loss(step, loss)
+        if not rows:
+            return found
+        if self._names is None or tuple(names) != self._names:
+            self._names, self._layers = tuple(names), _Layers(len(names))
+        by_column = {key: np.asarray(each, np.float64) for key, each in rows.items()}
+        seen = self._layers.judge(by_column, step, np.asarray(sizes, np.float64))
+        seen.sort(key=lambda each: -each.excess)
+        return [
+            Warned(self._names[each.place], step, each.what, each.number, each.usual, each.kind)
+            for each in seen
+        ] + found
+
+    def _judge_loss(self, step: int, loss: float) -> list[Warned]:
+        usual, deviation = (float(each[0]) for each in self._loss.measure())
+        limit = usual + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(usual))
+        has_left = not math.isfinite(loss) or (self._loss.rows >= WARM_UP and loss > limit)
+        is_new, self._loss_left = has_left and not self._loss_left, has_left
+        if math.isfinite(loss):
+            self._loss.add(np.array([loss]))
+        return [Warned("", step, "loss left its band", loss, usual, "loss")] if is_new else []
+
+
+class _Seen(NamedTuple):
+    """A warning of the layer at a place; `excess` says how far it is from usual."""
+
+    place: int
+    what: str
+    number: float
+    usual: float
+    excess: float
+    kind: str = "spike"
+
+
+class _Usual:
+    """The running median of a number per layer, and the deviation from it."""
+
+    def __init__(self, layers: int) -> None:
+        self._ring = np.zeros((WINDOW, layers))
+        self.rows = 0
+        self._known = np.zeros(layers, np.int64)
+        self._measured: tuple[np.ndarray, np.ndarray] | None = None
+
+    def add(self, values: np.ndarray) -> None:
+        """Add a row; what is no finite number counts as the usual one."""
+        usable = np.isfinite(values)
+        if not usable.all():
+            values = np.where(usable, values, self.measure()[0])
+        first = usable & (self._known == 0)
+        self._ring[:, first] = values[first]
+        self._ring[self.rows % WINDOW] = values
+        self._known += usable
+        self.rows += 1
+        self._measured = None
+
+    def measure(self) -> tuple[np.ndarray, np.ndarray]:
+        """The median, and the deviation as of a normal distribution; NaN of what has no past."""
+        if self._measured is None:
+            ring = self._ring[: max(1, min(self.rows, WINDOW))]
+            median = np.median(ring, 0)
+            deviation = 1.4826 * np.median(np.abs(ring - median), 0)
+            known = self._known > 0
+            self._measured = (
+                np.where(known, median, np.nan), np.where(known, deviation, np.nan)
+            )  # fmt: skip
+        return self._measured
+
+    @property
+    def is_warm(self) -> np.ndarray:
+        """Which layers have a past that is long enough."""
+        return self._known >= WARM_UP
+
+
+class _Lasting:
+    """Since when something has been so, without a break."""
+
+    def __init__(self, layers: int) -> None:
+        self._rows = np.zeros(layers, np.int64)
+        self._since = np.zeros(layers, np.int64)
+        self._told = np.zeros(layers, bool)
+
+    def find_new(self, holds: np.ndarray, step: int) -> np.ndarray:
+        """Where it has lasted long enough, and was not told before."""
+        self._since[self._rows == 0] = step
+        self._rows = np.where(holds, self._rows + 1, 0)
+        lasted = (self._rows >= LASTING_ROWS) & (step - self._since >= LASTING_STEPS)
+        is_new = lasted & ~self._told
+        self._told = lasted | (self._told & holds)
+        return np.flatnonzero(is_new)
+
+
+class _Layers:
+    """What is known of all layers."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._rows = count, 0
+        self._usual = {key: _Usual(count) for key in ("ratio", "gradient_norm", "cosine")}
+        self._above = {key: np.zeros(count, bool) for key in self._usual}
+        self._lasting = {key: _Lasting(count) for key in _SILENT}
+        self._grown = np.zeros(count, bool)
+        self._weights: list[tuple[int, np.ndarray]] = []
+
+    def judge(
+        self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
+    ) -> list[_Seen]:
+        found = self._judge_first(rows, sizes) if self._rows == 0 else []
+        found += self._judge_nonfinite(rows)
+        found += self._judge_column("ratio", rows, RATIO_FACTOR, RATIO_DEVIATIONS)
+        found += self._judge_column("gradient_norm", rows, GRADIENT_FACTOR, GRADIENT_DEVIATIONS)
+        found += self._judge_moments(rows)
+        found += self._judge_silent(rows, step)
+        found += self._judge_growth(rows, step)
+        self._rows += 1
+        return found
+
+    def _judge_first(self, rows: dict[str, np.ndarray], sizes: np.ndarray) -> list[_Seen]:
+        """Weights that begin far larger than those of all other layers."""
+        if "weight_norm" not in rows or len(sizes) != self._count:
+            return []
+        size = rows["weight_norm"] / np.sqrt(np.maximum(sizes, 1))
+        size[~np.isfinite(size)] = 0
+        found: list[_Seen] = []
+        for place in np.flatnonzero((size > LARGE_WEIGHTS) & (sizes > 1)):
+            others = max(1.0, float(np.delete(size, place).max(initial=0)))
+            if size[place] > LARGE_WEIGHTS * others:
+                excess = math.log(size[place] / others)
+                found.append(_Seen(place, "first weights, root mean square", size[place], others,
+                                   excess))  # fmt: skip
+        return found
+
+    def _judge_nonfinite(self, rows: dict[str, np.ndarray]) -> list[_Seen]:
+        counts = rows.get("nonfinite", np.zeros(self._count))
+        norms = rows.get("gradient_norm", np.zeros(self._count))
+        bad = (counts > 0) | np.isnan(norms) | (norms == np.inf)
+        # A loss scale that was too high is found by such gradients, and the step is not taken.
+        bad &= rows.get("update_norm", np.ones(self._count)) != 0
+        is_new = bad & ~self._above.get("nonfinite", np.zeros(self._count, bool))
+        self._above["nonfinite"] = bad
+        return [_Seen(place, "gradient is not finite", float(counts[place]), 0.0, math.inf)
+                for place in np.flatnonzero(is_new)]  # fmt: skip
+
+    def _judge_column(
+        self, column: str, rows: dict[str, np.ndarray], factor: float, deviations: float
+    ) -> list[_Seen]:
+        if column not in rows:
+            return []
+        usual = self._usual[column]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(rows[column])
+        median, deviation = usual.measure()
+        excess = logs - median
+        limit = np.maximum(math.log(factor), deviations * np.maximum(deviation, FLOOR))
+        above = usual.is_warm & (excess > limit)
+        is_new = above & ~self._above[column]
+        self._above[column] = above
+        usual.add(logs)
+        found = [
+            _Seen(place, _WORDS[column], rows[column][place], math.exp(median[place]),
+                  float(excess[place]))
+            for place in np.flatnonzero(is_new)
+        ]  # fmt: skip
+        return found
+
+    def _judge_moments(self, rows: dict[str, np.ndarray]) -> list[_Seen]:
+        """Moments that hold this gradient alone, in all layers: they began anew."""
+        if "cosine" not in rows:
+            return []
+        cosine, usual = rows["cosine"], self._usual["cosine"]
+        median, _ = usual.measure()
+        judged = np.isfinite(cosine) & usual.is_warm & (median < FRESH_COSINE)
+        fresh = judged & (cosine >= FRESH_COSINE)
+        usual.add(cosine)
+        if not judged.any() or fresh.sum() < max(1, 0.8 * judged.sum()):
+            return []
+        place = int(np.argmin(np.where(fresh, median, np.inf)))
+        return [_Seen(place, "moments begin anew, in all layers: cosine of gradient and momentum",
+                      float(cosine[place]), float(median[place]), math.inf)]  # fmt: skip
+
+    def _judge_silent(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
+        if "gradient_norm" not in rows:
+            return []
+        gradient = rows["gradient_norm"]
+        has_none = gradient == -np.inf
+        update = rows.get("update_norm", np.full(self._count, np.nan))
+        lost = rows.get("unchanged", np.zeros(self._count))
+        holds = {
+            "no gradient": has_none & ~has_none.all(),
+            "gradient is 0": (gradient == 0) & (gradient > 0).any(),
+            "no update, though there is a gradient": (gradient > 0) & (update == 0)
+                & (update > 0).any(),
+            "updates lost by the dtype, share": (lost > LOST_SHARE) & (update > 0),
+        }  # fmt: skip
+        usual = np.exp(self._usual["gradient_norm"].measure()[0])
+        found: list[_Seen] = []
+        for what, told in holds.items():
+            for place in self._lasting[what].find_new(told, step):
+                number, before = _NUMBERS[what](lost[place], usual[place])
+                found.append(_Seen(place, what, number, before, 0.0, "silent"))
+        return found
+
+    def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
+        """Weights that have grown by `GROWTH`, and faster than before."""
+        if "weight_norm" not in rows:
+            return []
+        with np.errstate(divide="ignore", invalid="ignore"):
+            now = np.log(rows["weight_norm"])
+        kept = self._weights
+        kept.append((step, now))
+        while len(kept) > 2 and kept[1][0] <= step - 2 * LASTING_STEPS:
+            kept.pop(0)
+        if kept[0][0] > step - 2 * LASTING_STEPS or len(kept) < LASTING_ROWS:
+            return []
+        middle = max((each for each in kept if each[0] <= step - LASTING_STEPS), key=_step_of)[1]
+        with np.errstate(invalid="ignore"):
+            growth, before = now - middle, middle - kept[0][1]
+            grown = (growth > math.log(GROWTH)) & (growth > before)
+        is_new, self._grown = grown & ~self._grown, grown | self._grown & (growth > 0.1)
+        return [
+            _Seen(place, f"weights grow without bound, in {LASTING_STEPS} steps by a factor of",
+                  math.exp(growth[place]), math.exp(before[place]), 0.0, "silent")
+            for place in np.flatnonzero(is_new)
+        ]  # fmt: skip
+
+
+def _step_of(kept: tuple[int, np.ndarray]) -> int:
+    return kept[0]
+
+
+_WORDS = {"ratio": "update beside weight", "gradient_norm": "gradient norm"}
+_SILENT = (
+    "no gradient", "gradient is 0", "no update, though there is a gradient",
+    "updates lost by the dtype, share",
+)  # fmt: skip
+_NUMBERS = {
+    "no gradient": lambda lost, usual: (math.nan, usual),
+    "gradient is 0": lambda lost, usual: (0.0, usual),
+    "no update, though there is a gradient": lambda lost, usual: (0.0, math.nan),
+    "updates lost by the dtype, share": lambda lost, usual: (lost, 0.0),
+}
