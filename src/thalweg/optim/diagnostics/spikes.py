@@ -32,6 +32,7 @@ LASTING_ROWS, LASTING_STEPS = 8, 50
 LOST_SHARE = 0.5  # of a layer's elements, whose updates their dtype cannot hold
 GROWTH = 1.5  # of weights in the last LASTING_STEPS, and never slower than in the steps before
 
+COLUMNS = ("ratio", "gradient_norm", "update_norm", "weight_norm", "unchanged", "cosine", "nonfinite")
 KINDS = ("spike", "silent", "loss")
 
 
