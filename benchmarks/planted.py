@@ -29,10 +29,10 @@ from thalweg.optim.diagnostics.spikes import Spikes, Warned
 from thalweg.race.problems import lm
 
 TUNED_ON, SEEDS = range(5), range(100, 105)
-STEPS, AT = 300, 150
+STEPS, AT, RATE = 300, 150, 3e-3
 BATCH, CONTEXT = 8, 32
 SILENT_WITHIN = 100
-BAND = 0.5  # nats above the training without a fault, and above all the noise of its last steps
+BAND = 0.5  # nats that the loss is above that of the same step without the fault
 
 
 class Training:
@@ -47,12 +47,13 @@ class Training:
         self.order = torch.randint(count, (STEPS, self.batch),
                                    generator=torch.Generator().manual_seed(seed))  # fmt: skip
         self.all_tokens: int | None = None
+        self.term: Callable[[], Tensor] | None = None  # of the loss, which is not told
         self.groups: dict[str, dict[str, float]] = {}  # what a parameter's group has of its own
 
     def begin(self) -> None:
         """Make the optimizer."""
         self.names = [name for name, _ in self.model.named_parameters()]
-        rate = {"sgd": 0.1, "cosine": 3e-3}.get(self.kind, 1e-3)
+        rate = {"sgd": 0.1, "small batches": 1e-3}.get(self.kind, RATE)
         # Those that a fault may be in have a group of their own.
         named = dict(self.model.named_parameters())
         apart = {WIDE, *self.groups}
@@ -82,7 +83,7 @@ class Training:
             inputs = torch.full_like(inputs, self.all_tokens)
         loss = functional.cross_entropy(self.model(inputs), targets)
         self.optimizer.zero_grad()
-        loss.backward()
+        (loss if self.term is None else loss + self.term()).backward()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * self.factor()
         weights = list(self.model.parameters())
@@ -172,14 +173,18 @@ def _named(training: Training, name: str) -> nn.Parameter:
 
 
 def _raise_rate(training: Training) -> None:
-    training.rates[training.apart] = 30e-3
+    training.rates[training.apart] = 30 * RATE
 
 
 def _explode(training: Training) -> None:
-    factor = 1.1 ** (training.step - AT + 2)
-    layer = training.model.layers[1].queries
-    layer._forward_hooks.clear()
-    layer.register_forward_hook(lambda module, inputs, output: output * factor)
+    """The larger a logit, the more it is pushed on, as by a term of the loss with a wrong sign."""
+    layer = training.model.layers[0]
+
+    def push() -> Tensor:
+        logits = layer.queries.weight @ layer.keys.weight.T
+        return -0.1 * logits.square().sum()
+
+    training.term = push
 
 
 def _lose_moments(training: Training) -> None:
@@ -193,7 +198,7 @@ def _one_token(training: Training) -> None:
 
 def _enlarge(training: Training) -> None:
     with torch.no_grad():
-        _named(training, WIDE).mul_(100)
+        _named(training, "scores.weight").mul_(100)
 
 
 def _kill(training: Training) -> None:
@@ -221,16 +226,16 @@ def _stop_group(training: Training) -> None:
 
 def _grow(training: Training) -> None:
     with torch.no_grad():
-        _named(training, WIDE).mul_(1.012)
+        _named(training, WIDE).mul_(1.02)
 
 
 WIDE = "layers.1.wide.weight"
 PLANTS = (
     Plant("a layer's rate x 30", WIDE, AT, _nothing, _raise_rate),
-    Plant("an attention logit explodes", r"layers\.1\.(queries|keys)\.weight", AT, _nothing, _explode),
+    Plant("an attention logit explodes", r"layers\.0\.(queries|keys)\.weight", AT, _nothing, _explode),
     Plant("a resume without moments", ".*", AT, _nothing, _lose_moments),
     Plant("one token hits one row of the embedding", r"characters\.weight", AT, _nothing, _one_token),
-    Plant("a layer's first weights x 100", WIDE, 1, _enlarge, _nothing),
+    Plant("a layer's first weights x 100", r"scores\.weight", 1, _enlarge, _nothing),
     Plant("a dead layer", r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", AT, _nothing, _kill, True),
     Plant("bfloat16 weights that lose updates", r"layers\.1\.narrow\..*", 1, _narrow, _nothing, True),
     Plant("a frozen layer", WIDE, 1, _freeze, _nothing, True),
@@ -272,3 +277,9 @@ def warnings_of(run: Run) -> list[Warned]:
     for step, (loss, rows) in enumerate(zip(run.losses, run.rows, strict=True), 1):
         found += spikes.feed(rows, run.names, step, loss, run.sizes)
     return found
+
+
+def left_band(run: Run, clean: Run) -> int | None:
+    """The first step whose loss is above that of the training without the fault by `BAND`."""
+    pairs = enumerate(zip(run.losses, clean.losses, strict=True), 1)
+    return next((step for step, (loss, usual) in pairs if not loss <= usual + BAND), None)

@@ -44,20 +44,19 @@
   for (const column of data.columns) {
     const codes = (column.codes = decode(column.codes)); // all bins of the first layer, then of the second
     const logs = (column.logs = new Float32Array(codes.length).fill(NaN));
-    const all = [];
     for (let i = 0; i < codes.length; i++)
       if (codes[i] >= FIRST) {
         const { digits, exponent } = partsOf(codes[i]);
-        all.push((logs[i] = Math.log10(digits) + exponent - 3));
+        logs[i] = Math.log10(digits) + exponent - 3;
       }
-    all.sort((a, b) => a - b);
+    const all = logs.filter((each) => each === each).sort(); // of a typed array, which sorts numbers
     const at = (share) => all[Math.min(all.length - 1, Math.floor(share * all.length))];
     const high = all.length ? Math.ceil(at(0.999)) : 0;
     const low = all.length ? Math.max(Math.floor(at(0.01)), high - 7) : -1;
     column.range = [Math.min(low, high - 1), high];
     column.usual = new Float32Array(layers);
     for (let layer = 0; layer < layers; layer++) {
-      const own = [...logs.subarray(layer * count, (layer + 1) * count)].filter((each) => !Number.isNaN(each)).sort((a, b) => a - b);
+      const own = logs.subarray(layer * count, (layer + 1) * count).filter((each) => each === each).sort();
       column.usual[layer] = own.length ? own[own.length >> 1] : NaN;
     }
   }
@@ -127,7 +126,7 @@
   $("foot").textContent = data.foot;
   if (lead) {
     const calls = make("p", { class: "lead" });
-    calls.append(make("b", {}, data.names[lead.layer]), ` at step ${grouped(lead.step)}. `, wordsOf(lead), ".");
+    calls.append(make("b", {}, data.names[lead.layer]), ` at step ${grouped(lead.step)}: `, wordsOf(lead), ".");
     const list = make("ol", { tabindex: 0, "aria-label": "All that is not usual, by step" });
     for (const mark of marks) {
       const button = make("button", { type: "button" },
@@ -266,7 +265,7 @@
     const color = (name) => style.getPropertyValue(name).trim();
     pen.scale(ratio, ratio);
     pen.clearRect(0, 0, wide, tall);
-    const bottom = tall - 20, top = 14;
+    const bottom = tall - 20, top = 18;
     const finite = [...data.loss.low, ...data.loss.high].filter((each) => typeof each === "number");
     pen.font = "11px system-ui, sans-serif";
     // x: whole steps
@@ -275,7 +274,7 @@
     pen.lineWidth = 1;
     pen.textBaseline = "top";
     const seen = [];
-    for (const step of ticksOf(first, Math.max(last, first + 1), Math.max(2, wide / 90)).filter(Number.isInteger)) {
+    for (const step of ticksOf(first, Math.max(last, first + 1), Math.max(2, wide / 75)).filter(Number.isInteger)) {
       const x = shareOf(step) * wide, text = grouped(step), half = pen.measureText(text).width / 2;
       const middle = Math.max(half, Math.min(wide - half, x));
       if (seen.length && middle - half < seen[seen.length - 1] + 8) continue;
@@ -424,12 +423,12 @@
     tip.style.left = `${left}px`;
     tip.style.top = `${under}px`;
   };
-  const leave = () => {
+  function leave() {
     pointed = null;
     tip.hidden = true;
     cross(null);
     for (const name of document.querySelectorAll(".name.hot")) name.classList.remove("hot");
-  };
+  }
   const clamp = (value, most) => Math.max(0, Math.min(most - 1, value));
   function listen(own) {
     const element = own.element, rows = own.rows ? own.rows.length : 1;

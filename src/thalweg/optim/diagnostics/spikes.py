@@ -19,9 +19,13 @@ from thalweg.optim.diagnostics.reading import Reader
 # What is usual.
 WINDOW = 50  # rows that the median and the deviation are of
 WARM_UP = 20  # rows before anything is usual
+RENEWED = 5  # rows between two looks at them, once the window is full
 FLOOR = 0.10  # the least deviation, in natural logarithms: quiet layers are not held to their noise
-RATIO_FACTOR, RATIO_DEVIATIONS = 4.0, 6.0  # an update is a spike beyond both
-GRADIENT_FACTOR, GRADIENT_DEVIATIONS = 8.0, 8.0  # and a gradient, whose noise has longer tails
+DEVIATIONS = 8.0  # a number is a spike beyond this, and beyond its factor
+FACTORS = {"ratio": 4.0, "gradient_norm": 8.0, "nonzero": 8.0}
+# One that is alone is noise, of which gradients have long tails: it is told once it has lasted, or
+# once the loss leaves its band soon after, or already has.
+SPIKE_ROWS, RECENT_ROWS = 3, 10
 LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25  # a loss beyond its median by both has left its band
 # Moments that hold nothing but this gradient point where it points.
 FRESH_COSINE = 0.9999
@@ -30,9 +34,10 @@ LARGE_WEIGHTS = 3.0
 # What is silent has lasted for so many rows, and so many steps.
 LASTING_ROWS, LASTING_STEPS = 8, 50
 LOST_SHARE = 0.5  # of a layer's elements, whose updates their dtype cannot hold
-GROWTH = 1.5  # of weights in the last LASTING_STEPS, and never slower than in the steps before
+GROWTH = 2.0  # of weights in the last LASTING_STEPS, and faster than in the steps before
 
-COLUMNS = ("ratio", "gradient_norm", "update_norm", "weight_norm", "unchanged", "cosine", "nonfinite")
+COLUMNS = ("ratio", "gradient_norm", "update_norm", "weight_norm", "unchanged", "cosine", "zero",
+           "nonfinite")  # fmt: skip
 KINDS = ("spike", "silent", "loss")
 
 
@@ -70,7 +75,7 @@ class Spikes:
         >>> spikes, usual = Spikes(), np.random.default_rng(0)
         >>> for step in range(1, 101):
         ...     ratio = 0.001 * np.exp(usual.normal(0, 0.1, 2))
-        ...     if step == 90:
+        ...     if step >= 90:
         ...         ratio[1] *= 30
         ...     for each in spikes.feed({"ratio": ratio}, ("a", "b"), step):
         ...         print(each.name, each.step, each.what)
@@ -114,17 +119,19 @@ class Spikes:
             sizes: How many elements each parameter has; without it first weights are not judged.
         """
         found = [] if loss is None else self._judge_loss(step, loss)
-        if not rows:
-            return found
-        if self._names is None or tuple(names) != self._names:
-            self._names, self._layers = tuple(names), _Layers(len(names))
-        by_column = {key: np.asarray(each, np.float64) for key, each in rows.items()}
-        seen = self._layers.judge(by_column, step, np.asarray(sizes, np.float64))
-        seen.sort(key=lambda each: -each.excess)
+        seen: list[_Seen] = []
+        if rows:
+            if self._names is None or tuple(names) != self._names:
+                self._names, self._layers = tuple(names), _Layers(len(names))
+            by_column = {key: np.asarray(each, np.float64) for key, each in rows.items()}
+            seen = self._layers.judge(by_column, step, np.asarray(sizes, np.float64))
+        if self._names is not None and self._loss_left:
+            seen += self._layers.take_recent()
+        seen.sort(key=lambda each: (each.step, -each.excess))
         return [
-            Warned(self._names[each.place], step, each.what, each.number, each.usual, each.kind)
-            for each in seen
-        ] + found
+            Warned(self._names[each.place], each.step, each.what, each.number, each.usual, each.kind)
+            for each in seen if self._names is not None
+        ] + found  # fmt: skip
 
     def _judge_loss(self, step: int, loss: float) -> list[Warned]:
         usual, deviation = (float(each[0]) for each in self._loss.measure())
@@ -137,8 +144,9 @@ class Spikes:
 
 
 class _Seen(NamedTuple):
-    """A warning of the layer at a place; `excess` says how far it is from usual."""
+    """A warning of the layer at a place; `excess` says how far it is from usual, in deviations."""
 
+    step: int
     place: int
     what: str
     number: float
@@ -166,7 +174,8 @@ class _Usual:
         self._ring[self.rows % WINDOW] = values
         self._known += usable
         self.rows += 1
-        self._measured = None
+        if self.rows < WINDOW or self.rows % RENEWED == 0:
+            self._measured = None
 
     def measure(self) -> tuple[np.ndarray, np.ndarray]:
         """The median, and the deviation as of a normal distribution; NaN of what has no past."""
@@ -204,83 +213,109 @@ class _Lasting:
         return np.flatnonzero(is_new)
 
 
+class _Spiking:
+    """A number per layer that rises far above what it was."""
+
+    def __init__(self, layers: int, what: str, factor: float) -> None:
+        self.usual, self._what, self._factor = _Usual(layers), what, factor
+        self._above = np.zeros(layers, np.int64)  # rows without a break
+        self._begun: dict[int, tuple[int, _Seen]] = {}  # row and warning of each that is not told
+        self._row = 0
+
+    def judge(self, logs: np.ndarray, step: int) -> list[_Seen]:
+        """Those that have lasted."""
+        median, deviation = self.usual.measure()
+        scale = np.maximum(deviation, FLOOR)
+        with np.errstate(invalid="ignore"):
+            excess = logs - median
+            above = excess > np.maximum(math.log(self._factor), DEVIATIONS * scale)
+        above &= self.usual.is_warm & np.isfinite(logs)
+        self.usual.add(logs)
+        self._above = np.where(above, self._above + 1, 0)
+        for place in np.flatnonzero(self._above == 1).tolist():
+            number, usual = math.exp(logs[place]), math.exp(median[place])
+            if self._what == _FEW:
+                number, usual = 1 / number, 1 / usual
+            self._begun[place] = self._row, _Seen(
+                step, place, self._what, number, usual, float(excess[place] / scale[place])
+            )
+        self._row += 1
+        lasted = np.flatnonzero(self._above == SPIKE_ROWS).tolist()
+        return [self._begun.pop(place)[1] for place in lasted if place in self._begun]
+
+    def take_recent(self) -> list[_Seen]:
+        """Those of the last rows that were not told."""
+        recent = [seen for row, seen in self._begun.values() if self._row - row <= RECENT_ROWS]
+        self._begun.clear()
+        return recent
+
+
 class _Layers:
     """What is known of all layers."""
 
     def __init__(self, count: int) -> None:
         self._count, self._rows = count, 0
-        self._usual = {key: _Usual(count) for key in ("ratio", "gradient_norm", "cosine")}
-        self._above = {key: np.zeros(count, bool) for key in self._usual}
+        self._spiking = {key: _Spiking(count, _WORDS[key], each) for key, each in FACTORS.items()}
+        self._cosine = _Usual(count)
         self._lasting = {key: _Lasting(count) for key in _SILENT}
-        self._grown = np.zeros(count, bool)
+        self._was_bad = self._has_grown = np.zeros(count, bool)
         self._weights: list[tuple[int, np.ndarray]] = []
 
     def judge(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[_Seen]:
-        found = self._judge_first(rows, sizes) if self._rows == 0 else []
-        found += self._judge_nonfinite(rows)
-        found += self._judge_column("ratio", rows, RATIO_FACTOR, RATIO_DEVIATIONS)
-        found += self._judge_column("gradient_norm", rows, GRADIENT_FACTOR, GRADIENT_DEVIATIONS)
-        found += self._judge_moments(rows)
+        """All that is not usual in a row, but for spikes that are not sure yet."""
+        found = self._judge_first(rows, step, sizes) if self._rows == 0 else []
+        found += self._judge_nonfinite(rows, step)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for key in ("ratio", "gradient_norm"):
+                if key in rows:
+                    found += self._spiking[key].judge(np.log(rows[key]), step)
+            if "zero" in rows:
+                found += self._spiking["nonzero"].judge(-np.log1p(-rows["zero"]), step)
+        found += self._judge_moments(rows, step)
         found += self._judge_silent(rows, step)
         found += self._judge_growth(rows, step)
         self._rows += 1
         return found
 
-    def _judge_first(self, rows: dict[str, np.ndarray], sizes: np.ndarray) -> list[_Seen]:
+    def take_recent(self) -> list[_Seen]:
+        """Spikes that the loss makes sure."""
+        return [seen for each in self._spiking.values() for seen in each.take_recent()]
+
+    def _judge_first(
+        self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
+    ) -> list[_Seen]:
         """Weights that begin far larger than those of all other layers."""
         if "weight_norm" not in rows or len(sizes) != self._count:
             return []
         size = rows["weight_norm"] / np.sqrt(np.maximum(sizes, 1))
         size[~np.isfinite(size)] = 0
         found: list[_Seen] = []
-        for place in np.flatnonzero((size > LARGE_WEIGHTS) & (sizes > 1)):
+        for place in np.flatnonzero((size > LARGE_WEIGHTS) & (sizes > 1)).tolist():
             others = max(1.0, float(np.delete(size, place).max(initial=0)))
             if size[place] > LARGE_WEIGHTS * others:
-                excess = math.log(size[place] / others)
-                found.append(_Seen(place, "first weights, root mean square", size[place], others,
-                                   excess))  # fmt: skip
+                what = "first weights, root mean square"
+                found.append(_Seen(step, place, what, size[place], others, math.inf))
         return found
 
-    def _judge_nonfinite(self, rows: dict[str, np.ndarray]) -> list[_Seen]:
-        counts = rows.get("nonfinite", np.zeros(self._count))
+    def _judge_nonfinite(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
         norms = rows.get("gradient_norm", np.zeros(self._count))
-        bad = (counts > 0) | np.isnan(norms) | (norms == np.inf)
+        # NaN of a norm alone is no proof: a table has it for what was not measured, too.
+        counts = rows.get("nonfinite", np.isnan(norms).astype(np.float64))
+        bad = (counts > 0) | (norms == np.inf)
         # A loss scale that was too high is found by such gradients, and the step is not taken.
         bad &= rows.get("update_norm", np.ones(self._count)) != 0
-        is_new = bad & ~self._above.get("nonfinite", np.zeros(self._count, bool))
-        self._above["nonfinite"] = bad
-        return [_Seen(place, "gradient is not finite", float(counts[place]), 0.0, math.inf)
-                for place in np.flatnonzero(is_new)]  # fmt: skip
+        is_new, self._was_bad = bad & ~self._was_bad, bad
+        return [_Seen(step, place, "gradient is not finite, elements", float(counts[place]), 0.0,
+                      math.inf)
+                for place in np.flatnonzero(is_new).tolist()]  # fmt: skip
 
-    def _judge_column(
-        self, column: str, rows: dict[str, np.ndarray], factor: float, deviations: float
-    ) -> list[_Seen]:
-        if column not in rows:
-            return []
-        usual = self._usual[column]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log(rows[column])
-        median, deviation = usual.measure()
-        excess = logs - median
-        limit = np.maximum(math.log(factor), deviations * np.maximum(deviation, FLOOR))
-        above = usual.is_warm & (excess > limit)
-        is_new = above & ~self._above[column]
-        self._above[column] = above
-        usual.add(logs)
-        found = [
-            _Seen(place, _WORDS[column], rows[column][place], math.exp(median[place]),
-                  float(excess[place]))
-            for place in np.flatnonzero(is_new)
-        ]  # fmt: skip
-        return found
-
-    def _judge_moments(self, rows: dict[str, np.ndarray]) -> list[_Seen]:
+    def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
         """Moments that hold this gradient alone, in all layers: they began anew."""
         if "cosine" not in rows:
             return []
-        cosine, usual = rows["cosine"], self._usual["cosine"]
+        cosine, usual = rows["cosine"], self._cosine
         median, _ = usual.measure()
         judged = np.isfinite(cosine) & usual.is_warm & (median < FRESH_COSINE)
         fresh = judged & (cosine >= FRESH_COSINE)
@@ -288,14 +323,15 @@ class _Layers:
         if not judged.any() or fresh.sum() < max(1, 0.8 * judged.sum()):
             return []
         place = int(np.argmin(np.where(fresh, median, np.inf)))
-        return [_Seen(place, "moments begin anew, in all layers: cosine of gradient and momentum",
-                      float(cosine[place]), float(median[place]), math.inf)]  # fmt: skip
+        what = "moments begin anew, in all layers: cosine of gradient and momentum"
+        return [_Seen(step, place, what, float(cosine[place]), float(median[place]), math.inf)]
 
     def _judge_silent(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
         if "gradient_norm" not in rows:
             return []
         gradient = rows["gradient_norm"]
-        has_none = gradient == -np.inf
+        has_none = (gradient == -np.inf) | np.isnan(gradient)
+        has_none &= ~(rows.get("nonfinite", np.zeros(self._count)) > 0)
         update = rows.get("update_norm", np.full(self._count, np.nan))
         lost = rows.get("unchanged", np.zeros(self._count))
         holds = {
@@ -305,12 +341,12 @@ class _Layers:
                 & (update > 0).any(),
             "updates lost by the dtype, share": (lost > LOST_SHARE) & (update > 0),
         }  # fmt: skip
-        usual = np.exp(self._usual["gradient_norm"].measure()[0])
+        usual = np.exp(self._spiking["gradient_norm"].usual.measure()[0])
         found: list[_Seen] = []
         for what, told in holds.items():
-            for place in self._lasting[what].find_new(told, step):
+            for place in self._lasting[what].find_new(told, step).tolist():
                 number, before = _NUMBERS[what](lost[place], usual[place])
-                found.append(_Seen(place, what, number, before, 0.0, "silent"))
+                found.append(_Seen(step, place, what, number, before, 0.0, "silent"))
         return found
 
     def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
@@ -329,11 +365,12 @@ class _Layers:
         with np.errstate(invalid="ignore"):
             growth, before = now - middle, middle - kept[0][1]
             grown = (growth > math.log(GROWTH)) & (growth > before)
-        is_new, self._grown = grown & ~self._grown, grown | self._grown & (growth > 0.1)
+        is_new = grown & ~self._has_grown
+        self._has_grown = grown | self._has_grown & (growth > math.log(GROWTH) / 2)
         return [
-            _Seen(place, f"weights grow without bound, in {LASTING_STEPS} steps by a factor of",
+            _Seen(step, place, f"weights grow without bound, in {LASTING_STEPS} steps by a factor of",
                   math.exp(growth[place]), math.exp(before[place]), 0.0, "silent")
-            for place in np.flatnonzero(is_new)
+            for place in np.flatnonzero(is_new).tolist()
         ]  # fmt: skip
 
 
@@ -341,7 +378,8 @@ def _step_of(kept: tuple[int, np.ndarray]) -> int:
     return kept[0]
 
 
-_WORDS = {"ratio": "update beside weight", "gradient_norm": "gradient norm"}
+_FEW = "gradient of few elements alone, share"
+_WORDS = {"ratio": "update beside weight", "gradient_norm": "gradient norm", "nonzero": _FEW}
 _SILENT = (
     "no gradient", "gradient is 0", "no update, though there is a gradient",
     "updates lost by the dtype, share",
