@@ -93,6 +93,8 @@ class Slot:
         storage: The codec of 8 bits in which `thalweg.optim` keeps it, such as "softsign8", for
             parameters of 4,096 elements and more; see `thalweg.engines.codecs`. None keeps numbers
             of the dtype.
+        momentum: 1 if it is a mean or sum of gradients, -1 if it is that of their negatives, else
+            0: `diagnostics` of `thalweg.optim` tell how a gradient agrees with the first such slot.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Slot:
     positive: bool = False
     exact: bool = False
     storage: str | None = None
+    momentum: Literal[-1, 0, 1] = 0
 
     def __post_init__(self) -> None:
         _check_named(self, "initial")
@@ -124,6 +127,11 @@ class Slot:
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
                 f" that is no scalar, not {self.shape!r}."
+            )
+        if self.momentum not in (-1, 0, 1) or (self.momentum and (self.scalar or self.is_shaped)):
+            raise RuleError(
+                f"momentum of Slot {self.name!r} must be -1, 0 or 1, and 0 unless it has the"
+                f" variable's shape, not {self.momentum!r}."
             )
         if self.storage is not None and (self.scalar or self.shape or self.dtype):
             raise RuleError(

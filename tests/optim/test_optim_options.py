@@ -55,6 +55,7 @@ OURS: dict[str, Any] = {
     "in_backward": True,
     "gradients": "flat",
     "state_device": "cpu",
+    "diagnostics": 2,
 }
 FACES = {"torch": optim.AdamW, "rule": optim.SGD, "tensorflow": tensorflow.Adam}
 

@@ -169,6 +169,11 @@ NOTHING = GradientTransforms()
 _BEFORE_NORMS: Stages = (_STAGES["unscaling"], _STAGES["clipvalue"])
 
 
+def before_norms(how: GradientTransforms) -> Stages:
+    """The stages that come before norms, factors among them."""
+    return tuple(stage for stage in how.stages if stage in _BEFORE_NORMS)
+
+
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs with dense gradients; the rows of sparse ones added up in the variable's dtype."""
     return [

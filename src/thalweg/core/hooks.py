@@ -43,6 +43,7 @@ class Hooks:
         from_copies: Whether what others wrote to copies of variables counts; see `Request`.
         begun: Is given a sentence when the step is written: that it was taken.
         sees_all: Whether all variables that the optimizer updates now are in the step.
+        watch: Is shown a step before its writes, where something is told of it.
     """
 
     selection: Selection
@@ -58,6 +59,7 @@ class Hooks:
     ending: Sequence[Call] = ()
     from_copies: bool = False
     sees_all: bool = True
+    watch: Any = None
 
     def __init__(self) -> None:
         self.begun: list[str] = []

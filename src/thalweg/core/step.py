@@ -317,8 +317,11 @@ def _execute_step(
             then += hooks.finishing_calls()
         if memory is not None:
             memory.check_in_place()
+        rounds = ready.make_rounds(columns)
+        if hooks.watch is not None:
+            rounds = hooks.watch.begin(hooks, asked, ready, columns, how, known, rounds)
         write = _at_once if ready.is_single else _in_rounds
-        errors = write(hooks, asked, ready.make_rounds(columns), then, counts)
+        errors = write(hooks, asked, rounds, then, counts)
         return Outcome(decision.taken, errors)
     finally:
         if hooks.gathered is None:

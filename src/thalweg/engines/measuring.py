@@ -47,12 +47,13 @@ def leaves_of(values: Array) -> Array:
     options = {"dtype": values.dtype, "device": values.device}
     count = -(-len(values) // LEAF)
     # No lane is ever -0, so that adding +0 where elements are missing changes nothing.
-    whole = library.zeros(count * LEAF, **options)
+    height = LEAF // LANES if count > 1 else -(-len(values) // LANES)
+    whole = library.zeros(count * height * LANES, **options)
     whole[: len(values)] = values
-    rows = whole.reshape(count, LEAF // LANES, LANES)
+    rows = whole.reshape(count, height, LANES)
     lanes = library.zeros((count, LANES), **options)
     with np.errstate(all="ignore"):
-        for row in range(LEAF // LANES):
+        for row in range(height):
             lanes = lanes + rows[:, row]
         while lanes.shape[1] > 1:
             half = lanes.shape[1] // 2

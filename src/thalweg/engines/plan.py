@@ -160,7 +160,7 @@ class DensePlan:
         self._checked_gradients = Likeness()
         update: Any = asked.rule.update
         marked = [] if isinstance(update, Composed) and update.is_pass else self.written
-        self._mark = partial(torch._C._increment_version, marked)  # pyright: ignore[reportPrivateUsage]
+        self.mark_written = partial(torch._C._increment_version, marked)  # pyright: ignore[reportPrivateUsage]
         self._held: Sequence[Any] = ()  # the gradients that the tables point at
         self._ids: list[int] = []  # those that were last found to be whole, where they lay,
         self._aimed = np.empty(0, np.int64)
@@ -373,7 +373,7 @@ class DensePlan:
     def make_calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""
         made = [call for group in self.groups for call in group.make_calls(columns)]
-        return [*made, self._mark]
+        return [*made, self.mark_written]
 
     def make_rounds(self, columns: Columns) -> Iterator[Round]:
         """See `Ready`."""

@@ -174,7 +174,7 @@ def transform(
         return grad
     kind = kind or grad.dtype
     if grad.device.type != "cpu":
-        changed = grad.detach().to(_namespace_of(compute_dtype(kind)))
+        changed = grad.detach().to(namespace_of(compute_dtype(kind)))
         for stage in stages:
             changed = torch_evaluate(stage, [changed], scalars)[0]
         return changed.to(kind)
@@ -322,7 +322,7 @@ class ReferencePart:
             return [np.empty((0, len(formulas)))]
         var, own = self._tensors[0], columns.scalars_of(0, self._dtype)
         tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._slots]
-        flat = [_flatten_like(tensor, var) for tensor in tensors]
+        flat = [flatten_like(tensor, var) for tensor in tensors]
         return [np.stack([_leaves_of_sum(each, flat, own) for each in formulas], axis=-1)]
 
     def compute_lines(
@@ -333,7 +333,7 @@ class ReferencePart:
         if not var.numel():
             return [[]]
         own = self._scalars_of(columns)
-        staged = transform(stages, grad, own, self._flush, _namespace_of(self._dtype))
+        staged = transform(stages, grad, own, self._flush, namespace_of(self._dtype))
         tensors = [self._resume_at_copy, staged, *self._tensors[1:]]
         view = view_of(var.shape)
         found: list[Tensor] = []
@@ -357,7 +357,7 @@ class ReferencePart:
         if not stages:
             return grad
         own = columns.scalars_of(0, self._dtype)
-        return transform(stages, grad, own, self._flush, _namespace_of(self._dtype))
+        return transform(stages, grad, own, self._flush, namespace_of(self._dtype))
 
     def max_abs(self) -> Float64:
         """See `Ready`."""
@@ -445,11 +445,11 @@ def _encode(codec: Codec, values: Tensor) -> Tensor:
     return encode_tensor(codec, values)
 
 
-def _namespace_of(dtype: Dtype) -> torch.dtype:
+def namespace_of(dtype: Dtype) -> torch.dtype:
     return torch.float64 if dtype is np.float64 else torch.float32
 
 
-def _flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
+def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
     """The elements in the order of the variable's memory, where they fill one run of it."""
     if not layout.is_dense(var):
         return layout.as_packed(tensor).reshape(-1)
@@ -467,7 +467,7 @@ def _leaves_of_sum(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars
 def _values_of(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
     """What a measure adds up, float64."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
-    kind = _namespace_of(dtype)
+    kind = namespace_of(dtype)
     taken = [each.detach().to(kind) for each in tensors][: len(transcribe(formula).positional)]
     if taken[0].device.type != "cpu":
         return torch_evaluate(formula, taken, scalars)[0].double()
@@ -495,7 +495,7 @@ def _torch_results(
     rule: Rule, stages: Stages, tensors: Sequence[Tensor], grad: Tensor, scalars: Scalars
 ) -> list[Tensor]:
     """The same on any device."""
-    kind = _namespace_of(compute_dtype(tensors[0].dtype))
+    kind = namespace_of(compute_dtype(tensors[0].dtype))
     var, changed, *slots = (each.detach().to(kind) for each in (tensors[0], grad, *tensors[1:]))
     for stage in stages:
         changed = torch_evaluate(stage, [changed], scalars)[0]

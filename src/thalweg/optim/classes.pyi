@@ -1,6 +1,7 @@
 # Written by tools/stubs.py from what constructors take.
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adam`.
 
@@ -123,6 +125,10 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
@@ -161,6 +167,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamW`.
 
@@ -237,6 +244,10 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class SGD(FusedTorchOptimizer, torch.optim.SGD):
@@ -274,6 +285,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `SGD`.
 
@@ -349,6 +361,10 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
@@ -387,6 +403,7 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `RMSprop`.
 
@@ -463,6 +480,10 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
@@ -500,6 +521,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adagrad`.
 
@@ -575,6 +597,10 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
@@ -611,6 +637,7 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adadelta`.
 
@@ -685,6 +712,10 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
@@ -721,6 +752,7 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adamax`.
 
@@ -795,6 +827,10 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
@@ -833,6 +869,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `NAdam`.
 
@@ -911,6 +948,10 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
@@ -948,6 +989,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `RAdam`.
 
@@ -1024,6 +1066,10 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
@@ -1056,6 +1102,7 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `SparseAdam`.
 
@@ -1126,6 +1173,10 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
@@ -1163,6 +1214,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `ASGD`.
 
@@ -1238,6 +1290,10 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
@@ -1273,6 +1329,7 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Rprop`.
 
@@ -1347,4 +1404,8 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
@@ -25,6 +25,7 @@ from thalweg.core.options.accumulation import (
     sums_of,
 )
 from thalweg.core.options.average import Average
+from thalweg.core.options.diagnostics import Diagnosed
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.rounding import Rounding
@@ -61,6 +62,8 @@ from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.optim.common_norm import CommonNorm
+    from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
+    from thalweg.optim.diagnostics.table import Table
     from thalweg.optim.flat import FlatGradients
     from thalweg.optim.steady import SteadyStep
 
@@ -102,6 +105,8 @@ class StepCache:
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
         self.due: Sequence[Repeated] = ()  # of which it may be made
+        self.diagnosing: Diagnosing | None = None  # what is told of some steps
+        self.watch: StepWatch | None = None  # of the one under way
 
     @property
     def total(self) -> int:
@@ -356,6 +361,10 @@ class FusedOptimizer(Scaled):
         self._listen()
         if self._around.of(Flat).gradients == "flat":
             self._flatten()
+        if (asked := self._around.of(Diagnosed).diagnostics) is not None:
+            with importing:
+                from thalweg.optim.diagnostics.measuring import diagnose
+            diagnose(self, asked)
 
     def _listen(self) -> None:
         """Have parameters updated as soon as their gradients are complete, if that is asked for."""
@@ -436,6 +445,8 @@ class FusedOptimizer(Scaled):
             with enable_grad():
                 loss = closure()
         own = self._own
+        if loss is not None and own.diagnosing is not None:
+            own.diagnosing.asked.log_loss(loss)
         with own._lock:
             is_due = closure is not None or bool(own.due)
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
@@ -450,11 +461,13 @@ class FusedOptimizer(Scaled):
             if own.taken is None and self._skip_overflowed_step():
                 return loss
             if self._accumulate_gradients():
-                is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
-                if not (is_quick or self._try_steady_step()):
-                    self._take_step(own.parts)
-                if own.applied:
-                    self._end_step()
+                told = nullcontext() if own.diagnosing is None else own.diagnosing.around(self)
+                with told:
+                    is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
+                    if not (is_quick or self._try_steady_step()):
+                        self._take_step(own.parts)
+                    if own.applied:
+                        self._end_step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -498,7 +511,8 @@ class FusedOptimizer(Scaled):
             due, own.due = own.due, ()
             with importing:
                 from thalweg.optim.steady import SteadyStep
-            own.quick = SteadyStep.of(self, due)
+            kind = SteadyStep if own.diagnosing is None else own.diagnosing.step_between()
+            own.quick = kind.of(self, due)
         return own.quick is not None and own.quick.take(self, has_sums)
 
     def _try_steady_step(self) -> bool:
@@ -598,6 +612,15 @@ class FusedOptimizer(Scaled):
             return last
         norm, factor = float(own.seen.grad_norm), float(own.seen.clip_factor)
         return last._replace(grad_norm=norm, clip_factor=factor)
+
+    @property
+    def diagnostics(self) -> Table | None:
+        """What is known of each parameter in the last step that was told of; None before one.
+
+        A device that has measured it is waited for here.
+        """
+        diagnosing = self._own.diagnosing
+        return None if diagnosing is None else diagnosing.table()
 
     def swapped(self) -> AbstractContextManager[None]:
         """Have parameters be their averages in a `with` block, to evaluate or to save a model.

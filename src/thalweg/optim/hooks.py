@@ -60,7 +60,7 @@ class GroupHooks(Hooks):
         self._keys: list[Hashable] | None = None
         self._written: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
-        self.taken = optimizer._own.taken
+        self.taken, self.watch = optimizer._own.taken, optimizer._own.watch
         self._homes = homes = optimizer._homes_of(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
@@ -100,9 +100,12 @@ class GroupHooks(Hooks):
     def step_rule(self) -> Any:
         return self._part.rule
 
+    def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """The parameters that variables stand for."""
+        return [self._real.get(id(var), var) for var in variables]
+
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
-        own = [self._real.get(id(var), var) for var in variables]
-        return titles_in(self._optimizer.param_groups, own)
+        return titles_in(self._optimizer.param_groups, self.owners_of(variables))
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         for grad, param in given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
@@ -64,10 +64,10 @@ class SteadyStep:
         self._plain: PlainStep | None = None  # if that is all there is to it
         self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
-    @staticmethod
-    def of(optimizer: Any, repeated: Sequence[Repeated]) -> SteadyStep | None:
+    @classmethod
+    def of(cls, optimizer: Any, repeated: Sequence[Repeated]) -> Self | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
-        made = SteadyStep(optimizer, repeated)
+        made = cls(optimizer, repeated)
         try:
             return made if made._plan(optimizer) else None
         except ERRORS:  # such as of the options of a group that has no gradient

@@ -15,6 +15,7 @@ from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.options.accumulation import Accumulation
 from thalweg.core.options.average import Average
 from thalweg.core.options.clipping import Clipping
+from thalweg.core.options.diagnostics import Diagnosed
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.lookahead import Lookahead
@@ -55,6 +56,7 @@ OPTIONS: tuple[type[Option], ...] = (
     InBackward,
     Flat,
     Offload,
+    Diagnosed,
 )
 KEYWORDS = tuple(each.name for kind in OPTIONS for each in kind.keywords())
 Kind = TypeVar("Kind", bound=Option)

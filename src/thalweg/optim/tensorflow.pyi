@@ -1,6 +1,7 @@
 # Written by tools/stubs.py from what constructors take.
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ class SGD(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `SGD`.
 
@@ -125,6 +127,10 @@ class SGD(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Momentum(RuleOptimizer):
@@ -157,6 +163,7 @@ class Momentum(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Momentum`.
 
@@ -227,6 +234,10 @@ class Momentum(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class MomentumW(RuleOptimizer):
@@ -260,6 +271,7 @@ class MomentumW(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `MomentumW`.
 
@@ -331,6 +343,10 @@ class MomentumW(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adam(RuleOptimizer):
@@ -364,6 +380,7 @@ class Adam(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adam`.
 
@@ -435,6 +452,10 @@ class Adam(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class LazyAdam(RuleOptimizer):
@@ -467,6 +488,7 @@ class LazyAdam(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `LazyAdam`.
 
@@ -537,6 +559,10 @@ class LazyAdam(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdamW(RuleOptimizer):
@@ -570,6 +596,7 @@ class AdamW(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamW`.
 
@@ -641,6 +668,10 @@ class AdamW(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adamax(RuleOptimizer):
@@ -673,6 +704,7 @@ class Adamax(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adamax`.
 
@@ -743,6 +775,10 @@ class Adamax(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Nadam(RuleOptimizer):
@@ -776,6 +812,7 @@ class Nadam(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Nadam`.
 
@@ -847,6 +884,10 @@ class Nadam(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adagrad(RuleOptimizer):
@@ -879,6 +920,7 @@ class Adagrad(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adagrad`.
 
@@ -949,6 +991,10 @@ class Adagrad(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdagradDA(RuleOptimizer):
@@ -982,6 +1028,7 @@ class AdagradDA(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdagradDA`.
 
@@ -1053,6 +1100,10 @@ class AdagradDA(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adadelta(RuleOptimizer):
@@ -1085,6 +1136,7 @@ class Adadelta(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adadelta`.
 
@@ -1155,6 +1207,10 @@ class Adadelta(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class RMSprop(RuleOptimizer):
@@ -1189,6 +1245,7 @@ class RMSprop(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `RMSprop`.
 
@@ -1260,6 +1317,10 @@ class RMSprop(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Ftrl(RuleOptimizer):
@@ -1296,6 +1357,7 @@ class Ftrl(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Ftrl`.
 
@@ -1370,6 +1432,10 @@ class Ftrl(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class ProximalAdagrad(RuleOptimizer):
@@ -1403,6 +1469,7 @@ class ProximalAdagrad(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `ProximalAdagrad`.
 
@@ -1474,6 +1541,10 @@ class ProximalAdagrad(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class ProximalGradientDescent(RuleOptimizer):
@@ -1506,6 +1577,7 @@ class ProximalGradientDescent(RuleOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `ProximalGradientDescent`.
 
@@ -1576,4 +1648,8 @@ class ProximalGradientDescent(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """

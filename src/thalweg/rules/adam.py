@@ -48,7 +48,7 @@ ADAM = Rule(
     update_untouched=update_untouched,
     prepare=prepare,
     hypers=HYPERS,
-    slots=(Slot("m"), Slot("v", positive=True)),
+    slots=(Slot("m", momentum=1), Slot("v", positive=True)),
     powers=POWERS,
     source='Kingma & Ba 2015, "epsilon hat"; tf.keras.optimizers.Adam; kernel ApplyAdam',
     differs="torch.optim.Adam adds epsilon after bias correction; torch's sparse Adam is lazy.",

@@ -37,7 +37,7 @@ ADAMAX = Rule(
         Hyper("beta2", 0.999, "share of the largest gradient that is kept"),
         Hyper("epsilon", 1e-7, "added to the divisor; exact in the variable's dtype"),
     ),
-    slots=(Slot("m"), Slot("v", positive=True)),
+    slots=(Slot("m", momentum=1), Slot("v", positive=True)),
     powers={"beta1_power": "beta1"},
     source="Kingma & Ba 2015, section 7.1; tf.keras.optimizers.Adamax; kernel ApplyAdaMax",
     differs="torch.optim.Adamax adds epsilon to |g| inside the maximum and has lr 0.002.",

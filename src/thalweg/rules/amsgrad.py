@@ -35,7 +35,7 @@ AMSGRAD = Rule(
     update_untouched=update_untouched,
     prepare=prepare,
     hypers=HYPERS,
-    slots=(Slot("m"), Slot("v", positive=True), Slot("vhat", positive=True)),
+    slots=(Slot("m", momentum=1), Slot("v", positive=True), Slot("vhat", positive=True)),
     powers=POWERS,
     source="Reddi et al. 2018; tf.keras.optimizers.Adam(amsgrad=True); kernel ApplyAdamWithAmsgrad",
     differs="As Adam: torch.optim.Adam(amsgrad=True) adds epsilon after bias correction.",

@@ -35,7 +35,7 @@ HEAVY_BALL = Rule(
     name="HeavyBall",
     update=update,
     hypers=HYPERS,
-    slots=(Slot("momentum"),),
+    slots=(Slot("momentum", momentum=1),),
     source="Polyak 1964; tf.train.MomentumOptimizer; kernel ApplyMomentum",
     differs=DIFFERS,
 )
@@ -45,7 +45,7 @@ NESTEROV_BALL = Rule(
     update=update_nesterov,
     update_sparse=update_nesterov_sparse,
     hypers=HYPERS,
-    slots=(Slot("momentum"),),
+    slots=(Slot("momentum", momentum=1),),
     source="tf.train.MomentumOptimizer(use_nesterov=True); kernel ApplyMomentum",
     differs=DIFFERS,
 )

@@ -77,7 +77,7 @@ LARS = Rule(
     hypers=HYPERS,
     measures=MEASURES,
     per_variable=per_variable,
-    slots=(Slot("momentum"),),
+    slots=(Slot("momentum", momentum=1),),
     source="You et al. 2017; tf.contrib.opt.LARSOptimizer of TensorFlow 1.15; kernel ApplyMomentum",
     differs="Not in torch.optim.",
 )
@@ -89,7 +89,7 @@ NESTEROV_LARS = Rule(
     hypers=HYPERS,
     measures=MEASURES,
     per_variable=per_variable,
-    slots=(Slot("momentum"),),
+    slots=(Slot("momentum", momentum=1),),
     source="tf.contrib.opt.LARSOptimizer(use_nesterov=True) of TensorFlow 1.15",
     differs="Not in torch.optim.",
 )

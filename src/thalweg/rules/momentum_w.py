@@ -34,7 +34,7 @@ MOMENTUM_W = Rule(
     name="MomentumW",
     update=update,
     hypers=(*HYPERS, WEIGHT_DECAY_HYPER),
-    slots=(Slot("momentum"),),
+    slots=(Slot("momentum", momentum=1),),
     source="Loshchilov & Hutter 2019 (SGDW); tf.contrib.opt.MomentumWOptimizer",
     differs=DIFFERS,
 )
@@ -44,7 +44,7 @@ NESTEROV_W = Rule(
     update=update_nesterov,
     update_sparse=update_nesterov_sparse,
     hypers=(*HYPERS, WEIGHT_DECAY_HYPER),
-    slots=(Slot("momentum"),),
+    slots=(Slot("momentum", momentum=1),),
     source="tf.contrib.opt.MomentumWOptimizer(use_nesterov=True)",
     differs=DIFFERS,
 )

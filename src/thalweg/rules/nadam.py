@@ -70,7 +70,7 @@ NADAM = Rule(
         Hyper("epsilon", 1e-7),
         Hyper("decay", 0.004, "of the momentum schedule, exact"),
     ),
-    slots=(Slot("m"), Slot("v", positive=True)),
+    slots=(Slot("m", momentum=1), Slot("v", positive=True)),
     powers={"beta2_power": "beta2"},
     source="Dozat 2016; tf.keras.optimizers.Nadam",
     differs="torch.optim.NAdam has learning rate 0.002, epsilon 1e-8 and an exact 0.96.",

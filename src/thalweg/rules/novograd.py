@@ -53,7 +53,7 @@ NOVOGRAD = Rule(
         Hyper("epsilon", 1e-8, "added to that average, inside the root"),
         Hyper("weight_decay", 0.0, "decay, as a part of the normalised gradient"),
     ),
-    slots=(Slot("momentum"), Slot("grads_ema", scalar=True)),
+    slots=(Slot("momentum", momentum=1), Slot("grads_ema", scalar=True)),
     source="Ginsburg et al. 2019; OpenSeq2Seq's optimizers.novograd; kernel ApplyMomentum",
     differs="Not in torch.optim.",
 )

@@ -47,7 +47,7 @@ CENTERED_RMSPROP = Rule(
     update=update_centered,
     update_untouched=update_centered_untouched,
     hypers=HYPERS,
-    slots=(Slot("rms", positive=True), Slot("mg")),
+    slots=(Slot("rms", positive=True), Slot("mg", momentum=1)),
     source="tf.keras.optimizers.RMSprop(centered=True)",
     differs="As RMSprop: torch.optim.RMSprop has alpha 0.99 and learning rate 0.01.",
 )

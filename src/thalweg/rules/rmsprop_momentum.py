@@ -56,7 +56,7 @@ CENTERED_MOMENTUM_RMSPROP = Rule(
     update=update_centered,
     update_sparse=update_centered_sparse,
     hypers=HYPERS,
-    slots=(Slot("rms", positive=True), Slot("momentum"), Slot("mg")),
+    slots=(Slot("rms", positive=True), Slot("momentum"), Slot("mg", momentum=1)),
     differs=DIFFERS,
     source="tf.keras.optimizers.RMSprop(momentum=..., centered=True); kernel ApplyCenteredRMSProp",
 )

@@ -32,7 +32,7 @@ CENTERED_RMSPROP_V1 = replace(
     CENTERED_MOMENTUM_RMSPROP,
     name="CenteredRMSPropV1",
     hypers=HYPERS,
-    slots=(Slot("rms", 1.0, positive=True), Slot("momentum"), Slot("mg")),
+    slots=(Slot("rms", 1.0, positive=True), Slot("momentum"), Slot("mg", momentum=1)),
     source="tf.train.RMSPropOptimizer(centered=True); kernel ApplyCenteredRMSProp",
     differs=DIFFERS,
 )

@@ -25,7 +25,7 @@ ADD_SIGN = Rule(
     name="AddSign",
     update=update_add,
     hypers=(RATE, Hyper("alpha", 1.0, "the step without agreement"), *SHARED),
-    slots=(Slot("m"),),
+    slots=(Slot("m", momentum=1),),
     source="Bello et al. 2017; kernel ApplyAddSign",
 )
 
@@ -33,6 +33,6 @@ POWER_SIGN = Rule(
     name="PowerSign",
     update=update_power,
     hypers=(RATE, Hyper("logbase", 1.0, "logarithm of the base of the power"), *SHARED),
-    slots=(Slot("m"),),
+    slots=(Slot("m", momentum=1),),
     source="Bello et al. 2017; kernel ApplyPowerSign",
 )

@@ -167,7 +167,7 @@ def generate_update(update: Update, compute: str) -> Kernel:
     vectors, and how many rows and columns its matrices have.
     """
     element = Element(update, compute)
-    definitions, pointers = element.define_functions(), _point_at_chunk(update)
+    definitions, pointers = element.define_functions(), point_at_chunk(update)
     if update.vectors:
         return write_kernel(element, definitions, pointers, each_line(element, "offset", "length"))
     return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
@@ -207,7 +207,7 @@ def of_copies(storage: str, compute: str) -> dict[str, str]:
     }
 
 
-def _point_at_chunk(update: Update) -> list[str]:
+def point_at_chunk(update: Update) -> list[str]:
     """Point at what a chunk has of each stream."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):

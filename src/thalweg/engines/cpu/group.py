@@ -100,7 +100,7 @@ class Group:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses
 
-    def _set_scalars(self, shared: Scalars, separate: Any) -> None:
+    def set_scalars(self, shared: Scalars, separate: Any) -> None:
         """Fill the scalar rows.
 
         Args:
@@ -168,7 +168,7 @@ class Group:
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """What launches the kernel, as functions in C."""
-        self._set_scalars(columns.shared[self.dtype], columns.separate)
+        self.set_scalars(columns.shared[self.dtype], columns.separate)
         return [self.kernel.bind_table(self.table, self.scalars, self.flush)]
 
 

@@ -1,5 +1,26 @@
-"""What the steps of a training say of themselves, and what in it is not usual."""
+"""What is told of each parameter in some steps, where it is written, and what of it is not usual.
 
+from thalweg import optim
+from thalweg.optim.diagnostics import Diagnostics, JsonLines
+
+told = Diagnostics(every=10, sinks=[JsonLines("run.jsonl")])
+optimizer = optim.AdamW(model.named_parameters(), diagnostics=told)
+"""
+
+from __future__ import annotations
+
+from thalweg.optim.diagnostics.asked import Diagnostics, to
+from thalweg.optim.diagnostics.sinks import JsonLines, TensorBoard
 from thalweg.optim.diagnostics.spikes import Spikes, Warned
+from thalweg.optim.diagnostics.table import COLUMNS, Table
 
-__all__ = ["Spikes", "Warned"]
+__all__ = [
+    "COLUMNS",
+    "Diagnostics",
+    "JsonLines",
+    "Spikes",
+    "Table",
+    "TensorBoard",
+    "Warned",
+    "to",
+]

@@ -1,6 +1,7 @@
 # Written by tools/stubs.py from what constructors take.
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class AdamWKin(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamWKin`.
 
@@ -108,6 +110,10 @@ class AdamWKin(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdamWCoupled(AdamWKin):
@@ -140,6 +146,7 @@ class AdamWCoupled(AdamWKin):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamWCoupled`.
 
@@ -210,6 +217,10 @@ class AdamWCoupled(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdamWDecoupled(AdamWKin):
@@ -242,6 +253,7 @@ class AdamWDecoupled(AdamWKin):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamWDecoupled`.
 
@@ -312,6 +324,10 @@ class AdamWDecoupled(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdamWIndependent(AdamWKin):
@@ -344,6 +360,7 @@ class AdamWIndependent(AdamWKin):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamWIndependent`.
 
@@ -414,6 +431,10 @@ class AdamWIndependent(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdamWCautiousDecay(AdamWKin):
@@ -446,6 +467,7 @@ class AdamWCautiousDecay(AdamWKin):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamWCautiousDecay`.
 
@@ -516,6 +538,10 @@ class AdamWCautiousDecay(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class NAdamW(AdamWKin):
@@ -548,6 +574,7 @@ class NAdamW(AdamWKin):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `NAdamW`.
 
@@ -618,6 +645,10 @@ class NAdamW(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class CautiousAdamW(AdamWKin):
@@ -650,6 +681,7 @@ class CautiousAdamW(AdamWKin):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `CautiousAdamW`.
 
@@ -720,6 +752,10 @@ class CautiousAdamW(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class StableAdamW(ModernOptimizer):
@@ -752,6 +788,7 @@ class StableAdamW(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `StableAdamW`.
 
@@ -822,4 +859,8 @@ class StableAdamW(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """

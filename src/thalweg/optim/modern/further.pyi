@@ -1,6 +1,7 @@
 # Written by tools/stubs.py from what constructors take.
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class LaProp(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `LaProp`.
 
@@ -108,6 +110,10 @@ class LaProp(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdEMAMix(ModernOptimizer):
@@ -143,6 +149,7 @@ class AdEMAMix(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdEMAMix`.
 
@@ -217,6 +224,10 @@ class AdEMAMix(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class ADOPT(ModernOptimizer):
@@ -251,6 +262,7 @@ class ADOPT(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `ADOPT`.
 
@@ -323,6 +335,10 @@ class ADOPT(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class Adan(ModernOptimizer):
@@ -356,6 +372,7 @@ class Adan(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Adan`.
 
@@ -427,6 +444,10 @@ class Adan(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class LAMB(ModernOptimizer):
@@ -461,6 +482,7 @@ class LAMB(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `LAMB`.
 
@@ -533,6 +555,10 @@ class LAMB(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class AdamH(ModernOptimizer):
@@ -564,6 +590,7 @@ class AdamH(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `AdamH`.
 
@@ -633,6 +660,10 @@ class AdamH(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class SM3(ModernOptimizer):
@@ -665,6 +696,7 @@ class SM3(ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `SM3`.
 
@@ -735,4 +767,8 @@ class SM3(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """

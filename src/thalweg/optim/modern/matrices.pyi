@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from inspect import Signature
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class Muon(OfMatrices, ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `Muon`.
 
@@ -132,6 +133,10 @@ class Muon(OfMatrices, ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class NorMuon(OfMatrices, ModernOptimizer):
@@ -174,6 +179,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `NorMuon`.
 
@@ -254,6 +260,10 @@ class NorMuon(OfMatrices, ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class MuonH(OfMatrices, ModernOptimizer):
@@ -292,6 +302,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `MuonH`.
 
@@ -367,6 +378,10 @@ class MuonH(OfMatrices, ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class SOAP(OfMatrices, ModernOptimizer):
@@ -403,6 +418,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `SOAP`.
 
@@ -477,6 +493,10 @@ class SOAP(OfMatrices, ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """
 
 class KLSOAP(OfMatrices, ModernOptimizer):
@@ -513,6 +533,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         in_backward: bool = False,
         gradients: str | None = None,
         state_device: str | None = None,
+        diagnostics: int | Any | None = None,
     ) -> None:
         """Make one; see `KLSOAP`.
 
@@ -587,4 +608,8 @@ class KLSOAP(OfMatrices, ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
+            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
+                large each parameter's gradient, update and weight are, and more: an integer, or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
+                with `in_backward`, and not for DTensors.
         """

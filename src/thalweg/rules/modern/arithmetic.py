@@ -13,7 +13,7 @@ _HYPERS = (
     Hyper("epsilon", 1e-8, "added to the root; torch's eps"),
     Hyper("weight_decay", 0.0, "share of the variable that it loses, times the rate"),
 )
-SLOTS = (Slot("exp_avg"), Slot("exp_avg_sq", positive=True))
+SLOTS = (Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True))
 
 
 def hypers(**defaults):

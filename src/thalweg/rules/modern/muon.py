@@ -12,7 +12,7 @@ HYPERS = (
     Hyper("momentum", 0.95, "share of the mean that is kept"),
     Hyper("weight_decay", 0.1, "share of the variable that it loses, times the rate"),
 )
-SLOTS = (Slot("momentum_buffer"),)
+SLOTS = (Slot("momentum_buffer", momentum=1),)
 EPSILON = 1e-7  # what norms are at least taken for
 
 

@@ -122,7 +122,7 @@ def soap(frequency=10, largest=10000, whitens=False, heads=1):
         prepare=prepare,
         hypers=(*hypers(learning_rate=0.003, beta1=0.95, beta2=0.95, weight_decay=0.01), SHARE),
         slots=(
-            Slot("exp_avg"),
+            Slot("exp_avg", momentum=1),
             Slot("exp_avg_sq", positive=True),
             *(Slot(name, shape=shape) for name, shape in shapes.items()),
         ),

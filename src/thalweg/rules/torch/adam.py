@@ -87,7 +87,7 @@ TORCH_ADAM = Rule(
     update=update,
     prepare=prepare,
     hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY, DECOUPLED, MAXIMIZE),
-    slots=(Slot("exp_avg"), Slot("exp_avg_sq", positive=True)),
+    slots=(Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True)),
     source="Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019; torch.optim.Adam and AdamW",
     differs="The formula of torch.optim.Adam.",
 )

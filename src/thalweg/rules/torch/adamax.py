@@ -47,7 +47,7 @@ TORCH_ADAMAX = Rule(
         WEIGHT_DECAY,
         MAXIMIZE,
     ),
-    slots=(Slot("exp_avg"), Slot("exp_inf", positive=True)),
+    slots=(Slot("exp_avg", momentum=1), Slot("exp_inf", positive=True)),
     source="Kingma & Ba 2015, algorithm 2; torch.optim.Adamax",
     differs="The formula of torch.optim.Adamax.",
 )

@@ -36,7 +36,7 @@ TORCH_LION = Rule(
         Hyper("beta2", 0.99, "share of the mean that is kept; torch's betas[1]"),
         Hyper("weight_decay", 0.0, "share of the variable that it loses, times the rate"),
     ),
-    slots=(Slot("exp_avg"),),
+    slots=(Slot("exp_avg", momentum=1),),
     source="Chen et al. 2023, algorithm 2; https://arxiv.org/abs/2302.06675",
     differs="torch.optim has no Lion; the formula is that of lucidrains' lion-pytorch.",
 )

@@ -93,7 +93,7 @@ TORCH_NADAM = Rule(
     ),
     slots=(
         Slot("mu_product", 1.0, scalar=True),
-        Slot("exp_avg"),
+        Slot("exp_avg", momentum=1),
         Slot("exp_avg_sq", positive=True),
     ),
     source="Dozat 2016; torch.optim.NAdam",

@@ -76,7 +76,7 @@ TORCH_RADAM = Rule(
     update=update,
     prepare=prepare,
     hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY, DECOUPLED, MAXIMIZE),
-    slots=(Slot("exp_avg"), Slot("exp_avg_sq", positive=True)),
+    slots=(Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True)),
     source="Liu et al. 2020, algorithm 2; torch.optim.RAdam",
     differs="The formula of torch.optim.RAdam.",
 )

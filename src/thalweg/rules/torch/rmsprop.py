@@ -102,7 +102,7 @@ _MOMENTUM = Hyper("momentum", 0.9, "share of the velocity that is kept")
 _SQUARE, _VELOCITY, _MEAN = (
     Slot("square_avg", positive=True),
     Slot("momentum_buffer"),
-    Slot("grad_avg"),
+    Slot("grad_avg", momentum=1),
 )
 
 TORCH_RMSPROP = Rule(

@@ -74,7 +74,7 @@ TORCH_MOMENTUM = Rule(
         MAXIMIZE,
         Hyper("is_first", 0.0, "whether there was no velocity before this step"),
     ),
-    slots=(Slot("momentum_buffer"),),
+    slots=(Slot("momentum_buffer", momentum=1),),
     source="Sutskever et al. 2013; torch.optim.SGD(momentum=...)",
     differs="The formula of torch.optim.SGD with momentum.",
 )

@@ -36,7 +36,7 @@ TORCH_SPARSE_ADAM = Rule(
     update=update,
     prepare=prepare,
     hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, MAXIMIZE),
-    slots=(Slot("exp_avg"), Slot("exp_avg_sq", positive=True)),
+    slots=(Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True)),
     source="Kingma & Ba 2015; torch.optim.SparseAdam",
     differs="The formula of torch.optim.SparseAdam.",
 )

@@ -1,0 +1,188 @@
+"""`Diagnostics`: in which steps something is told, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NumericsWarning,
+    warn,
+)
+from thalweg.optim.diagnostics.sinks import Sink
+from thalweg.optim.diagnostics.table import Parameters, Table
+
+Given = Sink | Callable[[Table], object]
+
+
+class Source(Protocol):
+    """What an optimizer says of itself."""
+
+    def next_step(self) -> int:
+        """The number of the step to come."""
+        ...
+
+    def parameters(self) -> Parameters:
+        """What tables are of."""
+        ...
+
+
+class Diagnostics:
+    """Every how many steps `optimizer.diagnostics` is made anew, and where it is written.
+
+    Args:
+        every: In every so-manieth step.
+        sinks: Each is a `JsonLines`, a `TensorBoard`, or a function that is called with the table.
+            One that fails is named in a warning, once, and the training goes on.
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: `every` is no integer from 1 on, or a sink is none.
+
+    Example:
+        >>> import torch
+        >>> from thalweg import optim
+        >>> from thalweg.optim.diagnostics import Diagnostics
+        >>> model = torch.nn.Linear(2, 1)
+        >>> told = Diagnostics(every=1, sinks=[lambda table: print(*table)])
+        >>> optimizer = optim.AdamW(model.named_parameters(), diagnostics=told)
+        >>> model(torch.ones(2)).sum().backward()
+        >>> optimizer.step()
+        weight bias
+        >>> optimizer.diagnostics["weight"].unchanged
+        0.0
+    """
+
+    def __init__(self, every: int = 1, sinks: Iterable[Given] = ()) -> None:
+        given: Any = every
+        if type(given) is not int:
+            raise InvalidTypeError(f"every must be an integer from 1 on, not {every!r}.")
+        if every < 1:
+            raise InvalidArgumentError(f"every must be 1 or more, not {every}.")
+        if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):
+            raise InvalidTypeError(f"sinks must be a list of sinks, not {sinks!r}.")
+        self.every = every
+        self.sinks: list[Given] = []
+        self._failed: set[int] = set()
+        self._source: Source | None = None
+        self._loss: Any = None  # of that step
+        for each in sinks:
+            self.add(each)
+
+    def add(self, sink: Given) -> None:
+        """Have a sink told from now on.
+
+        Raises:
+            InvalidTypeError: It is none.
+        """
+        if not isinstance(sink, Sink) and not callable(sink):
+            raise InvalidTypeError(
+                "a sink is a JsonLines, a TensorBoard or a function of the table, not"
+                f" {sink!r} of {type(sink).__name__}."
+            )
+        self.sinks.append(sink)
+
+    def log_loss(self, loss: Any) -> None:
+        """Tell the sinks of the loss of the step to come: call it before `step`.
+
+        In a step that is told of it is a part of the record, else it stands alone. `step(closure)`
+        does so with the loss that the closure returns.
+
+        Args:
+            loss: A number, or a tensor of one, for which a device is waited for.
+
+        Raises:
+            FailedPreconditionError: No optimizer was made with this object.
+            InvalidTypeError: It is no number.
+        """
+        if self._source is None:
+            raise FailedPreconditionError("These diagnostics are of no optimizer yet: make it.")
+        try:
+            number = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidTypeError(f"loss must be a number, not {loss!r}.") from error
+        step = self._source.next_step()
+        if step % self.every == 0:
+            self._loss = number
+        else:
+            self._tell("loss", self._source.parameters(), step, number)
+
+    def tell(self, table: Table) -> None:
+        """Give the sinks a table, with the loss of its step if there was one."""
+        loss, self._loss = self._loss, None
+        self._tell("table", table, loss)
+
+    def close(self) -> None:
+        """Write out what waits, and close the files."""
+        self._tell("close")
+
+    def belong_to(self, source: Source) -> None:
+        """Be those of an optimizer from now on.
+
+        Raises:
+            FailedPreconditionError: They are another one's.
+        """
+        if self._source is not None:
+            raise FailedPreconditionError(
+                "These diagnostics are another optimizer's: give each optimizer its own."
+            )
+        self._source = source
+
+    def _tell(self, what: str, *given: Any) -> None:
+        for sink in self.sinks:
+            try:
+                if isinstance(sink, Sink):
+                    getattr(sink, what)(*given)
+                elif what == "table":
+                    sink(given[0])
+            except Exception as error:
+                self._say(sink, error)
+
+    def _say(self, sink: Given, error: Exception) -> None:
+        if id(sink) in self._failed:
+            return
+        self._failed.add(id(sink))
+        warn(
+            f"The diagnostics sink {_title(sink)} failed, which is said once:"
+            f" {type(error).__name__}: {error}. The training goes on.",
+            NumericsWarning,
+        )
+
+    def __reduce__(self) -> Any:
+        return Diagnostics, (self.every,)  # a copy writes to no file of the original
+
+    def __repr__(self) -> str:
+        sinks = f", sinks=[{', '.join(map(_title, self.sinks))}]" if self.sinks else ""
+        return f"Diagnostics(every={self.every}{sinks})"
+
+
+def _title(sink: Given) -> str:
+    return getattr(sink, "__qualname__", None) or repr(sink)
+
+
+def to(optimizer: Any, *sinks: Given) -> Diagnostics:
+    """Have sinks told of an optimizer that was made with `diagnostics=`.
+
+    Args:
+        optimizer: One of `thalweg.optim`.
+        *sinks: As those of `Diagnostics`.
+
+    Returns:
+        What has the sinks, for `log_loss`.
+
+    Raises:
+        FailedPreconditionError: The optimizer was made without `diagnostics`.
+        InvalidTypeError: A sink is none.
+    """
+    taking = getattr(getattr(optimizer, "_own", None), "diagnosing", None)
+    if taking is None:
+        raise FailedPreconditionError(
+            f"{type(optimizer).__name__} tells nothing of its steps: make it with diagnostics=10."
+        )
+    for each in sinks:
+        taking.asked.add(each)
+    return taking.asked

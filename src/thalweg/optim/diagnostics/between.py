@@ -1,0 +1,15 @@
+"""A step in one call, left out where something is told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.optim.steady import SteadyStep
+
+
+class StepBetween(SteadyStep):
+    """A step that is taken again in one call, but for those that are told of."""
+
+    def take(self, optimizer: Any, has_sums: bool = False) -> bool:
+        """See `SteadyStep`."""
+        return not optimizer._own.diagnosing.is_due() and super().take(optimizer, has_sums)
