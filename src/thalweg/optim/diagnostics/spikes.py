@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thalweg.optim.diagnostics.reading import Reader
+from thalweg.optim.diagnostics.reading import UNMEASURED, Reader
+from thalweg.optim.diagnostics.table import Table
 
 # What is usual.
 WINDOW = 50  # rows that the median and the deviation are of
@@ -27,8 +28,7 @@ FACTORS = {"ratio": 4.0, "gradient_norm": 8.0, "nonzero": 8.0}
 # once the loss leaves its band soon after, or already has.
 SPIKE_ROWS, RECENT_ROWS = 3, 10
 LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25  # a loss beyond its median by both has left its band
-# Moments that hold nothing but this gradient point where it points.
-FRESH_COSINE = 0.9999
+EMPTY_SHARE = 0.8  # of layers that had a momentum and have none: all of them have lost it
 # First weights have no past: their root mean square beside 1 and that of all other layers.
 LARGE_WEIGHTS = 3.0
 # What is silent has lasted for so many rows, and so many steps.
@@ -61,8 +61,9 @@ class Warned(NamedTuple):
     kind: str
 
     def __str__(self) -> str:
+        number = "" if math.isnan(self.number) else f" {self.number:.3g}"
         usual = "" if math.isnan(self.usual) else f", usually {self.usual:.3g}"
-        return f"step {self.step:,}: {self.name or 'loss'}: {self.what}, {self.number:.3g}{usual}"
+        return f"step {self.step:,}: {self.name or 'loss'}: {self.what}{number}{usual}"
 
 
 class Spikes:
@@ -132,6 +133,14 @@ class Spikes:
             Warned(self._names[each.place], each.step, each.what, each.number, each.usual, each.kind)
             for each in seen if self._names is not None
         ] + found  # fmt: skip
+
+    def feed_table(self, table: Table, loss: float | None = None) -> list[Warned]:
+        """What is not usual in the step of a table, as `feed` tells it."""
+        own = table.parameters
+        rows = {
+            key: np.where(table.measured[key], table.records[key], UNMEASURED) for key in COLUMNS
+        }
+        return self.feed(rows, own.names, table.step, loss, own.sizes)
 
     def _judge_loss(self, step: int, loss: float) -> list[Warned]:
         usual, deviation = (float(each[0]) for each in self._loss.measure())
@@ -295,7 +304,7 @@ class _Layers:
         for place in np.flatnonzero((size > LARGE_WEIGHTS) & (sizes > 1)).tolist():
             others = max(1.0, float(np.delete(size, place).max(initial=0)))
             if size[place] > LARGE_WEIGHTS * others:
-                what = "first weights, root mean square"
+                what = "first weights are large, root mean square"
                 found.append(_Seen(step, place, what, size[place], others, math.inf))
         return found
 
@@ -312,40 +321,41 @@ class _Layers:
                 for place in np.flatnonzero(is_new).tolist()]  # fmt: skip
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
-        """Moments that hold this gradient alone, in all layers: they began anew."""
+        """Momentum that is empty: its angle to a gradient, which was a number, is NaN."""
         if "cosine" not in rows:
             return []
         cosine, usual = rows["cosine"], self._cosine
-        median, _ = usual.measure()
-        judged = np.isfinite(cosine) & usual.is_warm & (median < FRESH_COSINE)
-        fresh = judged & (cosine >= FRESH_COSINE)
+        judged = usual.is_warm & (cosine != UNMEASURED)
+        judged &= rows.get("gradient_norm", np.ones(self._count)) > 0
+        empty = judged & np.isnan(cosine)
         usual.add(cosine)
-        if not judged.any() or fresh.sum() < max(1, 0.8 * judged.sum()):
+        if not empty.any() or empty.sum() < EMPTY_SHARE * judged.sum():
             return []
-        place = int(np.argmin(np.where(fresh, median, np.inf)))
-        what = "moments begin anew, in all layers: cosine of gradient and momentum"
-        return [_Seen(step, place, what, float(cosine[place]), float(median[place]), math.inf)]
+        # All of them are equally so: the one that moves farthest for it stands for all.
+        place = int(np.argmax(np.where(empty, rows.get("ratio", cosine * 0), -np.inf)))
+        what = f"momentum is empty, here and in {empty.sum() - 1:,} others"
+        return [_Seen(step, place, what, math.nan, math.nan, math.inf)]
 
     def _judge_silent(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
         if "gradient_norm" not in rows:
             return []
         gradient = rows["gradient_norm"]
-        has_none = (gradient == -np.inf) | np.isnan(gradient)
+        has_none = (gradient == UNMEASURED) | np.isnan(gradient)
         has_none &= ~(rows.get("nonfinite", np.zeros(self._count)) > 0)
         update = rows.get("update_norm", np.full(self._count, np.nan))
         lost = rows.get("unchanged", np.zeros(self._count))
         holds = {
             "no gradient": has_none & ~has_none.all(),
-            "gradient is 0": (gradient == 0) & (gradient > 0).any(),
+            "gradient is all 0": (gradient == 0) & (gradient > 0).any(),
             "no update, though there is a gradient": (gradient > 0) & (update == 0)
                 & (update > 0).any(),
-            "updates lost by the dtype, share": (lost > LOST_SHARE) & (update > 0),
+            _LOST: (lost > LOST_SHARE) & (update > 0),
         }  # fmt: skip
         usual = np.exp(self._spiking["gradient_norm"].usual.measure()[0])
         found: list[_Seen] = []
         for what, told in holds.items():
             for place in self._lasting[what].find_new(told, step).tolist():
-                number, before = _NUMBERS[what](lost[place], usual[place])
+                number, before = (lost[place], 0.0) if what == _LOST else (math.nan, usual[place])
                 found.append(_Seen(step, place, what, number, before, 0.0, "silent"))
         return found
 
@@ -368,7 +378,7 @@ class _Layers:
         is_new = grown & ~self._has_grown
         self._has_grown = grown | self._has_grown & (growth > math.log(GROWTH) / 2)
         return [
-            _Seen(step, place, f"weights grow without bound, in {LASTING_STEPS} steps by a factor of",
+            _Seen(step, place, f"weights grow, in {LASTING_STEPS} steps by a factor of",
                   math.exp(growth[place]), math.exp(before[place]), 0.0, "silent")
             for place in np.flatnonzero(is_new).tolist()
         ]  # fmt: skip
@@ -380,13 +390,5 @@ def _step_of(kept: tuple[int, np.ndarray]) -> int:
 
 _FEW = "gradient of few elements alone, share"
 _WORDS = {"ratio": "update beside weight", "gradient_norm": "gradient norm", "nonzero": _FEW}
-_SILENT = (
-    "no gradient", "gradient is 0", "no update, though there is a gradient",
-    "updates lost by the dtype, share",
-)  # fmt: skip
-_NUMBERS = {
-    "no gradient": lambda lost, usual: (math.nan, usual),
-    "gradient is 0": lambda lost, usual: (0.0, usual),
-    "no update, though there is a gradient": lambda lost, usual: (0.0, math.nan),
-    "updates lost by the dtype, share": lambda lost, usual: (lost, 0.0),
-}
+_LOST = "updates lost by the dtype, share of elements"
+_SILENT = ("no gradient", "gradient is all 0", "no update, though there is a gradient", _LOST)
