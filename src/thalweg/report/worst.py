@@ -21,6 +21,7 @@ HEADINGS = {
 # What a narrow terminal does without, first to last.
 DROPPED = ("zero", "unchanged", "weight_norm", "nonfinite", "gradient_norm")
 ORDERED_BY = {"ratio": "update beside weight", "gradient_norm": "gradient norm"}
+EDGES = 4  # letters beside the cells
 LEAST_NAME = 16  # letters of a name that no number takes away
 
 
@@ -80,7 +81,7 @@ def _lay_out(
     for row, place in enumerate(places):
         numbers = [cells[each][row] for each in columns]
         bad = any(each in ("NaN", "inf") for each in numbers)
-        name = elide(names[place], max(LEAST_NAME, width - taken))
+        name = elide(names[place], max(LEAST_NAME, width - taken - EDGES))
         made.add_row(Text(name), *numbers, style="red" if bad else None)
     return made
 

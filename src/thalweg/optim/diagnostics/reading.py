@@ -81,6 +81,7 @@ class Reader:
         first = self._file.read(1)
         self._file.seek(0)
         if first not in (b"", b"{"):
+            self._file.close()
             raise self._refuse("it does not begin with a line of JSON")
 
     def __enter__(self) -> Reader:
