@@ -1,13 +1,15 @@
-"""Faults planted in small trainings: which of them `thalweg.optim.diagnostics.Spikes` names, and when.
+"""Faults planted in small trainings: which of them `Spikes` of the diagnostics names, and when.
 
     PYTHONPATH=src python benchmarks/planted.py            the table of docs/report.md
     PYTHONPATH=src python benchmarks/planted.py --quick    one seed
+    PYTHONPATH=src python benchmarks/planted.py --write run.jsonl
+                                                           the diagnostics of one, for its picture
 
 Ten faults, five seeds each, in a small transformer over the sources of Python's standard library,
 and twenty trainings without one. A fault of the kind that breaks a training is found if its layer
 is named at or before the step at which the loss leaves the band of the same training without the
-fault; a silent one, or one whose loss stays, if it is named within 100 steps. Thresholds were set on `TUNED_ON`; what is
-reported is of `SEEDS`, which were not looked at before.
+fault; a silent one, or one whose loss stays, if it is named within 100 steps. Thresholds were set
+on `TUNED_ON`; what is reported is of `SEEDS`, which were not looked at before.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,11 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thalweg import optim
-from thalweg.optim.diagnostics import COLUMNS, Diagnostics, Spikes, Table, Warned
+from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, Spikes, Table, Warned
 from thalweg.race.problems import lm
 from thalweg.race.problems.problem import Examples
 
-TUNED_ON, SEEDS = range(3), range(100, 105)
+TUNED_ON, SEEDS = range(5), range(100, 105)
 STEPS, AT, RATE = 300, 150, 3e-3
 BATCH, CONTEXT = 8, 32
 WITHIN = 100  # steps, of a fault that leaves the loss in its band
@@ -39,8 +41,9 @@ BAND = 0.5  # nats that the loss is above that of the same step without the faul
 class Training:
     """A small training, and what a fault can get at."""
 
-    def __init__(self, seed: int, kind: str = "adamw") -> None:
+    def __init__(self, seed: int, kind: str = "adamw", sinks: Sequence[JsonLines] = ()) -> None:
         torch.manual_seed(seed)
+        self.sinks = sinks
         self.model, self.kind, self.step = lm.Transformer(), kind, 0
         self.examples = _examples()
         batch = 2 if kind == "small batches" else BATCH
@@ -58,7 +61,7 @@ class Training:
         apart = sorted({WIDE, *self.groups})
         groups = [{"params": [each for each in named.items() if each[0] not in apart]}]
         groups += [{"params": [(name, named[name])], **self.groups.get(name, {})} for name in apart]
-        told = Diagnostics(every=1, sinks=[self._keep_table])
+        self.told = told = Diagnostics(every=1, sinks=[self._keep_table, *self.sinks])
         if self.kind == "sgd":
             self.optimizer: Any = optim.SGD(groups, rate, momentum=0.9, diagnostics=told)
         else:
@@ -79,6 +82,7 @@ class Training:
         (loss if self.term is None else loss + self.term()).backward()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * self._factor()
+        self.told.log_loss(loss)
         self.optimizer.step()
         return loss.item(), self._table
 
@@ -188,12 +192,16 @@ def _grow(training: Training) -> None:
 WIDE = "layers.1.wide.weight"
 PLANTS = (
     Plant("a layer's rate x 30", WIDE, AT, _nothing, _raise_rate),
-    Plant("an attention logit explodes", r"layers\.0\.(queries|keys)\.weight", AT, _nothing, _explode),
+    Plant("an attention logit explodes",
+          r"layers\.0\.(queries|keys)\.weight", AT, _nothing, _explode),
     Plant("a resume without moments", ".*", AT, _nothing, _lose_moments),
-    Plant("one token hits one row of the embedding", r"characters\.weight", AT, _nothing, _one_token),
+    Plant("one token hits one row of the embedding",
+          r"characters\.weight", AT, _nothing, _one_token),
     Plant("a layer's first weights x 100", r"scores\.weight", 1, _enlarge, _nothing),
-    Plant("a dead layer", r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", AT, _nothing, _kill, True),
-    Plant("bfloat16 weights that lose updates", r"layers\.1\.narrow\..*", 1, _narrow, _nothing, True),
+    Plant("a dead layer",
+          r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", AT, _nothing, _kill, True),
+    Plant("bfloat16 weights that lose updates",
+          r"layers\.1\.narrow\..*", 1, _narrow, _nothing, True),
     Plant("a frozen layer", WIDE, 1, _freeze, _nothing, True),
     Plant("a group with a rate of 0", WIDE, 1, _stop_group, _nothing, True),
     Plant("weights that grow without bound", WIDE, AT, _nothing, _grow, True),
@@ -208,9 +216,11 @@ class Run(NamedTuple):
     warned: list[tuple[int, Warned]]
 
 
-def run(seed: int, kind: str = "adamw", plant: Plant | None = None) -> Run:
+def run(
+    seed: int, kind: str = "adamw", plant: Plant | None = None, sinks: Sequence[JsonLines] = ()
+) -> Run:
     """A training with a fault, or without one."""
-    training, spikes = Training(seed, kind), Spikes()
+    training, spikes = Training(seed, kind, sinks), Spikes()
     if plant:
         plant.prepare(training)
     training.begin()
@@ -268,8 +278,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="one seed, and four clean trainings")
     parser.add_argument("--tuned-on", action="store_true", help="the seeds of the thresholds")
+    parser.add_argument("--write", metavar="FILE", help="write one, to be drawn, and no table")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.write:
+        run(SEEDS[0], plant=PLANTS[0], sinks=[JsonLines(given.write)])
+        return
     seeds = list(TUNED_ON if given.tuned_on else SEEDS)[: 1 if given.quick else None]
     clean = {(kind, seed): run(seed, kind) for kind in CLEAN for seed in seeds}
     print("| fault | named in time | named first | told after, steps | loss left its band after |")
@@ -282,7 +296,9 @@ def main() -> None:
         first = sum(each.is_first for each in found)
         told = _span([each.told for each in found], plant.at)
         left = _span([each.left for each in found], plant.at)
-        print(f"| {plant.name} | {in_time} of {len(seeds)} | {first} | {told} | {left} |", flush=True)
+        print(
+            f"| {plant.name} | {in_time} of {len(seeds)} | {first} | {told} | {left} |", flush=True
+        )
     alarms = {key: each.warned for key, each in clean.items() if each.warned}
     print(f"\nFound with all seeds: {found_all} of {len(PLANTS)} faults.", end=" ")
     print(f"False alarms: {len(alarms)} of {len(clean)} clean trainings; seeds {seeds}.")

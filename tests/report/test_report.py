@@ -71,7 +71,9 @@ def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0]))
+    path = write(
+        tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0])
+    )
     with Reader(path) as reader:
         first, second = (each.rows["ratio"].tolist() for each in reader.read_all())
     assert first[0] == UNMEASURED
@@ -129,8 +131,8 @@ def test_a_resumed_training_takes_the_place_of_its_steps(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("first", "last", "every", "expected"),
-    [(1, 1, 1, (1, 1)), (1, 1000, 1, (1, 1000)), (1, 1001, 1, (2, 501)), (1, 10_000, 10, (10, 1000)),
-     (10, 137, 10, (10, 13)), (1, 123_457, 10, (130, 950))],
+    [(1, 1, 1, (1, 1)), (1, 1000, 1, (1, 1000)), (1, 1001, 1, (2, 501)),
+     (1, 10_000, 10, (10, 1000)), (10, 137, 10, (10, 13)), (1, 123_457, 10, (130, 950))],
 )  # fmt: skip
 def test_bins(first: int, last: int, every: int, expected: tuple[int, int]) -> None:
     made = bins.make_bins(first, last, every)
@@ -287,7 +289,9 @@ def test_long_names_are_elided_in_the_middle() -> None:
 # Warnings.
 
 
-def feed(rows: list[dict[str, Any]], losses: list[float] | None = None) -> list[tuple[str, int, str]]:
+def feed(
+    rows: list[dict[str, Any]], losses: list[float] | None = None
+) -> list[tuple[str, int, str]]:
     spikes, found = Spikes(), []
     for place, row in enumerate(rows):
         loss = None if losses is None else losses[place]
@@ -306,7 +310,9 @@ def usual(count: int) -> list[dict[str, Any]]:
 
 
 def changed(rows: list[dict[str, Any]], since: int, until: int, **columns: Any) -> list[Any]:
-    return [{**row, **columns} if since <= step < until else row for step, row in enumerate(rows, 1)]
+    return [
+        {**row, **columns} if since <= step < until else row for step, row in enumerate(rows, 1)
+    ]
 
 
 CASES = {

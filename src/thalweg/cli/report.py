@@ -29,9 +29,9 @@ def report(run: Path, out: Path | None, title: str | None) -> None:
       thalweg report run.jsonl
       thalweg report run.jsonl -o page.html --title "GPT-2 small, rate 6e-4"
     """
+    from thalweg.race.report import whole
     from thalweg.report.history import read_history
     from thalweg.report.page import draw, tell_damaged
-    from thalweg.race.report import whole
 
     out = out or run.with_suffix(".html")
     history = read_history(run)

@@ -13,7 +13,7 @@ from thalweg.cli.escaped import escape_text
 from thalweg.cli.options import Whole
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console, Group, RenderableType
 
     from thalweg.report.latest import Latest
 
@@ -70,7 +70,7 @@ def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
     from thalweg.report.page import tell_damaged
     from thalweg.report.worst import make_table, rank_layers
 
-    parts: list[object] = [Text(escape_text(latest.summarize()), style="bold")]
+    parts: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
     notes: list[Text] = []
     if latest.rows:
         room = max(3, console.height - 10 - TOLD)

@@ -54,9 +54,7 @@ class History:
         if record.rows:
             self.rows[step] = {key: self._place(header.names, row)
                                for key, row in record.rows.items()}  # fmt: skip
-        self.warned += self._spikes.feed(
-            record.rows, header.names, step, record.loss, header.sizes
-        )
+        self.warned += self._spikes.feed(record.rows, header.names, step, record.loss, header.sizes)
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The steps that have a column, and its numbers: a row per step, a column per parameter."""

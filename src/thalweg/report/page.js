@@ -106,8 +106,10 @@
   const groups = [];
   data.names.forEach((name, layer) => {
     const prefix = prefixOf(name);
-    if (!groups.length || groups[groups.length - 1].prefix !== prefix) groups.push({ prefix, layers: [] });
-    groups[groups.length - 1].layers.push(layer);
+    // Wherever they stand: an optimizer's groups of parameters tear apart what is one block.
+    let group = prefix ? groups.find((each) => each.prefix === prefix) : groups[groups.length - 1];
+    if (!group || group.prefix !== prefix) groups.push((group = { prefix, layers: [] }));
+    group.layers.push(layer);
   });
   for (const group of groups) if (group.layers.length < 2) group.prefix = "";
 
@@ -200,7 +202,7 @@
         make("summary", { "aria-label": `${prefix}, ${own.length} layers` }, make("div", { class: "lane" }, head, strip(column, [own], `largest of ${prefix}`, false))),
         make("div", { class: "body lane" }, names(own, prefix.length + 1), strip(column, own.map((layer) => [layer]), prefix, true)));
       details.open = opens || (lead && own.includes(lead.layer));
-      details.addEventListener("toggle", () => draw());
+      details.addEventListener("toggle", () => details.open && drawWithin(details));
       panel.append(details);
     }
     $("strips").append(panel);
@@ -356,23 +358,29 @@
     }
   };
   const letters = make("span", { class: "name" }, "0".repeat(50));
-  const drawNames = () => {
+  const drawNames = (root) => {
     letters.style.cssText = "position:absolute;visibility:hidden;padding:0";
     document.body.append(letters);
     const wide = letters.getBoundingClientRect().width / 50;
     letters.remove();
-    for (const name of document.querySelectorAll("[data-full]")) {
+    const fitting = [];
+    for (const name of root.querySelectorAll("[data-full]")) {
+      if (!name.clientWidth) continue;
       const style = getComputedStyle(name);
       const free = name.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - (name.closest("summary") ? 12 : 0);
-      if (name.clientWidth) name.textContent = elide(name.dataset.full, Math.max(4, Math.floor(free / wide - 0.05)));
+      fitting.push([name, elide(name.dataset.full, Math.max(4, Math.floor(free / wide - 0.05)))]);
     }
+    for (const [name, text] of fitting) name.textContent = text; // after all sizes were read: one layout, not hundreds
   };
   const draw = () => {
     setTheme();
     drawLoss();
     data.columns.forEach(drawLegend);
-    strips.forEach(drawStrip);
-    drawNames();
+    drawWithin(document);
+  };
+  const drawWithin = (root) => { // what is folded has no size until it is opened
+    for (const each of strips) if (root.contains(each.element)) drawStrip(each);
+    drawNames(root);
   };
 
   // ---- pointing ----
@@ -459,7 +467,7 @@
     if (mark.layer < 0) { cross(bin); return; }
     const own = strips.find((each) => each.rows.length && each.rows.some((row) => row.length === 1 && row[0] === mark.layer) && each.column.key === (mark.what.startsWith("gradient") ? "gradient_norm" : data.columns[0].key)) || strips.find((each) => each.rows.some((row) => row.length === 1 && row[0] === mark.layer));
     const details = own.element.closest("details");
-    if (details && !details.open) { details.open = true; draw(); }
+    if (details && !details.open) { details.open = true; drawWithin(details); }
     const row = own.rows.findIndex((each) => each[0] === mark.layer), height = own.element.clientHeight / own.rows.length;
     scrollTo({ top: scrollY + own.element.getBoundingClientRect().top + row * height - innerHeight / 2 });
     const box = own.element.getBoundingClientRect();

@@ -22,7 +22,7 @@ HEADINGS = {
 DROPPED = ("zero", "unchanged", "weight_norm", "nonfinite", "gradient_norm")
 ORDERED_BY = {"ratio": "update beside weight", "gradient_norm": "gradient norm"}
 EDGES = 4  # letters beside the cells
-LEAST_NAME = 16  # letters of a name that no number takes away
+LEAST_NAME = 26  # letters of a name that no number takes away
 
 
 class Worst(NamedTuple):
@@ -58,12 +58,12 @@ def make_table(
     """The first `most` layers, with as many columns as fit into the width of a terminal."""
     columns = [each for each in HEADINGS if each in rows]
     columns += [next(iter(rows))] if not columns else []
-    made = partial(_lay_out, rows, names, worst.places[:most], width)
+    made = partial(_lay_out, rows, names, worst.places[:most].tolist(), width)
     return fitted(made, columns, [each for each in DROPPED if each in columns], width)
 
 
 def _lay_out(
-    rows: Mapping[str, np.ndarray], names: Sequence[str], places: np.ndarray, width: int,
+    rows: Mapping[str, np.ndarray], names: Sequence[str], places: list[int], width: int,
     columns: list[str],
 ) -> Table:  # fmt: skip
     from rich import box
@@ -71,11 +71,12 @@ def _lay_out(
     from rich.text import Text
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    made.add_column("layer", no_wrap=True, min_width=LEAST_NAME)
-    cells = {each: [format_number(rows[each][place]) for place in places] for each in columns}
-    taken = sum(
-        3 + max(len(HEADINGS.get(each, each)), *map(len, cells[each])) for each in columns
-    )
+    longest = max((len(names[place]) for place in places), default=0)
+    made.add_column("layer", no_wrap=True, min_width=min(LEAST_NAME, longest))
+    cells = {
+        each: [format_number(float(rows[each][place])) for place in places] for each in columns
+    }
+    taken = sum(3 + max(len(HEADINGS.get(each, each)), *map(len, cells[each])) for each in columns)
     for each in columns:
         made.add_column(HEADINGS.get(each, each), justify="right", no_wrap=True)
     for row, place in enumerate(places):

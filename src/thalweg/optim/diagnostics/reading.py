@@ -165,15 +165,13 @@ class Reader:
         if {len(names)} < {len(names), *(len(each) for each in (sizes, groups) if each)}:
             raise ValueError("lists of several lengths")
         every = max(1, int(told.get("every") or 1))
-        return Header(every, *map(tuple, (names, sizes, groups, told["columns"])))
+        return Header(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
 
     def _refuse(self, reason: str) -> DataLossError:
         return DataLossError(f"'{self.path}' is no file of diagnostics: {reason}.")
 
 
-def _read_record(
-    told: dict[str, Any], header: Header, wanted: frozenset[str] | None
-) -> Record:
+def _read_record(told: dict[str, Any], header: Header, wanted: frozenset[str] | None) -> Record:
     step, loss, rows = told["step"], told.get("loss"), {}
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")

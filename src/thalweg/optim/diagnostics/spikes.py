@@ -84,7 +84,8 @@ class Spikes:
     """
 
     def __init__(self) -> None:
-        self._names: tuple[str, ...] | None = None
+        self._names: tuple[str, ...] = ()
+        self._layers = _Layers(0)
         self._loss = _Usual(1)
         self._loss_left = False
 
@@ -122,17 +123,14 @@ class Spikes:
         found = [] if loss is None else self._judge_loss(step, loss)
         seen: list[_Seen] = []
         if rows:
-            if self._names is None or tuple(names) != self._names:
+            if tuple(names) != self._names:
                 self._names, self._layers = tuple(names), _Layers(len(names))
             by_column = {key: np.asarray(each, np.float64) for key, each in rows.items()}
             seen = self._layers.judge(by_column, step, np.asarray(sizes, np.float64))
-        if self._names is not None and self._loss_left:
+        if self._loss_left:
             seen += self._layers.take_recent()
         seen.sort(key=lambda each: (each.step, -each.excess))
-        return [
-            Warned(self._names[each.place], each.step, each.what, each.number, each.usual, each.kind)
-            for each in seen if self._names is not None
-        ] + found  # fmt: skip
+        return [each.name_by(self._names) for each in seen] + found
 
     def feed_table(self, table: Table, loss: float | None = None) -> list[Warned]:
         """What is not usual in the step of a table, as `feed` tells it."""
@@ -162,6 +160,10 @@ class _Seen(NamedTuple):
     usual: float
     excess: float
     kind: str = "spike"
+
+    def name_by(self, names: Sequence[str]) -> Warned:
+        """As it is told."""
+        return Warned(names[self.place], self.step, self.what, self.number, self.usual, self.kind)
 
 
 class _Usual:
@@ -245,8 +247,9 @@ class _Spiking:
             number, usual = math.exp(logs[place]), math.exp(median[place])
             if self._what == _FEW:
                 number, usual = 1 / number, 1 / usual
-            self._begun[place] = self._row, _Seen(
-                step, place, self._what, number, usual, float(excess[place] / scale[place])
+            self._begun[place] = (
+                self._row,
+                _Seen(step, place, self._what, number, usual, float(excess[place] / scale[place])),
             )
         self._row += 1
         lasted = np.flatnonzero(self._above == SPIKE_ROWS).tolist()
@@ -270,9 +273,7 @@ class _Layers:
         self._was_bad = self._has_grown = np.zeros(count, bool)
         self._weights: list[tuple[int, np.ndarray]] = []
 
-    def judge(
-        self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
-    ) -> list[_Seen]:
+    def judge(self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray) -> list[_Seen]:
         """All that is not usual in a row, but for spikes that are not sure yet."""
         found = self._judge_first(rows, step, sizes) if self._rows == 0 else []
         found += self._judge_nonfinite(rows, step)
@@ -355,8 +356,10 @@ class _Layers:
         found: list[_Seen] = []
         for what, told in holds.items():
             for place in self._lasting[what].find_new(told, step).tolist():
-                number, before = (lost[place], 0.0) if what == _LOST else (math.nan, usual[place])
-                found.append(_Seen(step, place, what, number, before, 0.0, "silent"))
+                numbers = (float(lost[place]), 0.0)
+                if what != _LOST:
+                    numbers = math.nan, float(usual[place])
+                found.append(_Seen(step, place, what, *numbers, 0.0, "silent"))
         return found
 
     def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
