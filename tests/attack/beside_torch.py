@@ -46,6 +46,7 @@ HYPERS = ("lr", "betas", "eps", "weight_decay", "momentum", "rho", "alpha", "eta
 AROUND: list[dict[str, Any]] = [
     {}, {}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"accumulate": 2},
     {"state_device": "cpu"}, {"ema_decay": 0.9}, {"fused_unscale": True},
+    {"diagnostics": 2},
 ]  # fmt: skip
 
 

@@ -457,6 +457,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "session": in_session,
     "optim": of_optim(lambda own: optim.AdamW(own, 0.01, clip_grad_norm=1.0)),
     "optim masters": of_optim(lambda own: optim.Adam(own, 0.01, masters=True), torch.bfloat16),
+    "optim diagnostics": of_optim(lambda own: optim.Adam(own, 0.01, diagnostics=1)),
     "optim many rules": of_optim(of_many_rules),
     "optim mixed": of_optim(lambda own: mixed(own, clip_grad_norm=1.0, ema_decay=0.9)),
     "optim rows": of_optim(lambda own: of_rows(own, clip_grad_norm=1.0)),

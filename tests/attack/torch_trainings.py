@@ -93,6 +93,7 @@ OPTIONS: dict[str, list[Any]] = {
     "fused_unscale": [True],
     "state_device": ["cpu"],
     "round": ["stochastic"],
+    "diagnostics": [1, 3],
 }
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")

@@ -60,3 +60,19 @@ def fit(module: Any, epochs: int, path: Path, resume: Path | None = None) -> tup
     trainer.fit(module, loader, ckpt_path=resume)
     trainer.save_checkpoint(path / "last.ckpt")
     return module.inner, trainer.optimizers[0]
+
+
+def logged_by(module: Any, path: Path, callback: Any) -> dict[str, float]:
+    """What a training of one epoch has logged, with a callback."""
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        default_root_dir=path,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(data(4), batch_size=None))
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}

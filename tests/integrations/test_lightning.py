@@ -54,3 +54,17 @@ def test_what_lightning_asks_for(kind: str, cases: Any, tmp_path: Path) -> None:
         fit(kind_of(make), 1, tmp_path)
         fit(kind_of(make), 2, tmp_path, tmp_path / "last.ckpt")
     assert_known(found, ASKED)
+
+
+def test_diagnostics_are_logged_as_all_else(cases: Any, tmp_path: Path) -> None:
+    from thalweg.integrations.lightning import LogDiagnostics
+
+    module = cases.Fitted(lambda params: optim.AdamW(params, lr=0.05, diagnostics=4))
+    logged = cases.logged_by(module, tmp_path, LogDiagnostics(["ratio", "clip"]))
+    table = module.optimizers().optimizer.diagnostics
+    assert table.step == 4
+    assert {k: v for k, v in logged.items() if k in table.scalars()} == pytest.approx(
+        table.scalars(["ratio", "clip"]), rel=1e-6
+    )
+    with pytest.raises(ValueError, match="columns has 'norm'"):
+        LogDiagnostics(["norm"])

@@ -101,3 +101,20 @@ def test_what_transformers_asks_for(tmp_path: Path) -> None:
         trained_by(tmp_path, lambda params: cls(params, lr=0.05), str(tmp_path / "checkpoint-4"))
         trainer(tmp_path, Wrapped(), optimizer_cls_and_kwargs=(cls, {"lr": 0.05})).train()
     assert_known(found, ASKED)
+
+
+def test_diagnostics_are_logged_as_all_else(tmp_path: Path) -> None:
+    module = Wrapped()
+    optimizer = optim.AdamW(module.named_parameters(), lr=0.05, diagnostics=3)
+    made = trainer(tmp_path, module, optimizers=(optimizer, schedule(optimizer)))
+    from thalweg.integrations.transformers import LogDiagnostics
+
+    made.add_callback(LogDiagnostics(made, ["ratio"]))
+    made.train()
+    told = [each for each in made.state.log_history if any("ratio/" in name for name in each)]
+    assert [each["step"] for each in told] == [3, 6]
+    numbers = optimizer.diagnostics.scalars(["ratio"])
+    assert len(numbers) == len(list(module.parameters()))
+    assert numbers.items() <= told[-1].items()
+    with pytest.raises(TypeError, match="trainer must be a Trainer"):
+        LogDiagnostics(print)

@@ -19,10 +19,11 @@ import thalweg
 from many import many
 from rulebook import assert_same
 from thalweg import optim
+from thalweg.engines import diagnostics
 from thalweg.engines.measuring import combine_leaves, leaves_of
 from thalweg.errors import FailedPreconditionError, NumericsWarning
 from thalweg.optim import tensorflow
-from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, to
+from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, measuring, to
 from thalweg.rules.heavy_ball import HEAVY_BALL
 
 SHAPES = ((70, 1030), (33, 7), (5,))  # the first has two leaves
@@ -247,8 +248,10 @@ def test_rows_and_parameters_without_a_gradient_are_not_measured() -> None:
     other, unused = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
     named = [("rows", table.weight), ("other", other), ("unused", unused)]
     made = optim.SGD(named, lr=0.1, diagnostics=1)
-    (table(torch.tensor([1, 1, 3])).sum() + other.sum()).backward()
-    made.step()
+    for _ in range(3):  # repeated from the second on
+        made.zero_grad()
+        (table(torch.tensor([1, 1, 3])).sum() + other.sum()).backward()
+        made.step()
     rows, whole, rest = (made.diagnostics[name] for name, _ in named)
     assert rows.update_max == pytest.approx(0.2)
     assert math.isnan(rows.gradient_norm)
@@ -405,6 +408,8 @@ def test_a_closure_tells_its_loss() -> None:
     losses = [made.step(closure).item() for _ in range(5)]
     _, *records = map(json.loads, file.getvalue().splitlines())
     assert [each["loss"] for each in records] == [float(f"{each:.4g}") for each in losses]
+    made.step(lambda: {"loss": 1.0})  # which is no number
+    assert json.loads(file.getvalue().splitlines()[-1])["step"] == 6
 
 
 def test_a_sink_that_fails_is_named_once(tmp_path: Path) -> None:
@@ -439,3 +444,29 @@ def test_tensorboard_is_given_scalars() -> None:
     told.log_loss(2.0)
     run(params, made, 1)
     assert Writer.seen == [("loss", 2.0, 1), ("ratio/w0", made.diagnostics["w0"].ratio, 1)]
+
+
+def test_tensors_of_a_device_are_added_up_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on a GPU runs here on tensors of the CPU."""
+    for dtype in TYPES:
+        tables: list[Any] = []
+        for is_there in (False, True):
+            params = params_of(dtype)
+            with monkeypatch.context() as patched, thalweg.engine("reference"):
+                if is_there:
+                    patched.setattr(diagnostics, "_array", lambda flat: flat)
+                made = optim.AdamW(params, lr=0.01, diagnostics=1, clip_grad_value=1.0)
+                tables.append(run(params, made, 2).diagnostics.records)
+        for column in COLUMNS:
+            assert_same(*([torch.tensor(each[column])] for each in tables))
+
+
+def test_an_update_tells_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured beside it where there is a kernel."""
+    monkeypatch.setattr(measuring, "VariableDiagnostics", None)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        params = params_of(dtype, SHAPES[1:])
+        made = optim.AdamW(params, diagnostics=1, masters=True, clip_grad_norm=1.0)
+        assert run(params, made, 2).diagnostics.step == 2
+    with pytest.raises(TypeError, match="NoneType"):
+        run(params := params_of(torch.float64), optim.AdamW(params, diagnostics=1), 1)

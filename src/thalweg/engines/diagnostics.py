@@ -66,7 +66,9 @@ class VariableDiagnostics:
         self._flush = asked.selection.denormals == "flush"
         self._kind = reference.namespace_of(layout.compute_dtype(self._var.dtype))
         grad = asked.gradients[index]
-        self._grad = None if isinstance(grad, IndexedSlices) else grad.detach()
+        # In a step that is repeated those with rows are still torch's.
+        has_rows = isinstance(grad, IndexedSlices) or grad.layout != torch.strided
+        self._grad: Tensor | None = None if has_rows else grad.detach()
         self._found: Found = {}
         with no_grad():
             if self._grad is not None:

@@ -38,7 +38,7 @@ from thalweg.optim.selecting import groups
 if TYPE_CHECKING:
     from torch.optim import LBFGS, Optimizer, lr_scheduler, swa_utils
 
-    from thalweg.optim import tensorflow
+    from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
     from thalweg.optim.encoding import full_precision
     from thalweg.optim.hidden import hidden_matrices
@@ -119,6 +119,7 @@ __all__ = [
     "ScheduleFreeSGD",
     "SparseAdam",
     "StableAdamW",
+    "diagnostics",
     "full_precision",
     "groups",
     "hidden_matrices",
@@ -138,8 +139,8 @@ __all__ += [n for n in dir(torch.optim) if not (n.startswith("_") or n in __all_
 
 
 def _get(name: str) -> Any:
-    if name == "tensorflow":
-        return importlib.import_module("thalweg.optim.tensorflow")
+    if name in ("diagnostics", "tensorflow"):
+        return importlib.import_module(f"thalweg.optim.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"thalweg.optim.{_HOMES[name]}"), name)
     if not name.startswith("__"):

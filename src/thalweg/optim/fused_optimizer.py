@@ -446,7 +446,7 @@ class FusedOptimizer(Scaled):
                 loss = closure()
         own = self._own
         if loss is not None and own.diagnosing is not None:
-            own.diagnosing.asked.log_loss(loss)
+            own.diagnosing.note_loss(loss)
         with own._lock:
             is_due = closure is not None or bool(own.due)
             if is_due and self._around.accumulate == 1 and self._try_quick_step():

@@ -8,7 +8,7 @@ afterwards, if its smallest or largest magnitude says that there is any.
 
 from __future__ import annotations
 
-from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
+from thalweg.engines.codegen import Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk
 from thalweg.engines.diagnostics import COUNTS, MEASURED, PEAKS
 from thalweg.engines.measuring import LANES
@@ -112,9 +112,7 @@ def generate_telling(update: Update, first: int, momentum: int | None, sign: int
         tiny=tiny,
         infinite=infinite,
         element=indent_by(_update_element(element, first, momentum, sign, magnitude), 5),
-        fold=indent_by(
-            [f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in own], 5
-        ),
+        fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in own], 5),
         keep=indent_by(keep, 3),
     )
     return name_kernel("d", element.define_functions(), text, update.scalars)
@@ -146,12 +144,15 @@ def _update_element(
         "lanes_gradient[lane] += g * g",
         "lanes_update[lane] += u * u",
         "lanes_weight[lane] += w * w",
-        *(_largest(name, value) for name, value in (
-            ("gradient_max", "magnitude_of(told_gradient)"),
-            ("update_max", "magnitude_of(told_move)"),
-            ("weight_max", "magnitude_of(told_new * one)"),
-            ("most", "told_raw"),
-        )),
+        *(
+            _largest(name, value)
+            for name, value in (
+                ("gradient_max", "magnitude_of(told_gradient)"),
+                ("update_max", "magnitude_of(told_move)"),
+                ("weight_max", "magnitude_of(told_new * one)"),
+                ("most", "told_raw"),
+            )
+        ),
         "least = told_raw if told_raw < least else least",
         "unchanged += int64((told_new == told_old) & (told_raw != 0))",
     ]

@@ -12,12 +12,14 @@ from __future__ import annotations
 from thalweg.optim.diagnostics.asked import Diagnostics, to
 from thalweg.optim.diagnostics.sinks import JsonLines, TensorBoard
 from thalweg.optim.diagnostics.spikes import Spikes, Warned
-from thalweg.optim.diagnostics.table import COLUMNS, Table
+from thalweg.optim.diagnostics.table import COLUMNS, NewTables, Row, Table
 
 __all__ = [
     "COLUMNS",
     "Diagnostics",
     "JsonLines",
+    "NewTables",
+    "Row",
     "Spikes",
     "Table",
     "TensorBoard",

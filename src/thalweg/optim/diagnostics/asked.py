@@ -31,6 +31,10 @@ class Source(Protocol):
         """What tables are of."""
         ...
 
+    def settle(self) -> None:
+        """Tell of what was measured."""
+        ...
+
 
 class Diagnostics:
     """Every how many steps `optimizer.diagnostics` is made anew, and where it is written.
@@ -117,7 +121,9 @@ class Diagnostics:
         self._tell("table", table, loss)
 
     def close(self) -> None:
-        """Write out what waits, and close the files."""
+        """Write out what waits, such as a table that a device has, and close files of events."""
+        if self._source is not None:
+            self._source.settle()
         self._tell("close")
 
     def belong_to(self, source: Source) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -15,11 +15,12 @@ from torch import Tensor
 from thalweg.core.gradient_transforms import GradientTransforms, before_norms
 from thalweg.core.groups import states_of, titles_in
 from thalweg.core.meshes import check_whole
-from thalweg.engines.cpu import Group as CpuGroup
+from thalweg.engines.cpu.group import Group as CpuGroup
 from thalweg.engines.diagnostics import MEASURED, VariableDiagnostics, combined
 from thalweg.engines.engine import Columns, Ready, Request, Round
 from thalweg.engines.plan import DensePlan
-from thalweg.errors import FailedPreconditionError
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.ground.fetching import brought
 from thalweg.ground.locks import importing
 from thalweg.optim.columns import STEP
 from thalweg.optim.diagnostics.asked import Diagnostics
@@ -201,6 +202,12 @@ class Diagnosing:
         """Whether the step to come is told of."""
         return self.next_step() % self.asked.every == 0
 
+    def note_loss(self, loss: object) -> None:
+        """Tell the sinks what a closure returned, if it is a number."""
+        if self.asked.sinks:
+            with suppress(InvalidTypeError):
+                self.asked.log_loss(loss)
+
     def step_between(self) -> type[SteadyStep]:
         """What takes steps in one call that are not told of."""
         with importing:
@@ -210,6 +217,10 @@ class Diagnosing:
     @contextmanager
     def around(self, optimizer: Any) -> Generator[None]:
         """A block in which a step is taken carefully."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise FailedPreconditionError(
+                "A step that a CUDA graph captures is told of in no replay: leave out diagnostics=."
+            )
         own, step = optimizer._own, self.next_step()
         is_due, before = step % self.asked.every == 0, own.total
         own.watch = watch = StepWatch() if is_due else None
@@ -261,20 +272,13 @@ def _steps_in(optimizer: Any) -> int:
 
 def _fetched(tensor: Tensor) -> Callable[[], Any]:
     """What gives a tensor on the host, to which it is on its way; NumPy's array."""
-    if tensor.device.type == "cpu":
-        return tensor.numpy
-    if not tensor.is_cuda:
-        return lambda: tensor.cpu().numpy()
-    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    here.copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(tensor.device))
+    (own,), wait = brought([tensor])
 
-    def wait() -> Any:
-        event.synchronize()
-        return here.numpy()
+    def read() -> Any:
+        wait()
+        return own
 
-    return wait
+    return read
 
 
 def _table_of(

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.optim.diagnostics.table import COLUMNS, Parameters, Table
+from thalweg.errors import InvalidTypeError
+from thalweg.optim.diagnostics.table import COLUMNS, Parameters, Table, check_columns
 
 _VERSION = 1
 _NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has no numbers for
@@ -127,11 +127,7 @@ class TensorBoard(Sink):
         given: object = writer
         if not isinstance(given, str | os.PathLike) and not hasattr(given, "add_scalar"):
             raise InvalidTypeError(f"writer must be a folder or a SummaryWriter, not {writer!r}.")
-        self._columns = tuple(columns)
-        for name in self._columns:
-            if name not in COLUMNS:
-                expected = ", ".join(COLUMNS)
-                raise InvalidArgumentError(f"columns has {name!r}; expected: {expected}.")
+        self._columns = check_columns(columns)
         self._given = writer
         self._writer: Any = None if isinstance(given, str | os.PathLike) else writer
 
@@ -139,11 +135,8 @@ class TensorBoard(Sink):
         writer = self._events()
         if loss is not None:
             writer.add_scalar("loss", loss, table.step)
-        for column in self._columns:
-            rows = zip(table, table.records[column].tolist(), table.measured[column], strict=True)
-            for name, value, is_known in rows:
-                if is_known:
-                    writer.add_scalar(f"{column}/{name}", value, table.step)
+        for name, value in table.scalars(self._columns).items():
+            writer.add_scalar(name, value, table.step)
 
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
         self._events().add_scalar("loss", loss, step)

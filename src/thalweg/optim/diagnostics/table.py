@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thalweg.engines.diagnostics import MEASURED
-from thalweg.errors import NotFoundError, did_you_mean
+from thalweg.errors import InvalidArgumentError, NotFoundError, did_you_mean
 
 _SHARES = ("agreement", "unchanged", "zero", "denormal")
 # What a column is made of, where that has another name.
@@ -120,6 +120,14 @@ class Table(Mapping[str, Row]):
     def __repr__(self) -> str:
         return f"<Table of step {self.step}: {len(self)} parameters>"
 
+    def scalars(self, columns: Iterable[str] = COLUMNS) -> dict[str, float]:
+        """What was measured, as numbers named `column/parameter`."""
+        found: dict[str, float] = {}
+        for column in columns:
+            rows = zip(self, self.records[column].tolist(), self.measured[column], strict=True)
+            found |= {f"{column}/{name}": value for name, value, is_known in rows if is_known}
+        return found
+
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with the names as its index.
 
@@ -128,6 +136,40 @@ class Table(Mapping[str, Row]):
         """
         pandas: Any = import_module("pandas")  # which has no types
         return pandas.DataFrame.from_records(self.records, index="name")
+
+
+def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
+    """Columns, if there are such.
+
+    Raises:
+        InvalidArgumentError: Names the first that is none.
+    """
+    given = tuple(columns)
+    for name in given:
+        if name not in COLUMNS:
+            expected = ", ".join(COLUMNS)
+            raise InvalidArgumentError(f"columns has {name!r}; expected: {expected}.")
+    return given
+
+
+class NewTables:
+    """Tells of optimizers what it has not told before, for callbacks of trainers.
+
+    Args:
+        columns: Those that are told.
+    """
+
+    def __init__(self, columns: Iterable[str] = COLUMNS) -> None:
+        self._columns = check_columns(columns)
+        self._seen: dict[str, Table] = {}
+
+    def numbers_of(self, optimizer: object, prefix: str = "") -> dict[str, float]:
+        """The scalars of an optimizer's table, named with a prefix, if that is a new one."""
+        table = getattr(optimizer, "diagnostics", None)
+        if not isinstance(table, Table) or self._seen.get(prefix) is table:
+            return {}
+        self._seen[prefix] = table
+        return {prefix + name: value for name, value in table.scalars(self._columns).items()}
 
 
 def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:

@@ -1,0 +1,36 @@
+"""In Lightning: diagnostics of optimizers by the module's own `log_dict`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from thalweg.optim.diagnostics import COLUMNS, NewTables
+
+
+class LogDiagnostics(Callback):
+    """Logs the diagnostics of all optimizers of a trainer wherever that logs.
+
+    The numbers are `gradient_norm/layer.weight` and so on, of several optimizers those of the
+    second begin with `1/`. An optimizer tells of itself if it was made with `diagnostics=`.
+
+    Args:
+        columns: Those that are logged.
+
+    Raises:
+        InvalidArgumentError: One is not known.
+    """
+
+    def __init__(self, columns: Iterable[str] = COLUMNS) -> None:
+        self._tables = NewTables(columns)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what is new."""
+        for number, optimizer in enumerate(trainer.optimizers):
+            found = self._tables.numbers_of(optimizer, f"{number}/" if number else "")
+            if found:
+                pl_module.log_dict(found, on_step=True, on_epoch=False, batch_size=1)

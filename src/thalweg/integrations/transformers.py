@@ -1,0 +1,39 @@
+"""In the Trainer of Hugging Face: diagnostics of its optimizer by its own `log`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import TrainerCallback
+
+from thalweg.errors import InvalidTypeError
+from thalweg.optim.diagnostics import COLUMNS, NewTables
+
+
+class LogDiagnostics(TrainerCallback):
+    """Logs the diagnostics of a trainer's optimizer wherever that logs.
+
+    `trainer.add_callback(LogDiagnostics(trainer))`; the numbers are `gradient_norm/layer.weight`
+    and so on. The optimizer tells of itself if it was made with `diagnostics=`.
+
+    Args:
+        trainer: The trainer.
+        columns: Those that are logged.
+
+    Raises:
+        InvalidTypeError: The first is no trainer.
+        InvalidArgumentError: A column is not known.
+    """
+
+    def __init__(self, trainer: Any, columns: Iterable[str] = COLUMNS) -> None:
+        if not callable(getattr(trainer, "log", None)):
+            raise InvalidTypeError(f"trainer must be a Trainer, not {trainer!r}.")
+        self._trainer, self._tables = trainer, NewTables(columns)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log what is new."""
+        optimizer = kwargs.get("optimizer")
+        found = self._tables.numbers_of(getattr(optimizer, "optimizer", optimizer))
+        if found:
+            self._trainer.log(found)
