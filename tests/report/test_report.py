@@ -21,7 +21,7 @@ from thalweg.optim.diagnostics.spikes import Spikes
 from thalweg.report import bins
 from thalweg.report.history import History, read_history
 from thalweg.report.page import draw
-from thalweg.report.worst import elide, rank_layers
+from thalweg.report.worst import elide, find_shared, rank_layers
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'"
 HEADER: dict[str, Any] = {
@@ -281,8 +281,10 @@ def test_the_order_of_layers() -> None:
 
 def test_long_names_are_elided_in_the_middle() -> None:
     name = "model.layers.10.self_attn.q_proj.weight"
-    assert elide(name, 16) == "model.…oj.weight"
+    assert elide(name, 16) == "model.la….weight"
     assert len(elide(name, 16)) == 16
+    assert find_shared([name, "model.layers.11.bias"]) == "model.layers."
+    assert find_shared([name]) == ""
     assert elide(name, 99) == name
 
 

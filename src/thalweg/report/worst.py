@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,12 +78,16 @@ def _lay_out(
         each: [format_number(float(rows[each][place])) for place in places] for each in columns
     }
     taken = sum(3 + max(len(HEADINGS.get(each, each)), *map(len, cells[each])) for each in columns)
+    room = max(LEAST_NAME, width - taken - EDGES)
+    shared = find_shared(names)
     for each in columns:
         made.add_column(HEADINGS.get(each, each), justify="right", no_wrap=True)
     for row, place in enumerate(places):
         numbers = [cells[each][row] for each in columns]
         bad = any(each in ("NaN", "inf") for each in numbers)
-        name = elide(names[place], max(LEAST_NAME, width - taken - EDGES))
+        name = names[place]
+        if longest > room:  # what all have in common tells nothing
+            name = elide(name.removeprefix(shared), room)
         made.add_row(Text(name), *numbers, style="red" if bad else None)
     return made
 
@@ -94,9 +99,15 @@ def format_number(value: float) -> str:
     return "NaN" if np.isnan(value) else f"{value:.3g}"
 
 
+def find_shared(names: Sequence[str]) -> str:
+    """What all names begin with, up to a dot."""
+    found = os.path.commonprefix(list(names))  # noqa: RUF071, which is cut at a dot below
+    return found[: found.rfind(".") + 1] if len(names) > 1 else ""
+
+
 def elide(name: str, most: int) -> str:
     """A name of at most `most` letters; what is left out is in the middle."""
     if len(name) <= most:
         return name
-    tail = (most - 1) * 3 // 5
+    tail = (most - 1) // 2
     return f"{name[: most - 1 - tail]}…{name[-tail:]}" if tail else f"{name[: most - 1]}…"
