@@ -38,7 +38,7 @@ LAYERS = (
     ("tf",),
     ("catalogue",),
     ("checkpoint.tensorflow", "checkpoint.files"),
-    ("race", "bench", "scan", "conform"),
+    ("race", "bench", "scan", "conform", "report"),
     ("cli", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -17,8 +17,10 @@ from thalweg.cli.escaped import escape_text
 from thalweg.cli.files import convert, diff, inspect_, verify
 from thalweg.cli.options import INTERRUPTED
 from thalweg.cli.race import race
+from thalweg.cli.report import report
 from thalweg.cli.rules import rules, show
 from thalweg.cli.scan import scan
+from thalweg.cli.watch import watch
 from thalweg.errors import ThalwegError
 from thalweg.version import __version__
 
@@ -111,5 +113,7 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (race, rules, show, bench, conform, inspect_, verify, diff, convert, scan, doctor):
+for command in (
+    race, rules, show, bench, conform, watch, report, inspect_, verify, diff, convert, scan, doctor,
+):  # fmt: skip
     main.add_command(command)

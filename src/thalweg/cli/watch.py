@@ -1,0 +1,88 @@
+"""`thalweg watch`: the layers of a training while it runs, the worst first."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from thalweg.cli.escaped import escape_text
+from thalweg.cli.options import Whole
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group, RenderableType
+
+    from thalweg.report.latest import Latest
+
+INTERVAL = 0.5  # seconds between looks at the file
+TOLD = 3  # warnings beneath the table
+
+
+@click.command(short_help="Show the layers of a training while it runs, the worst first.")
+@click.argument("run", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--once", is_flag=True, help="Print one table and end, as when the output is piped.")
+@click.option(
+    "--layers", type=Whole(1, 10_000),
+    help="How many layers to show. [default: as many as fit, 20 if the output is piped]",
+)  # fmt: skip
+def watch(run: Path, once: bool, layers: int | None) -> None:
+    """Show what the latest step in FILE, the diagnostics of a training, says of each layer.
+
+    The worst are first: those with numbers that are not finite, then those whose update is largest
+    beside the weight. Beneath are the latest warnings of what is not usual. The table follows the
+    file until Ctrl-C.
+
+    \b
+    Examples:
+      thalweg watch run.jsonl
+      thalweg watch run.jsonl --once --layers 5
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from thalweg.optim.diagnostics.reading import Reader
+    from thalweg.report.latest import Latest
+
+    console = Console()
+    with Reader(run) as reader:
+        latest = Latest(reader)
+        if once or not sys.stdout.isatty():
+            latest.read_all()
+            console.print(_lay_out(latest, console, layers or 20))
+            return
+        latest.read_new()
+        # Refreshed when there is something new: what watches must not take time from a training.
+        with Live(console=console, auto_refresh=False, screen=False) as live:
+            while True:
+                live.update(_lay_out(latest, console, layers), refresh=True)
+                time.sleep(INTERVAL)
+                while not latest.read_new():
+                    time.sleep(INTERVAL)
+
+
+def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    from thalweg.report.page import tell_damaged
+    from thalweg.report.worst import make_table, rank_layers
+
+    parts: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
+    notes: list[Text] = []
+    if latest.rows:
+        room = max(3, console.height - 10 - TOLD)
+        worst = rank_layers(latest.rows)
+        names = [escape_text(each) for each in latest.names]
+        most = layers or room
+        parts.append(make_table(latest.rows, names, worst, most, console.width))
+        left = len(names) - most
+        more = f"; {left:,} more" if left > 0 else ""
+        notes.append(Text(f"Worst first: {worst.words}{more}.", style="dim"))
+    for each in latest.warned[-TOLD:]:
+        notes.append(Text(escape_text(each), style="yellow"))
+    if latest.damaged:
+        notes.append(Text(tell_damaged(latest.damaged), style="yellow"))
+    return Group(*parts, *notes)

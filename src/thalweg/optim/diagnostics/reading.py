@@ -1,0 +1,189 @@
+"""The file of diagnostics: one JSON object a line, read while it grows, whatever has cut its lines.
+
+A header comes first, and again when a training is resumed; then a record for each step. Lines that
+cannot be read are counted and skipped, as a machine that stops in the middle of a line leaves one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
+
+VERSION = 1
+# Beside NaN, which says that a number is none: no column has an infinity of this sign.
+UNMEASURED = float("-inf")
+
+
+class Header(NamedTuple):
+    """What the records after it are about.
+
+    Attributes:
+        every: How many steps lie between two records with columns.
+        names: Of the parameters.
+        sizes: How many elements each has; empty if the file does not say.
+        groups: The number of each one's group; empty if the file does not say.
+        columns: What is measured of each.
+    """
+
+    every: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    groups: tuple[int, ...]
+    columns: tuple[str, ...]
+
+
+class Record(NamedTuple):
+    """What one step says of itself.
+
+    Attributes:
+        header: The one before it.
+        step: Its number.
+        loss: None if it was not told.
+        rows: A number per parameter, by column; empty for a step that tells its loss alone.
+    """
+
+    header: Header
+    step: int
+    loss: float | None
+    rows: dict[str, np.ndarray]
+
+
+class Reader:
+    """Reads a file of diagnostics, and what is added to it later.
+
+    Args:
+        path: The file.
+        columns: Those that are wanted; all if None.
+
+    Attributes:
+        damaged: How many lines were skipped.
+        restarts: How often the file was found shorter than before: all was read from its start.
+
+    Raises:
+        MissingFileError: There is no such file.
+        DataLossError: It cannot be read, or is no file of diagnostics.
+    """
+
+    def __init__(self, path: str | Path, columns: frozenset[str] | None = None) -> None:
+        self.path = Path(path)
+        self.damaged = self.restarts = 0
+        self._columns = columns
+        self._header: Header | None = None
+        self._file = self._open()
+        self._rest = b""
+        first = self._file.read(1)
+        self._file.seek(0)
+        if first not in (b"", b"{"):
+            self._file.close()
+            raise self._refuse("it does not begin with a line of JSON")
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def header(self) -> Header | None:
+        """The latest header; None before the first."""
+        return self._header
+
+    def read_new(self) -> Iterator[Record]:
+        """The records that have come since the last call; a line without its end is left."""
+        if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same():
+            self._file.close()
+            self._file, self._rest, self._header = self._open(), b"", None
+            self.damaged, self.restarts = 0, self.restarts + 1
+        while line := self._file.readline():
+            line, self._rest = self._rest + line, b""
+            if not line.endswith(b"\n"):
+                self._rest = line
+                break
+            yield from self._take(line)
+
+    def read_all(self) -> Iterator[Record]:
+        """All records until the end of the file, where a line may be cut.
+
+        Raises:
+            DataLossError: There is no header in it.
+        """
+        yield from self.read_new()
+        if self._rest:
+            yield from self._take(self._rest)
+            self._rest = b""
+        if self._header is None:
+            raise self._refuse("no line of it is a header")
+
+    def _open(self) -> BinaryIO:
+        try:
+            return open(self.path, "rb")
+        except FileNotFoundError:
+            raise MissingFileError(f"there is no file '{self.path}'.") from None
+        except OSError as error:
+            raise DataLossError(f"cannot read '{self.path}': {error.strerror}.") from error
+
+    def _is_same(self) -> bool:
+        """Whether the path still leads to the file that is open, or to none."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return True
+
+    def _take(self, line: bytes) -> Iterator[Record]:
+        if not line.strip():
+            return
+        try:
+            told = json.loads(line)
+            if "thalweg" in told:
+                self._header = self._read_header(told)
+            elif self._header is None:
+                raise ValueError("a record before a header")
+            else:
+                yield _read_record(told, self._header, self._columns)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            self.damaged += 1
+
+    def _read_header(self, told: dict[str, Any]) -> Header:
+        if told["thalweg"] != "diagnostics":
+            raise ValueError("a header of another kind")
+        if told["version"] != VERSION:
+            raise UnsupportedCheckpointError(
+                f"'{self.path}' is a file of diagnostics of version {told['version']!r}; this"
+                f" release reads version {VERSION}. A newer thalweg reads it."
+            )
+        names = told["names"]
+        if not all(isinstance(each, str) for each in [*names, *told["columns"]]):
+            raise TypeError("names that are no texts")
+        sizes, groups = ([int(each) for each in told.get(key) or ()] for key in ("sizes", "groups"))
+        if {len(names)} < {len(names), *(len(each) for each in (sizes, groups) if each)}:
+            raise ValueError("lists of several lengths")
+        every = max(1, int(told.get("every") or 1))
+        return Header(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
+
+    def _refuse(self, reason: str) -> DataLossError:
+        return DataLossError(f"'{self.path}' is no file of diagnostics: {reason}.")
+
+
+def _read_record(told: dict[str, Any], header: Header, wanted: frozenset[str] | None) -> Record:
+    step, loss, rows = told["step"], told.get("loss"), {}
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise TypeError("a step that is no whole number")
+    for column in header.columns:
+        if (wanted is None or column in wanted) and column in told:
+            rows[column] = _read_row(told[column], len(header.names))
+    return Record(header, step, None if loss is None else float(loss), rows)
+
+
+def _read_row(values: list[Any], count: int) -> np.ndarray:
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError("a column of another length")
+    if None in values:
+        values = [UNMEASURED if each is None else each for each in values]
+    return np.array(values, np.float64)  # which reads "NaN" and "Infinity", too

@@ -1,0 +1,365 @@
+"""Files of diagnostics that are read while they grow or are cut, pages of them, and tables."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from thalweg.cli.main import main
+from thalweg.errors import DataLossError, UnsupportedCheckpointError
+from thalweg.optim.diagnostics.reading import UNMEASURED, Reader
+from thalweg.optim.diagnostics.spikes import Spikes
+from thalweg.report import bins
+from thalweg.report.history import History, read_history
+from thalweg.report.page import draw
+from thalweg.report.worst import elide, find_shared, rank_layers
+
+HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'"
+HEADER: dict[str, Any] = {
+    "thalweg": "diagnostics", "version": 1, "every": 1, "names": ["a.weight", HOSTILE],
+    "sizes": [4, 4], "groups": [0, 0], "columns": ["ratio", "gradient_norm"],
+}  # fmt: skip
+
+
+def record(step: int, ratio: object = (0.001, 0.002), loss: object = 1.0) -> dict[str, object]:
+    return {"step": step, "time": 1.0, "loss": loss, "ratio": list(ratio), "gradient_norm": [1, 2]}  # pyright: ignore
+
+
+def write(path: Path, *lines: object) -> Path:
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in lines]
+    path.write_text("".join(f"{each}\n" for each in texts))
+    return path
+
+
+def invoke(*arguments: object, **environment: str) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)], env=environment)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write(tmp_path / "run.jsonl", HEADER, *(record(step) for step in range(1, 31)))
+
+
+DAMAGED = {
+    "cut": '{"step": 2, "loss": 1.0, "ratio": [0.0',
+    "no object": "[1, 2]",
+    "no step": '{"loss": 1.0}',
+    "a step that is a text": '{"step": "2"}',
+    "short": '{"step": 2, "ratio": [0.1], "gradient_norm": [1, 2]}',
+    "a word": '{"step": 2, "ratio": ["a", 1], "gradient_norm": [1, 2]}',
+    "nested": '{"step": 2, "ratio": [[1], 1], "gradient_norm": [1, 2]}',
+    "bytes": "\0\0\0",
+    "a broken header": '{"thalweg": "diagnostics", "version": 1, "names": [1], "columns": []}',
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", HEADER, record(1), line, record(3))
+    with Reader(path) as reader:
+        assert [each.step for each in reader.read_all()] == [1, 3]
+        assert reader.damaged == 1
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0])
+    )
+    with Reader(path) as reader:
+        first, second = (each.rows["ratio"].tolist() for each in reader.read_all())
+    assert first[0] == UNMEASURED
+    assert math.isnan(first[1])
+    assert second == [math.inf, 0.0]
+
+
+def test_a_growing_file_is_followed(run: Path) -> None:
+    with Reader(run) as reader, run.open("a") as file:
+        assert len(list(reader.read_new())) == 30
+        text = json.dumps(record(31)) + "\n"
+        file.write(text[:20])
+        file.flush()
+        assert not list(reader.read_new())
+        file.write(text[20:])
+        file.flush()
+        assert [each.step for each in reader.read_new()] == [31]
+        assert reader.damaged == 0
+        write(run, HEADER, record(1))
+        assert [each.step for each in reader.read_new()] == [1]
+        assert reader.restarts == 1
+
+
+@pytest.mark.parametrize("text", ["", "step,loss\n1,2\n", '{"a": 1}\n', "\x89PNG", "{" * 99_999])
+def test_files_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataLossError, match="no file of diagnostics"):
+        read_history(path)
+    for command in ("watch", "report"):
+        result = invoke(command, path)
+        assert result.exit_code == 1
+        assert "is no file of diagnostics" in result.stderr
+
+
+def test_other_versions_and_missing_files_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", {**HEADER, "version": 2})
+    with pytest.raises(UnsupportedCheckpointError, match="version 2"):
+        read_history(path)
+    result = invoke("report", tmp_path / "none.jsonl")
+    assert (result.exit_code, "there is no file" in result.stderr) == (1, True)
+
+
+def test_a_resumed_training_takes_the_place_of_its_steps(tmp_path: Path) -> None:
+    other = {**HEADER, "names": [HOSTILE, "new"]}
+    path = write(tmp_path / "run.jsonl", HEADER, *map(record, range(1, 9)), other,
+                 record(5, [0.5, 0.25], 7.0))  # fmt: skip
+    found = read_history(path)
+    assert (list(found.losses), found.losses[5], found.resumed) == ([1, 2, 3, 4, 5], 7.0, [5])
+    steps, values = found.column("ratio")
+    assert (steps.tolist(), found.names) == ([1, 2, 3, 4, 5], ["a.weight", HOSTILE, "new"])
+    assert values[-1].tolist() == [UNMEASURED, 0.5, 0.25]
+    assert values[0].tolist() == [0.001, 0.002, UNMEASURED]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "every", "expected"),
+    [(1, 1, 1, (1, 1)), (1, 1000, 1, (1, 1000)), (1, 1001, 1, (2, 501)),
+     (1, 10_000, 10, (10, 1000)), (10, 137, 10, (10, 13)), (1, 123_457, 10, (130, 950))],
+)  # fmt: skip
+def test_bins(first: int, last: int, every: int, expected: tuple[int, int]) -> None:
+    made = bins.make_bins(first, last, every)
+    assert (made.width, made.count) == expected
+    assert made.place(np.array([first, last])).tolist() == [0, made.count - 1]
+
+
+def test_a_bin_keeps_its_largest_number() -> None:
+    made = bins.Bins(1, 3, 3)
+    values = np.array([[1.0, UNMEASURED], [5.0, 0.0], [2.0, math.nan], [7.0, math.inf]])
+    kept = bins.keep_largest(made, np.array([1, 2, 3, 8]), values)
+    np.testing.assert_equal(kept, [[5, math.nan], [UNMEASURED] * 2, [7, math.inf]])
+
+
+def decode(text: str) -> list[float]:
+    """As the page reads numbers."""
+    raw = np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, 3).astype(int)
+    found: list[float] = []
+    for code in (raw @ [1, 256, 65536]).tolist():
+        if code < bins.FIRST:
+            found.append([UNMEASURED, 0.0, math.nan, math.inf][code])
+            continue
+        rest, sign = divmod(code - bins.FIRST, 2)
+        exponent, digits = divmod(rest, 9000)
+        text = f"{'-' * sign}{digits + 1000}e{exponent + bins.LEAST_EXPONENT - 3}"
+        found.append(float(text))
+    return found
+
+
+def test_numbers_of_four_digits_are_kept_exactly() -> None:
+    drawn = np.random.default_rng(0)
+    sizes = 10.0 ** drawn.uniform(-307, 308, 5000)
+    values = [float(f"{each:.4g}") for each in sizes * drawn.choice([1, -1], 5000)]
+    values += [1.0, 9.999, 0.9999, 1e-3, 1e22, 1e-22, 0.0, math.nan, math.inf, UNMEASURED, 5e-324]
+    np.testing.assert_equal(decode(bins.encode(np.array(values))), values)
+
+
+class Scripts(html.parser.HTMLParser):
+    """The elements of a page, and what the one of data holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.data, self._is_data = "", False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._is_data = ("id", "data") in attrs
+        assert not {"src", "href", "onerror"} & {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        if self._is_data:
+            self.data += data
+
+
+def read_page(page: str) -> tuple[dict[str, Any], list[str]]:
+    parser = Scripts()
+    parser.feed(page)
+    return json.loads(parser.data), parser.tags
+
+
+def test_the_page(run: Path, tmp_path: Path) -> None:
+    with run.open("a") as file:
+        file.write(json.dumps(record(31, [None, "NaN"], "NaN"))[:-1] + "}\n{cut\n")
+    result = invoke("report", run, "--title", HOSTILE)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "1 damaged line was skipped.\n"
+    page = (tmp_path / "run.html").read_text()
+    data, tags = read_page(page)
+    assert HOSTILE not in page
+    assert "img" not in tags
+    assert (data["title"], data["names"]) == (HOSTILE, ["a.weight", HOSTILE])
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
+    assert data["bins"] == {"first": 1, "width": 1, "count": 31, "last": 31}
+    ratio, gradient = (decode(each["codes"]) for each in data["columns"])
+    np.testing.assert_equal(ratio, [*[0.001] * 30, UNMEASURED, *[0.002] * 30, math.nan])
+    assert gradient == [1.0] * 31 + [2.0] * 31
+    assert data["loss"]["mean"] == [*[1.0] * 30, "NaN"]
+    assert [each[:3] for each in data["warned"]][-1] == [-1, 31, "loss left its band"]
+
+
+@pytest.mark.parametrize("columns", [[], ["cosine"], ["gradient_norm"]])
+def test_pages_and_tables_with_other_columns(columns: list[str], tmp_path: Path) -> None:
+    rows = [{"step": step, **{each: [1, 2] for each in columns}} for step in range(3)]
+    path = write(tmp_path / "run.jsonl", {**HEADER, "columns": columns}, *rows)
+    assert invoke("report", path).exit_code == 0
+    result = invoke("watch", path)
+    assert (result.exit_code, "step 2" in result.stdout) == (0, True), result.output
+
+
+def test_a_file_with_a_header_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", HEADER)
+    assert "no step yet" in invoke("watch", path).stdout
+    assert invoke("report", path).exit_code == 0
+
+
+def test_a_large_page_is_small() -> None:
+    found, drawn = History(), np.random.default_rng(0)
+    found.names = [f"transformer.h.{place // 12}.weight{place % 12}" for place in range(300)]
+    for step in range(1, 10_001):
+        found.losses[step] = 1 / step
+    for step in range(1, 10_001, 10):  # as many columns as there are at most
+        row = drawn.lognormal(-6, 2, 300)
+        found.rows[step] = {"ratio": row, "gradient_norm": row * 100}
+    assert len(draw(found, "large").encode()) < 3_000_000
+
+
+def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert invoke("report", run, "-o", out).stdout == f"Saved {out}\n"
+    assert out.is_file()
+    result = invoke("report", run, "-o", tmp_path / "none" / "page.html")
+    assert (result.exit_code, "there is no folder" in result.stderr) == (2, True)
+
+
+def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
+    with run.open("a") as file:
+        file.write(json.dumps(record(31, [0.5, "NaN"])) + '\n{"step": 4, "lo')
+    result = invoke("watch", run, COLUMNS="60")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 60
+    lines = [each.split() for each in result.stdout.splitlines()]
+    assert ["NaN", "2"] in [each[-2:] for each in lines]
+    _, first, second = [each[0] for each in lines if each and each[-1] in ("1", "2")]
+    assert (first[0], second) == ("<", "a.weight")  # what is not finite stands first
+    assert "not finite first, then the largest update" in result.stdout
+    assert "1 damaged line was skipped." in result.stdout
+
+
+@pytest.mark.parametrize("command", ["watch", "report"])
+def test_examples_of_help_run(command: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shlex
+
+    monkeypatch.chdir(run.parent)
+    examples = re.findall(r"^ +thalweg (.*)$", invoke(command, "--help").stdout, re.MULTILINE)
+    assert len(examples) == 2
+    for each in examples:
+        result = invoke(*shlex.split(each))
+        assert result.exit_code == 0, result.output
+
+
+def test_the_order_of_layers() -> None:
+    rows = {"ratio": np.array([1.0, 3.0, math.nan, UNMEASURED, 2.0]), "nonfinite": np.eye(5)[4]}
+    assert rank_layers(rows).places.tolist() == [2, 4, 1, 0, 3]
+
+
+def test_long_names_are_elided_in_the_middle() -> None:
+    name = "model.layers.10.self_attn.q_proj.weight"
+    assert elide(name, 16) == "model.la….weight"
+    assert len(elide(name, 16)) == 16
+    assert find_shared([name, "model.layers.11.bias"]) == "model.layers."
+    assert find_shared([name]) == ""
+    assert elide(name, 99) == name
+
+
+# Warnings.
+
+
+def feed(
+    rows: list[dict[str, Any]], losses: list[float] | None = None
+) -> list[tuple[str, int, str]]:
+    spikes, found = Spikes(), []
+    for place, row in enumerate(rows):
+        loss = None if losses is None else losses[place]
+        columns = {key: np.array(each, float) for key, each in row.items()}
+        found += spikes.feed(columns, ("a", "b"), place + 1, loss, (100, 100))
+    return [(each.name, each.step, each.what) for each in found]
+
+
+def usual(count: int) -> list[dict[str, Any]]:
+    drawn = np.random.default_rng(0)
+    return [
+        {"ratio": drawn.lognormal(-7, 0.2, 2), "gradient_norm": drawn.lognormal(0, 0.3, 2),
+         "update_norm": [1, 1], "weight_norm": [10, 10], "cosine": drawn.uniform(-1, 1, 2)}
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def changed(rows: list[dict[str, Any]], since: int, until: int, **columns: Any) -> list[Any]:
+    return [
+        {**row, **columns} if since <= step < until else row for step, row in enumerate(rows, 1)
+    ]
+
+
+CASES = {
+    "nothing": ({}, 1, 1, []),
+    "a spike that lasts": ({"ratio": [0.001, 1]}, 90, 99, [("b", 90, "update beside weight")]),
+    "a spike that is noise": ({"gradient_norm": [1, 1000]}, 90, 91, []),
+    "not finite": ({"nonfinite": [0, 3]}, 90, 99, [("b", 90, "gradient is not finite, elements")]),
+    "a step that was not taken": ({"nonfinite": [0, 3], "update_norm": [0, 0]}, 90, 91, []),
+    "dead": ({"gradient_norm": [1, 0]}, 90, 200, [("b", 140, "gradient is all 0")]),
+    "without a gradient": ({"gradient_norm": [1, -math.inf]}, 90, 200, [("b", 140, "no gradient")]),
+    "a rate of 0": ({"update_norm": [1, 0]}, 90, 200,
+                    [("b", 140, "no update, though there is a gradient")]),
+    "lost": ({"unchanged": [0.1, 0.9]}, 1, 200,
+             [("b", 51, "updates lost by the dtype, share of elements")]),
+    "a resume": ({"cosine": [math.nan, math.nan]}, 90, 91,
+                 [("x", 90, "momentum is empty, here and in 1 others")]),
+    "first weights": ({"weight_norm": [10, 100]}, 1, 200,
+                      [("b", 1, "first weights are large, root mean square")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "since", "until", "expected"), CASES.values(), ids=CASES)
+def test_warnings(columns: Any, since: int, until: int, expected: list[Any]) -> None:
+    found = feed(changed(usual(160), since, until, **columns))
+    assert [("x" if "momentum" in each[2] else each[0], *each[1:]) for each in found] == expected
+
+
+def test_the_loss_makes_a_short_spike_sure() -> None:
+    rows = changed(usual(120), 90, 91, gradient_norm=[1, 1000])
+    losses = [1.0] * 120
+    losses[92] = 5.0
+    assert feed(rows, losses) == [("b", 90, "gradient norm"), ("", 93, "loss left its band")]
+
+
+def test_weights_that_grow_are_named() -> None:
+    rows = [{**row, "weight_norm": [10, 10 * 1.03 ** max(0, step - 150)]}
+            for step, row in enumerate(usual(200))]  # fmt: skip
+    ((name, step, what),) = feed(rows)
+    assert (name, what) == ("b", "weights grow, in 50 steps by a factor of")
+    assert 170 < step < 180
+
+
+def test_files_are_judged_afterwards(tmp_path: Path) -> None:
+    rows = [record(step, [0.001, 1 if step > 40 else 0.002]) for step in range(1, 60)]
+    path = write(tmp_path / "run.jsonl", HEADER, *rows)
+    (found,) = Spikes.read(path)
+    assert (found.name, found.step, found.number, found.kind) == (HOSTILE, 41, 1.0, "spike")
+    assert str(found).endswith("update beside weight 1, usually 0.002")

@@ -1,0 +1,106 @@
+"""The page in a browser: nothing fails, nothing is wider than the window, pointing tells values."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg.report.history import History
+from thalweg.report.page import draw
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--enable-logging=stderr", "--hide-scrollbars", "--dump-dom",
+)  # fmt: skip
+HOSTILE = "</script><img src=x onerror=fail()>"
+# Points at the middle of the second row of a strip, opens all, and leaves what it saw in the page.
+LOOK = """<script>
+addEventListener("load", () => {
+  const strip = document.querySelectorAll(".strip[tabindex]")[0];
+  const box = strip.getBoundingClientRect();
+  const send = (type, target, x, y) => target.dispatchEvent(
+    new PointerEvent(type, {clientX: x, clientY: y, pointerType: "mouse"}));
+  const tip = document.getElementById("tip");
+  send("pointermove", strip, box.left + box.width * 0.5045, box.top + box.height * 0.75);
+  const told = tip.textContent, shown = !tip.hidden;
+  send("pointerleave", strip, 0, 0);
+  const hidden = tip.hidden;
+  strip.focus();
+  strip.dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}));
+  document.querySelectorAll("details").forEach((each) => { each.open = true; });
+  document.querySelectorAll("#view input")[1].click();
+  const canvas = document.querySelector(".strip canvas");
+  const pixel = canvas.getContext("2d").getImageData(1, 0, 1, 1).data;
+  const result = document.createElement("output");
+  result.id = "result";
+  result.textContent = JSON.stringify({
+    drawn: document.documentElement.dataset.drawn, told, shown, hidden, inner: innerWidth,
+    wide: document.documentElement.scrollWidth, images: document.images.length,
+    names: [...document.querySelectorAll(".name")].every((e) => e.scrollWidth <= e.clientWidth),
+    pixel: [...pixel],
+    navigation: performance.now(),
+  });
+  parent.document.body.append(result);
+});
+</script>"""
+
+
+def history() -> History:
+    """1,000 steps of 300 layers."""
+    found, drawn = History(), np.random.default_rng(0)
+    parts = (
+        "attention.queries.weight",
+        "a.very.long.name.of.a.projection.of.something.weight",
+        "bias",
+    )
+    found.names = ["embedding.weight", HOSTILE]
+    found.names += [f"transformer.layers.{place // 3}.{parts[place % 3]}" for place in range(298)]
+    for step in range(1, 1001):
+        found.losses[step] = 3 + 1 / step
+        found.rows[step] = {"ratio": drawn.lognormal(-7, 1, 300), "gradient_norm": np.ones(300)}
+    found.rows[505]["ratio"][1] = 0.1234
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
+    page = draw(history(), HOSTILE).replace("</body>", f"{LOOK}</body>")
+    frame = tmp_path / "frame.html"  # no window is as narrow as a telephone, but a frame in it
+    frame.write_text(
+        f'<body><iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(page)}">'
+    )
+    command = (
+        str(CHROMIUM),
+        *FLAGS,
+        f"--user-data-dir={tmp_path / 'data'}",
+        "--window-size=1400,950",
+    )
+    done = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=60)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    (text,) = re.findall(r'<output id="result">(.*?)</output>', done.stdout)
+    found: dict[str, Any] = json.loads(html.unescape(text))
+    assert found["drawn"] == "yes"
+    assert found["told"].startswith(HOSTILE)
+    assert "update / weight 0.1234" in found["told"]
+    assert "step 505, loss 3.002" in found["told"]
+    assert (found["shown"], found["hidden"]) == (True, True)
+    assert found["inner"] == width
+    assert found["wide"] <= width
+    assert found["images"] == 0
+    assert found["names"]
+    assert found["pixel"][3] == 255
+    assert found["navigation"] < 10_000  # generous: other processes may have the cores
