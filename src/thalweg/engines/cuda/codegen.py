@@ -221,7 +221,8 @@ class Element:
         """Read what elements have of rows and columns."""
         if not self._vectors:
             return []
-        lines, compute = _OF_ELEMENT.strip().splitlines(), self.writer.compute
+        lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]
+        compute = self.writer.compute
         for name in self._vectors:
             found = f"load_where({name}, {_PLACES[name.rstrip('0123456789')]}, is_here, MASKED)"
             lines.append(f"own_{name} = {self.writer.read_value(found, compute)}")

@@ -210,8 +210,18 @@ def update_kernel(
             formula, storage, flush, fast, draws=draws, before_name="before", **own
         )
         return Compiled(kernel, compute)
-    own = formula, storage, stages, grad, entries, before, copy, from_copy, "before"
-    update = Update(*own, vectors=dict(vectors))
+    update = Update(
+        formula,
+        storage,
+        stages,
+        grad,
+        entries,
+        before,
+        copy,
+        from_copy,
+        before_name="before",
+        vectors=dict(vectors),
+    )
     if not grad:
         kernel = generate_untouched(update, name, flush, fast)
     elif duplicates is None:
