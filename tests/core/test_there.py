@@ -23,7 +23,8 @@ from thalweg.core.there import along, columns_there, derived_there
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.selection import Selection
 from thalweg.formula import Formula
-from thalweg.optim.columns import STEP, DeviceColumn
+from thalweg.optim.columns import STEP
+from thalweg.optim.columns_there import DeviceColumn
 from thalweg.optim.common_norm import CommonNorm
 from thalweg.optim.step_options import GradientReport, StepOptions, gradient_transforms
 from thalweg.rules.torch import TORCH_RULES

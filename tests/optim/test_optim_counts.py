@@ -14,7 +14,7 @@ import torch.multiprocessing as processes
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.optim import tensorflow
-from thalweg.optim.columns import ForeignThere
+from thalweg.optim.columns_there import ForeignThere
 from torch_inputs import CLASSES, ROWS, give, params_of
 
 NUMBERS = ("step", "eta", "mu", "mu_product")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any
+from typing import Any, ClassVar, Literal
 from weakref import ref
 
 import numpy as np
@@ -71,6 +71,8 @@ class Column:
         common: The number that all parameters have; None if they differ.
         reads: How often others had written, and the numbers were read.
     """
+
+    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
         self.name = name
@@ -181,6 +183,8 @@ class ForeignColumn:
         kinds: Their dtypes, where these differ: equal numbers go on as different ones then.
     """
 
+    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
         self.name = name
         self.dtype = reduce(torch.promote_types, [view.dtype for view in views])
@@ -227,66 +231,6 @@ class ForeignColumn:
         """Those were written."""
 
 
-class DeviceColumn:
-    """The same on a device, which alone knows the numbers; the host never waits to read one.
-
-    Args:
-        name: The key.
-        views: The state's tensors.
-        block: A tensor of one dimension, whose elements they are, in their order.
-
-    Attributes:
-        common: The numbers, one for each parameter.
-    """
-
-    def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
-        self.name, self.dtype, self.common = name, block.dtype, block
-        self._views = views
-        self._pointers = list(map(Tensor.data_ptr, views))
-
-    def stands(self) -> bool:
-        """Whether the tensors lie where they lay."""
-        return list(map(Tensor.data_ptr, self._views)) == self._pointers
-
-    def read(self) -> None:
-        """Nothing: whoever asks for the numbers gets those of the device."""
-
-    def counting(self, taken: Tensor | None) -> Call:
-        """What adds 1 to each number, where the step is taken, as a function in C."""
-        return partial(self.common.add_, 1 if taken is None else taken.to(self.dtype))
-
-    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
-        """What writes a number for each parameter, where the step is taken, likewise."""
-        made = values.to(self.dtype)
-        made = made if taken is None else torch.where(taken, made, self.common)
-        return partial(self.common.copy_, made)
-
-
-class ForeignThere(DeviceColumn):
-    """The same where others have put the tensors into the state."""
-
-    def __init__(self, name: str, views: Sequence[Tensor]) -> None:
-        own = [view.detach().reshape(()) for view in views]
-        dtype = reduce(torch.promote_types, [view.dtype for view in own])
-        super().__init__(name, views, torch.stack([view.to(dtype) for view in own]))
-        self._own = own
-
-    def read(self) -> None:
-        """Look at the numbers, on the device."""
-        self.common = torch.stack([view.to(self.dtype) for view in self._own])
-
-    def counting(self, taken: Tensor | None) -> Call:
-        add: Any = torch._foreach_add_  # pyright: ignore
-        own = [*dict(zip(self._pointers, self._own, strict=True)).values()]
-        return partial(add, own, 1 if taken is None else taken.to(self.dtype))
-
-    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
-        made = values.to(self.dtype)
-        made = made if taken is None else torch.where(taken, made, self.common)
-        copy: Any = torch._foreach_copy_  # pyright: ignore
-        return partial(copy, self._own, list(made.expand(len(self._own)).unbind()))
-
-
 class PlainColumn:
     """The same for an optimizer that keeps Python's numbers in its state.
 
@@ -295,6 +239,8 @@ class PlainColumn:
         owners: The states of the parameters.
         values: What they are before their first step.
     """
+
+    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
 
     def __init__(
         self, name: str, owners: Sequence[dict[str, object]], values: Sequence[object]

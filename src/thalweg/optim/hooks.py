@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,14 @@ from thalweg.engines import Selection, current, layout
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.columns import STEP, DeviceColumn
+from thalweg.optim.columns import STEP
 from thalweg.optim.groups import number
 from thalweg.optim.param_state import AnyColumn, ParamState
 from thalweg.optim.sharded import locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
+
+if TYPE_CHECKING:
+    from thalweg.optim.columns_there import DeviceColumn
 
 # Gradients and what they update, and for each of these what is set to it, if there is any.
 Aimed = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
@@ -190,7 +193,7 @@ class GroupHooks(Hooks):
         differing = [
             column.values
             for column in part.columns
-            if column.common is None and not isinstance(column, DeviceColumn)
+            if column.is_there is False and column.common is None
         ]
         differing += [flags for flags in part.lacked.values() if not all(flags)]
         differing += [kinds for each in part.columns if (kinds := getattr(each, "kinds", None))]
@@ -208,7 +211,7 @@ class GroupHooks(Hooks):
         calls = self._part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self._part.columns:
-            if isinstance(column, DeviceColumn):
+            if column.is_there is True:
                 calls.append(self._counting_there(column))
                 continue
             if len(keys) == 1:

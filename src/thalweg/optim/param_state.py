@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain, compress
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,9 +28,7 @@ from thalweg.optim.columns import (
     CPU,
     Blocks,
     Column,
-    DeviceColumn,
     ForeignColumn,
-    ForeignThere,
     PlainColumn,
     scalar_dtype,
 )
@@ -38,8 +36,11 @@ from thalweg.optim.groups import Options
 from thalweg.optim.sharded import locals_of
 from thalweg.variable import name_of
 
+if TYPE_CHECKING:
+    from thalweg.optim.columns_there import DeviceColumn
+
 Own = dict[str, Any]  # the state of one parameter
-AnyColumn = Column | ForeignColumn | DeviceColumn | PlainColumn
+AnyColumn: TypeAlias = "Column | ForeignColumn | DeviceColumn | PlainColumn"
 
 
 class Number(NamedTuple):
@@ -284,7 +285,11 @@ class ParamState:
                 each = torch.tensor(each, dtype=dtype or scalar_dtype(), device=device)
                 self._fresh[id(param)][name] = each
             views.append(each)
-        return ForeignColumn(name, views) if self.homes[0] is None else ForeignThere(name, views)
+        if self.homes[0] is None:
+            return ForeignColumn(name, views)
+        with importing:
+            from thalweg.optim.columns_there import ForeignThere
+        return ForeignThere(name, views)
 
     def _column_there(
         self, name: str, found: Sequence[object], dtype: torch.dtype | None, there: torch.device
@@ -299,6 +304,8 @@ class ParamState:
         views = list(self._blocks.views(block))
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
+        with importing:
+            from thalweg.optim.columns_there import DeviceColumn
         return DeviceColumn(name, views, block)
 
     def _in_a_block(
