@@ -27,7 +27,6 @@ from thalweg.engines.engine import Columns, Request, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
 from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad
-from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import numpy_copy
 
 OF_GRADIENT = ("gradient", "product", "momentum")  # sums of squares and of a product
@@ -67,8 +66,8 @@ class VariableDiagnostics:
         self._kind = reference.namespace_of(layout.compute_dtype(self._var.dtype))
         grad = asked.gradients[index]
         # In a step that is repeated those with rows are still torch's.
-        has_rows = isinstance(grad, IndexedSlices) or grad.layout != torch.strided
-        self._grad: Tensor | None = None if has_rows else grad.detach()
+        is_dense = isinstance(grad, Tensor) and grad.layout == torch.strided
+        self._grad = grad.detach() if is_dense else None
         self._found: Found = {}
         with no_grad():
             if self._grad is not None:
