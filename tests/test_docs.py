@@ -56,10 +56,19 @@ MODULES = sorted(name for name in NAMES if not re.search(r"\.(cli|race|bench)\b"
 NEEDS_KERAS = re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)")
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where blocks run: what they write is not in the repository, whose files they find."""
+    for name in ("tests", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize("number", range(len([*doc_blocks.sessions(ROOT / "README.md")])))
-def test_readme_example_prints_what_it_says(number: int, tmp_path: Path) -> None:
+def test_readme_example_prints_what_it_says(number: int, folder: Path) -> None:
     session = [*doc_blocks.sessions(ROOT / "README.md")][number]
-    assert doc_blocks.run(session, tmp_path) == ""
+    assert doc_blocks.run(session, folder) == ""
 
 
 def test_readme_commands_are_single_lines() -> None:
@@ -94,19 +103,16 @@ def test_readme_trains_on_two_ranks() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_each_block_of_a_page_runs_alone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_block_of_a_page_runs_alone(name: str, folder: Path) -> None:
     if name in OF_KERAS:
         pytest.importorskip("keras", reason="Keras 3 is not installed")
-    monkeypatch.chdir(ROOT)  # files of the repository are named from there
-    assert "".join(doc_blocks.run(each, tmp_path) for each in QUICK[name]) == ""
+    assert "".join(doc_blocks.run(each, folder) for each in QUICK[name]) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("session", SLOW, ids=lambda session: session.name)
-def test_a_heavy_block_runs_alone(session: doc_blocks.Session, tmp_path: Path) -> None:
-    assert doc_blocks.run(session, tmp_path) == ""
+def test_a_heavy_block_runs_alone(session: doc_blocks.Session, folder: Path) -> None:
+    assert doc_blocks.run(session, folder) == ""
 
 
 def test_few_blocks_continue_another() -> None:
