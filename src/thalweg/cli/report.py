@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -17,7 +18,8 @@ from thalweg.cli.outputs import check_writable
     help="The page. [default: FILE with .html in place of its suffix]",
 )  # fmt: skip
 @click.option("--title", help="Its title. [default: the name of FILE]")
-def report(run: Path, out: Path | None, title: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> None:
     """Draw a page of FILE, the diagnostics of a training: layers by steps, with what went first.
 
     The page is one file of HTML, which needs no network. It has the update beside the weight of
@@ -32,6 +34,7 @@ def report(run: Path, out: Path | None, title: str | None) -> None:
     from thalweg.race.report import whole
     from thalweg.report.history import read_history
     from thalweg.report.page import draw, tell_damaged
+    from thalweg.report.plain import plain_warned
 
     out = out or run.with_suffix(".html")
     history = read_history(run)
@@ -39,6 +42,16 @@ def report(run: Path, out: Path | None, title: str | None) -> None:
     page = draw(history, title or run.name).encode()
     with whole(out) as file:
         file.write(page)
+    if as_json:
+        told = {
+            "saved": str(out),
+            "step": history.last,
+            "layers": len(history.names),
+            "warned": [plain_warned(each) for each in history.warned],
+            "damaged": history.damaged,
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
     if history.damaged:
         click.echo(tell_damaged(history.damaged), err=True)
     click.echo(f"Saved {out}")
