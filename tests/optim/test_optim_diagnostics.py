@@ -326,8 +326,55 @@ def test_counts_go_on_after_a_load_and_copies_tell_nobody(face: Any, tmp_path: P
     loaded.load_state_dict(made.state_dict())
     run(again, loaded, 1)
     assert loaded.diagnostics.step == 4
+    run(again, loaded, 5)
+    loaded.load_state_dict(made.state_dict())  # back to an earlier step
+    run(again, loaded, 1)
+    assert loaded.diagnostics.step == 4
     with pytest.raises(FailedPreconditionError, match="another optimizer's"):
         face(params_of(shapes=((3,),)), lr=0.1, diagnostics=told)
+
+
+def test_a_constructor_that_fails_takes_no_diagnostics_with_it() -> None:
+    told, (_, param) = Diagnostics(1), params_of(shapes=((3,),))[0]
+    with pytest.raises(ValueError, match="more than one"):
+        optim.AdamW([{"params": [param]}, {"params": [param]}], diagnostics=told)
+    optim.AdamW([param], diagnostics=told)
+
+
+def test_parameters_with_one_name_are_told_apart() -> None:
+    models = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1, bias=False)
+    groups = [{"params": list(each.named_parameters())} for each in models]
+    made = optim.SGD(groups, lr=0.1, diagnostics=1)
+    sum(each(torch.ones(2)).sum() for each in models).backward()  # pyright: ignore
+    made.step()
+    assert list(made.diagnostics) == ["weight (index 0)", "bias", "weight (index 2)"]
+    assert len(made.diagnostics.scalars(["ratio"])) == 3
+
+
+def test_shares_of_complex_numbers_are_of_both_parts() -> None:
+    param = torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))
+    made = optim.SGD([param], lr=0.1, momentum=0.9, diagnostics=1)
+    for _ in range(2):
+        param.grad = torch.tensor([1 + 1j, 1, 0, 1j])
+        made.step()
+    assert made.diagnostics.zero == 0.5
+    assert made.diagnostics.agreement == 0.5
+
+
+def test_a_loss_stays_with_its_step_where_a_device_has_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring.StepWatch, "is_there", True)  # so that tables wait
+    params, file = params_of(shapes=((3,),)), io.StringIO()
+    told = Diagnostics(2, [JsonLines(file)])
+    made = optim.AdamW(params, diagnostics=told)
+    for step in range(1, 6):
+        told.log_loss(step)
+        run(params, made, 1)
+    told.close()
+    records = [json.loads(line) for line in file.getvalue().splitlines()[1:]]
+    assert [(each["step"], each["loss"]) for each in records] == [(n, n) for n in range(1, 6)]
+    assert ["ratio" in each for each in records] == [False, True, False, True, False]
 
 
 def test_steps_between_are_one_native_call() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from thalweg.cli.console import make_console
 from thalweg.cli.escaped import escape_text
 from thalweg.cli.options import Whole
 
@@ -40,16 +41,17 @@ def watch(run: Path, once: bool, layers: int | None) -> None:
       thalweg watch run.jsonl
       thalweg watch run.jsonl --once --layers 5
     """
-    from rich.console import Console
     from rich.live import Live
 
     from thalweg.optim.diagnostics.reading import Reader
     from thalweg.report.latest import Latest
 
-    console = Console()
+    console = make_console()
+    # Where no escape codes are wanted or obeyed, nothing can be drawn over.
+    is_followed = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
     with Reader(run) as reader:
         latest = Latest(reader)
-        if once or not sys.stdout.isatty():
+        if once or not is_followed:
             latest.read_all()
             console.print(_lay_out(latest, console, layers or 20))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -177,6 +178,11 @@ class Diagnosing:
         self.asked.belong_to(self)
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the optimizer is no more."""
+        return self._ref() is None
+
+    @property
     def _optimizer(self) -> Any:
         found = self._ref()
         if found is None:
@@ -196,7 +202,12 @@ class Diagnosing:
         params = [param for group in groups for param in group["params"]]
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        return Parameters(self.asked.every, titles_in(groups, params), sizes, places)
+        return Parameters(self.asked.every, _apart(titles_in(groups, params)), sizes, places)
+
+    def recount(self) -> None:
+        """Count as a state does that was loaded, if it says how many steps it has seen."""
+        if seen := _steps_in(self._optimizer):
+            self._start = seen - self._optimizer._own.total - self._decided
 
     def is_due(self) -> bool:
         """Whether the step to come is told of."""
@@ -258,6 +269,12 @@ class Diagnosing:
         return self._last
 
 
+def _apart(names: list[str]) -> list[str]:
+    """Names, each with its index where several parameters have it: two models in one optimizer."""
+    counts = Counter(names)
+    return [n if counts[n] == 1 else f"{n} (index {k})" for k, n in enumerate(names)]
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -293,9 +310,10 @@ def _table_of(
         return None
     count = len(parameters.names)
     found, known = np.full((count, len(MEASURED)), np.nan), np.zeros((count, len(MEASURED)), bool)
-    clip = np.full(count, np.nan)
+    clip, sizes = np.full(count, np.nan), np.array(parameters.sizes, np.float64)
     for share in given:
         own = [rows[id(param)] for param in share.params]
         found[own], known[own], clip[own] = share.numbers(), share.known, share.clip()
-    columns = columns_of(found, np.array(parameters.sizes, np.float64), clip)
+        sizes[own] *= [1 + param.is_complex() for param in share.params]  # two numbers each
+    columns = columns_of(found, sizes, clip)
     return Table(parameters, step, columns, flags_of(known))

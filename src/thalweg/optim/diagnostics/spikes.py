@@ -192,8 +192,9 @@ class _Usual:
         """The median, and the deviation as of a normal distribution; NaN of what has no past."""
         if self._measured is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
-            median = np.median(ring, 0)
-            deviation = 1.4826 * np.median(np.abs(ring - median), 0)
+            with np.errstate(over="ignore", invalid="ignore"):  # a loss may be as large as any
+                median = np.median(ring, 0)
+                deviation = 1.4826 * np.median(np.abs(ring - median), 0)
             known = self._known > 0
             self._measured = (
                 np.where(known, median, np.nan), np.where(known, deviation, np.nan)
