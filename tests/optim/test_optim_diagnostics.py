@@ -464,6 +464,26 @@ def test_a_file_of_json_lines(tmp_path: Path) -> None:
     assert json.loads(record)
 
 
+def test_lines_of_others_and_a_file_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sinks, table = [JsonLines("run.jsonl"), JsonLines("run.jsonl")], trained_table()
+    monkeypatch.chdir("/")
+    for sink in (sinks[0], sinks[0], sinks[1], sinks[0]):
+        sink.table(table, None)
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert ["thalweg" in line for line in lines] == [True, False, False, True, False, True, False]
+    (tmp_path / "run.jsonl").unlink()
+    sinks[0].table(table, None)
+    assert '"thalweg"' in (tmp_path / "run.jsonl").read_text()
+
+
+def trained_table() -> Any:
+    params = params_of(shapes=((3,),))
+    return run(params, optim.AdamW(params, diagnostics=1), 1).diagnostics
+
+
 def test_a_closure_tells_its_loss() -> None:
     file, params = io.StringIO(), params_of(shapes=((3,),))
     made = optim.SGD(params, lr=0.1, diagnostics=Diagnostics(2, [JsonLines(file)]))

@@ -384,6 +384,11 @@ def test_weights_that_grow_are_named() -> None:
     assert 170 < step < 180
 
 
+def test_parameters_without_elements_are_not_silent() -> None:
+    spikes, rows = Spikes(), {"gradient_norm": np.array([1.0, UNMEASURED])}
+    assert not [each for n in range(99) for each in spikes.feed(rows, "ab", n, None, (4, 0))]
+
+
 def test_files_are_judged_afterwards(tmp_path: Path) -> None:
     rows = [record(step, [0.001, 1 if step > 40 else 0.002]) for step in range(1, 60)]
     path = write(tmp_path / "run.jsonl", HEADER, *rows)
