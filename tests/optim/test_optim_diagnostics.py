@@ -479,6 +479,17 @@ def test_lines_of_others_and_a_file_that_is_gone(
     assert '"thalweg"' in (tmp_path / "run.jsonl").read_text()
 
 
+def test_losses_between_look_at_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, params, file = list[int](), params_of(shapes=((3,),)), io.StringIO()
+    titles = measuring.titles_in
+    monkeypatch.setattr(measuring, "titles_in", lambda *of: looked.append(1) or titles(*of))
+    made = optim.AdamW(params, diagnostics=Diagnostics(4, [JsonLines(file)]))
+    for loss in range(7):
+        to(made).log_loss(loss)
+        run(params, made, 1)
+    assert (len(looked), len(file.getvalue().splitlines())) == (2, 8)
+
+
 def trained_table() -> Any:
     params = params_of(shapes=((3,),))
     return run(params, optim.AdamW(params, diagnostics=1), 1).diagnostics

@@ -32,8 +32,8 @@ class Source(Protocol):
         """The number of the step to come."""
         ...
 
-    def parameters(self) -> Parameters:
-        """What tables are of."""
+    def known_parameters(self) -> Parameters:
+        """What the last table was of, or the first will be."""
         ...
 
     def settle(self) -> None:
@@ -119,7 +119,7 @@ class Diagnostics:
         if step % self.every == 0:
             self._loss = step, number
         else:
-            self._tell("loss", self._source.parameters(), step, number)
+            self._tell("loss", self._source.known_parameters(), step, number)
 
     def tell(self, table: Table) -> None:
         """Give the sinks a table, with the loss of its step if there was one."""

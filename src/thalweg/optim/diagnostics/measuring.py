@@ -174,6 +174,7 @@ class Diagnosing:
         self._ref: Any = ref(optimizer)
         self._start = self._decided = 0  # steps of before, and those that a device decided on
         self._last: Table | None = None
+        self._known: Parameters | None = None
         self._pending: Callable[[], Table | None] | None = None
         self.asked.belong_to(self)
 
@@ -196,13 +197,19 @@ class Diagnosing:
             self._start = _steps_in(self._optimizer)
         return self._start + own.total + self._decided + 1
 
-    def parameters(self) -> Parameters:
+    def known_parameters(self) -> Parameters:
+        """What the last table was of, or the first will be: a loss alone needs no others."""
+        return self._known or self._parameters()
+
+    def _parameters(self) -> Parameters:
         """What tables are of."""
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        return Parameters(self.asked.every, _apart(titles_in(groups, params)), sizes, places)
+        names = _apart(titles_in(groups, params))
+        self._known = Parameters(self.asked.every, names, sizes, places)
+        return self._known
 
     def recount(self) -> None:
         """Count as a state does that was loaded, if it says how many steps it has seen."""
@@ -248,7 +255,7 @@ class Diagnosing:
 
     def _finished(self, watch: StepWatch, step: int, taken: Tensor | None) -> Callable[[], Any]:
         """What makes a table of all that is measured, which may be on its way from a device."""
-        given, parameters = watch.finish(), self.parameters()
+        given, parameters = watch.finish(), self._parameters()
         titles = self._optimizer.param_groups
         rows = {id(p): row for row, p in enumerate(p for group in titles for p in group["params"])}
         decided = None if taken is None else _fetched(taken)
