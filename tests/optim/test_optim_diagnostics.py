@@ -479,6 +479,14 @@ def test_lines_of_others_and_a_file_that_is_gone(
     assert '"thalweg"' in (tmp_path / "run.jsonl").read_text()
 
 
+def test_a_sink_that_takes_itself_out_leaves_the_others() -> None:
+    params, seen, told = params_of(shapes=((3,),)), list[int](), Diagnostics()
+    for sink in (lambda _: told.sinks.pop(0), lambda table: seen.append(table.step)):
+        told.add(sink)
+    run(params, optim.AdamW(params, diagnostics=told), 1)
+    assert seen == [1]
+
+
 def test_losses_between_look_at_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     looked, params, file = list[int](), params_of(shapes=((3,),)), io.StringIO()
     titles = measuring.titles_in

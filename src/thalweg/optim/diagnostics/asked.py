@@ -145,7 +145,7 @@ class Diagnostics:
         self._source, self._loss = source, None
 
     def _tell(self, what: str, *given: Any) -> None:
-        for sink in self.sinks:
+        for sink in tuple(self.sinks):  # one may take itself out
             try:
                 if isinstance(sink, Sink):
                     getattr(sink, what)(*given)
