@@ -297,7 +297,8 @@ def row(verdict, others=0.0, contender="thalweg"):
     ],
 )
 def test_the_report_says_whether_to_trust_it(rows, verdict, said):
-    report = table.report(TINY, rows)
+    report = table.report(TINY, rows, {"lr": 0.1})
+    assert report["options"] == {"lr": 0.1}
     noise = report["noise"]
     assert (noise["verdict"], noise["trusted"]) == (verdict, verdict == "quiet")
     assert noise["message"].startswith(said)

@@ -326,8 +326,55 @@ def test_counts_go_on_after_a_load_and_copies_tell_nobody(face: Any, tmp_path: P
     loaded.load_state_dict(made.state_dict())
     run(again, loaded, 1)
     assert loaded.diagnostics.step == 4
+    run(again, loaded, 5)
+    loaded.load_state_dict(made.state_dict())  # back to an earlier step
+    run(again, loaded, 1)
+    assert loaded.diagnostics.step == 4
     with pytest.raises(FailedPreconditionError, match="another optimizer's"):
         face(params_of(shapes=((3,),)), lr=0.1, diagnostics=told)
+
+
+def test_a_constructor_that_fails_takes_no_diagnostics_with_it() -> None:
+    told, (_, param) = Diagnostics(1), params_of(shapes=((3,),))[0]
+    with pytest.raises(ValueError, match="more than one"):
+        optim.AdamW([{"params": [param]}, {"params": [param]}], diagnostics=told)
+    optim.AdamW([param], diagnostics=told)
+
+
+def test_parameters_with_one_name_are_told_apart() -> None:
+    models = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1, bias=False)
+    groups = [{"params": list(each.named_parameters())} for each in models]
+    made = optim.SGD(groups, lr=0.1, diagnostics=1)
+    sum(each(torch.ones(2)).sum() for each in models).backward()  # pyright: ignore
+    made.step()
+    assert list(made.diagnostics) == ["weight (index 0)", "bias", "weight (index 2)"]
+    assert len(made.diagnostics.scalars(["ratio"])) == 3
+
+
+def test_shares_of_complex_numbers_are_of_both_parts() -> None:
+    param = torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))
+    made = optim.SGD([param], lr=0.1, momentum=0.9, diagnostics=1)
+    for _ in range(2):
+        param.grad = torch.tensor([1 + 1j, 1, 0, 1j])
+        made.step()
+    assert made.diagnostics.zero == 0.5
+    assert made.diagnostics.agreement == 0.5
+
+
+def test_a_loss_stays_with_its_step_where_a_device_has_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring.StepWatch, "is_there", True)  # so that tables wait
+    params, file = params_of(shapes=((3,),)), io.StringIO()
+    told = Diagnostics(2, [JsonLines(file)])
+    made = optim.AdamW(params, diagnostics=told)
+    for step in range(1, 6):
+        told.log_loss(step)
+        run(params, made, 1)
+    told.close()
+    records = [json.loads(line) for line in file.getvalue().splitlines()[1:]]
+    assert [(each["step"], each["loss"]) for each in records] == [(n, n) for n in range(1, 6)]
+    assert ["ratio" in each for each in records] == [False, True, False, True, False]
 
 
 def test_steps_between_are_one_native_call() -> None:
@@ -415,6 +462,45 @@ def test_a_file_of_json_lines(tmp_path: Path) -> None:
     assert torn == '{"step": 5'
     assert json.loads(second)["every"] == 1
     assert json.loads(record)
+
+
+def test_lines_of_others_and_a_file_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sinks, table = [JsonLines("run.jsonl"), JsonLines("run.jsonl")], trained_table()
+    monkeypatch.chdir("/")
+    for sink in (sinks[0], sinks[0], sinks[1], sinks[0]):
+        sink.table(table, None)
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert ["thalweg" in line for line in lines] == [True, False, False, True, False, True, False]
+    (tmp_path / "run.jsonl").unlink()
+    sinks[0].table(table, None)
+    assert '"thalweg"' in (tmp_path / "run.jsonl").read_text()
+
+
+def test_a_sink_that_takes_itself_out_leaves_the_others() -> None:
+    params, seen, told = params_of(shapes=((3,),)), list[int](), Diagnostics()
+    for sink in (lambda _: told.sinks.pop(0), lambda table: seen.append(table.step)):
+        told.add(sink)
+    run(params, optim.AdamW(params, diagnostics=told), 1)
+    assert seen == [1]
+
+
+def test_losses_between_look_at_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, params, file = list[int](), params_of(shapes=((3,),)), io.StringIO()
+    titles = measuring.titles_in
+    monkeypatch.setattr(measuring, "titles_in", lambda *of: looked.append(1) or titles(*of))
+    made = optim.AdamW(params, diagnostics=Diagnostics(4, [JsonLines(file)]))
+    for loss in range(7):
+        to(made).log_loss(loss)
+        run(params, made, 1)
+    assert (len(looked), len(file.getvalue().splitlines())) == (2, 8)
+
+
+def trained_table() -> Any:
+    params = params_of(shapes=((3,),))
+    return run(params, optim.AdamW(params, diagnostics=1), 1).diagnostics
 
 
 def test_a_closure_tells_its_loss() -> None:

@@ -6,6 +6,7 @@ import base64
 import html.parser
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ DAMAGED = {
     "short": '{"step": 2, "ratio": [0.1], "gradient_norm": [1, 2]}',
     "a word": '{"step": 2, "ratio": ["a", 1], "gradient_norm": [1, 2]}',
     "nested": '{"step": 2, "ratio": [[1], 1], "gradient_norm": [1, 2]}',
+    "nested alike": '{"step": 2, "ratio": [[1], [1]], "gradient_norm": [1, 2]}',
+    "a step beyond all": '{"step": 1000000000000000000000000000000}',
+    "steps beyond all": json.dumps({**HEADER, "every": 10**30}),
     "bytes": "\0\0\0",
     "a broken header": '{"thalweg": "diagnostics", "version": 1, "names": [1], "columns": []}',
 }
@@ -215,9 +219,13 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [[], ["cosine"], ["gradient_norm"]])
-def test_pages_and_tables_with_other_columns(columns: list[str], tmp_path: Path) -> None:
-    rows = [{"step": step, **{each: [1, 2] for each in columns}} for step in range(3)]
-    path = write(tmp_path / "run.jsonl", {**HEADER, "columns": columns}, *rows)
+@pytest.mark.parametrize("layers", [0, 2])
+def test_pages_and_tables_with_other_columns(
+    columns: list[str], layers: int, tmp_path: Path
+) -> None:
+    rows = [{"step": step, **{each: [1, 2][:layers] for each in columns}} for step in range(3)]
+    own = {each: HEADER[each][:layers] for each in ("names", "sizes", "groups")}
+    path = write(tmp_path / "run.jsonl", {**HEADER, **own, "columns": columns}, *rows)
     assert invoke("report", path).exit_code == 0
     result = invoke("watch", path)
     assert (result.exit_code, "step 2" in result.stdout) == (0, True), result.output
@@ -246,6 +254,25 @@ def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     assert out.is_file()
     result = invoke("report", run, "-o", tmp_path / "none" / "page.html")
     assert (result.exit_code, "there is no folder" in result.stderr) == (2, True)
+
+
+def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> None:
+    before = run.read_bytes()
+    page = run.rename(run.with_suffix(".html"))  # so that the default is the same file
+    for arguments in ((page,), (page, "-o", page)):
+        result = invoke("report", *arguments)
+        assert (result.exit_code, "the file that is read" in result.stderr) == (2, True)
+    os.mkfifo(pipe := run.with_suffix(".pipe"))
+    result = invoke("report", page, "-o", pipe)
+    assert (result.exit_code, "is a device" in result.stderr) == (2, True)
+    assert pipe.is_fifo()
+    assert page.read_bytes() == before
+
+
+def test_a_pipe_is_refused() -> None:
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "w"), pytest.raises(DataLossError, match="is a pipe"):
+        Reader(f"/dev/fd/{reading}")
 
 
 def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
@@ -355,6 +382,11 @@ def test_weights_that_grow_are_named() -> None:
     ((name, step, what),) = feed(rows)
     assert (name, what) == ("b", "weights grow, in 50 steps by a factor of")
     assert 170 < step < 180
+
+
+def test_parameters_without_elements_are_not_silent() -> None:
+    spikes, rows = Spikes(), {"gradient_norm": np.array([1.0, UNMEASURED])}
+    assert not [each for n in range(99) for each in spikes.feed(rows, "ab", n, None, (4, 0))]
 
 
 def test_files_are_judged_afterwards(tmp_path: Path) -> None:

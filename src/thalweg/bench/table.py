@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -133,7 +133,7 @@ def explain_delay(timings: Timings) -> str:
     return f"{reason}: disturbed rounds are repeated, up to {BUDGET:.0f} s a rule."
 
 
-def report(shapes: ShapeSet, rows: Sequence[Row]) -> dict[str, Any]:
+def report(shapes: ShapeSet, rows: Sequence[Row], options: Mapping[str, object]) -> dict[str, Any]:
     """The rows with what is needed to judge them, as plain values."""
     return {
         "shapes": {
@@ -143,6 +143,7 @@ def report(shapes: ShapeSet, rows: Sequence[Row]) -> dict[str, Any]:
             "bytes": shapes.bytes,
         },
         "threads": torch.get_num_threads(),
+        "options": dict(options),
         "noise": judge_noise(rows),
         "anchor": "torch.optim.Adam(fused=True)",
         "machine": {

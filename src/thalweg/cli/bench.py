@@ -175,7 +175,7 @@ def bench(
     try:
         rows = _measure_all(chosen, entries, tuple(wanted), rounds, options, as_json)
         if as_json:
-            click.echo(json.dumps(table.report(chosen, rows), indent=2))
+            click.echo(json.dumps(table.report(chosen, rows, options), indent=2))
         else:
             _print_table(partial(table.table, chosen, rows), table.judge_noise(rows)["message"])
         if plot is not None:

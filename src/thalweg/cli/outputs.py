@@ -11,7 +11,7 @@ import click
 
 
 def check_writable(folder: Path, files: list[Path]) -> None:
-    """Refuse a folder that cannot be written to, and files that are folders.
+    """Refuse a folder that cannot be written to, and files that are folders or devices.
 
     Raises:
         click.BadParameter: Names it, as --out.
@@ -26,6 +26,11 @@ def check_writable(folder: Path, files: list[Path]) -> None:
     for file in files:
         if file.is_dir():
             raise click.BadParameter(f"'{file}' is a folder.", param_hint="--out")
+        # What is written takes the place of what is there: a device would be gone for all.
+        if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
+            raise click.BadParameter(
+                f"'{file}' is a device, not a file that can be replaced.", param_hint="--out"
+            )
 
 
 def _ask_for(folder: Path) -> None:

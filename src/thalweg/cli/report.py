@@ -39,7 +39,11 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
     out = out or run.with_suffix(".html")
     history = read_history(run)
     check_writable(out.parent, [out])
-    page = draw(history, title or run.name).encode()
+    if out.exists() and out.samefile(run):
+        raise click.BadParameter(
+            f"'{out}' is the file that is read; name another one.", param_hint="--out"
+        )
+    page = draw(history, title or run.name).encode(errors="replace")
     with whole(out) as file:
         file.write(page)
     if as_json:

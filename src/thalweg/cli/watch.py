@@ -50,13 +50,15 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
     from thalweg.report.latest import Latest
 
     console = make_console()
+    # Where no escape codes are wanted or obeyed, nothing can be drawn over.
+    is_followed = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
     with Reader(run) as reader:
         latest = Latest(reader)
         if as_json:
             latest.read_all()
             click.echo(json.dumps(_as_json(latest, layers), indent=2))
             return
-        if once or not sys.stdout.isatty():
+        if once or not is_followed:
             latest.read_all()
             console.print(_lay_out(latest, console, layers or 20))
             return

@@ -77,7 +77,8 @@ def _lay_out(
     cells = {
         each: [format_number(float(rows[each][place])) for place in places] for each in columns
     }
-    taken = sum(3 + max(len(HEADINGS.get(each, each)), *map(len, cells[each])) for each in columns)
+    widths = (max(map(len, (HEADINGS.get(each, each), *cells[each]))) for each in columns)
+    taken = sum(3 + width for width in widths)
     room = max(LEAST_NAME, width - taken - EDGES)
     shared = find_shared(names)
     for each in columns:

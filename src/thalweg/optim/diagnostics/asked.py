@@ -23,12 +23,17 @@ Given = Sink | Callable[[Table], object]
 class Source(Protocol):
     """What an optimizer says of itself."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the optimizer is no more."""
+        ...
+
     def next_step(self) -> int:
         """The number of the step to come."""
         ...
 
-    def parameters(self) -> Parameters:
-        """What tables are of."""
+    def known_parameters(self) -> Parameters:
+        """What the last table was of, or the first will be."""
         ...
 
     def settle(self) -> None:
@@ -73,7 +78,7 @@ class Diagnostics:
         self.sinks: list[Given] = []
         self._failed: set[int] = set()
         self._source: Source | None = None
-        self._loss: Any = None  # of that step
+        self._loss: tuple[int, float] | None = None  # a step that is told of, and its loss
         for each in sinks:
             self.add(each)
 
@@ -107,18 +112,19 @@ class Diagnostics:
             raise FailedPreconditionError("These diagnostics are of no optimizer yet: make it.")
         try:
             number = float(loss.detach() if isinstance(loss, Tensor) else loss)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise InvalidTypeError(f"loss must be a number, not {loss!r}.") from error
+        self._source.settle()  # a device has the step before by now: its line comes first
         step = self._source.next_step()
         if step % self.every == 0:
-            self._loss = number
+            self._loss = step, number
         else:
-            self._tell("loss", self._source.parameters(), step, number)
+            self._tell("loss", self._source.known_parameters(), step, number)
 
     def tell(self, table: Table) -> None:
         """Give the sinks a table, with the loss of its step if there was one."""
-        loss, self._loss = self._loss, None
-        self._tell("table", table, loss)
+        (step, loss), self._loss = self._loss or (None, None), None
+        self._tell("table", table, loss if step == table.step else None)
 
     def close(self) -> None:
         """Write out what waits, such as a table that a device has, and close files of events."""
@@ -132,14 +138,14 @@ class Diagnostics:
         Raises:
             FailedPreconditionError: They are another one's.
         """
-        if self._source is not None:
+        if self._source is not None and not self._source.is_gone:  # as where its constructor failed
             raise FailedPreconditionError(
                 "These diagnostics are another optimizer's: give each optimizer its own."
             )
-        self._source = source
+        self._source, self._loss = source, None
 
     def _tell(self, what: str, *given: Any) -> None:
-        for sink in self.sinks:
+        for sink in tuple(self.sinks):  # one may take itself out
             try:
                 if isinstance(sink, Sink):
                     getattr(sink, what)(*given)

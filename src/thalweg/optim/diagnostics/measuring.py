@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -173,8 +174,14 @@ class Diagnosing:
         self._ref: Any = ref(optimizer)
         self._start = self._decided = 0  # steps of before, and those that a device decided on
         self._last: Table | None = None
+        self._known: Parameters | None = None
         self._pending: Callable[[], Table | None] | None = None
         self.asked.belong_to(self)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the optimizer is no more."""
+        return self._ref() is None
 
     @property
     def _optimizer(self) -> Any:
@@ -190,13 +197,24 @@ class Diagnosing:
             self._start = _steps_in(self._optimizer)
         return self._start + own.total + self._decided + 1
 
-    def parameters(self) -> Parameters:
+    def known_parameters(self) -> Parameters:
+        """What the last table was of, or the first will be: a loss alone needs no others."""
+        return self._known or self._parameters()
+
+    def _parameters(self) -> Parameters:
         """What tables are of."""
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        return Parameters(self.asked.every, titles_in(groups, params), sizes, places)
+        names = _apart(titles_in(groups, params))
+        self._known = Parameters(self.asked.every, names, sizes, places)
+        return self._known
+
+    def recount(self) -> None:
+        """Count as a state does that was loaded, if it says how many steps it has seen."""
+        if seen := _steps_in(self._optimizer):
+            self._start = seen - self._optimizer._own.total - self._decided
 
     def is_due(self) -> bool:
         """Whether the step to come is told of."""
@@ -237,7 +255,7 @@ class Diagnosing:
 
     def _finished(self, watch: StepWatch, step: int, taken: Tensor | None) -> Callable[[], Any]:
         """What makes a table of all that is measured, which may be on its way from a device."""
-        given, parameters = watch.finish(), self.parameters()
+        given, parameters = watch.finish(), self._parameters()
         titles = self._optimizer.param_groups
         rows = {id(p): row for row, p in enumerate(p for group in titles for p in group["params"])}
         decided = None if taken is None else _fetched(taken)
@@ -256,6 +274,12 @@ class Diagnosing:
         """The table of the last step that was told of; None before the first."""
         self.settle()
         return self._last
+
+
+def _apart(names: list[str]) -> list[str]:
+    """Names, each with its index where several parameters have it: two models in one optimizer."""
+    counts = Counter(names)
+    return [n if counts[n] == 1 else f"{n} (index {k})" for k, n in enumerate(names)]
 
 
 def _same(value: Any) -> Any:
@@ -293,9 +317,10 @@ def _table_of(
         return None
     count = len(parameters.names)
     found, known = np.full((count, len(MEASURED)), np.nan), np.zeros((count, len(MEASURED)), bool)
-    clip = np.full(count, np.nan)
+    clip, sizes = np.full(count, np.nan), np.array(parameters.sizes, np.float64)
     for share in given:
         own = [rows[id(param)] for param in share.params]
         found[own], known[own], clip[own] = share.numbers(), share.known, share.clip()
-    columns = columns_of(found, np.array(parameters.sizes, np.float64), clip)
+        sizes[own] *= [1 + param.is_complex() for param in share.params]  # two numbers each
+    columns = columns_of(found, sizes, clip)
     return Table(parameters, step, columns, flags_of(known))

@@ -17,6 +17,7 @@ import numpy as np
 from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
 
 VERSION = 1
+MOST = 2**53  # steps: beyond it nothing counts them
 # Beside NaN, which says that a number is none: no column has an infinity of this sign.
 UNMEASURED = float("-inf")
 
@@ -78,6 +79,9 @@ class Reader:
         self._header: Header | None = None
         self._file = self._open()
         self._rest = b""
+        if not self._file.seekable():
+            self._file.close()
+            raise DataLossError(f"cannot read '{self.path}': it is a pipe, not a file.")
         first = self._file.read(1)
         self._file.seek(0)
         if first not in (b"", b"{"):
@@ -165,6 +169,8 @@ class Reader:
         if {len(names)} < {len(names), *(len(each) for each in (sizes, groups) if each)}:
             raise ValueError("lists of several lengths")
         every = max(1, int(told.get("every") or 1))
+        if every > MOST:
+            raise ValueError("more steps between records than there are")
         return Header(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
 
     def _refuse(self, reason: str) -> DataLossError:
@@ -175,6 +181,8 @@ def _read_record(told: dict[str, Any], header: Header, wanted: frozenset[str] | 
     step, loss, rows = told["step"], told.get("loss"), {}
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")
+    if abs(step) > MOST:
+        raise ValueError("a step that nothing can have counted")
     for column in header.columns:
         if (wanted is None or column in wanted) and column in told:
             rows[column] = _read_row(told[column], len(header.names))
@@ -186,4 +194,7 @@ def _read_row(values: list[Any], count: int) -> np.ndarray:
         raise ValueError("a column of another length")
     if None in values:
         values = [UNMEASURED if each is None else each for each in values]
-    return np.array(values, np.float64)  # which reads "NaN" and "Infinity", too
+    row = np.array(values, np.float64)  # which reads "NaN" and "Infinity", too
+    if row.ndim != 1:
+        raise ValueError("a column of lists")
+    return row

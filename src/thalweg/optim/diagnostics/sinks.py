@@ -36,11 +36,12 @@ class Sink(ABC):
 class JsonLines(Sink):
     """A file with a line of JSON for each table and each loss beside; what is there already stays.
 
-    Before the first line, and again where parameters have changed, a line has their names, sizes
-    and groups. Each line is written at once.
+    Before the first line, and again where parameters have changed or somebody else has written or
+    removed the file, a line has their names, sizes and groups. Each line is written at once.
 
     Args:
-        path: The file, or an open one of text, which is not closed here.
+        path: The file, which stays where it is if the working folder changes, or an open one of
+            text, which is not closed here.
 
     Raises:
         InvalidTypeError: It is neither.
@@ -50,8 +51,11 @@ class JsonLines(Sink):
         self._is_ours = isinstance(path, str | os.PathLike)
         if not (self._is_ours or hasattr(path, "write")):
             raise InvalidTypeError(f"path must be a path or a file of text, not {path!r}.")
-        self._path: Any = path
+        self._given = path
+        self._path: Any = os.path.abspath(path) if self._is_ours else path
         self._known: Parameters | None = None
+        self._header = ""  # of these
+        self._end: int | None = None  # of what was written here
 
     def table(self, table: Table, loss: float | None) -> None:
         record: dict[str, object] = {"step": table.step, "time": time.time()}
@@ -66,27 +70,29 @@ class JsonLines(Sink):
         self._write(parameters, {"step": step, "loss": _number(loss)})
 
     def _write(self, parameters: Parameters, record: dict[str, object]) -> None:
-        lines = [record]
-        if parameters != self._known:
-            lines.insert(0, _header(parameters))
-        text = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in lines)
+        text, is_known = _line(record), parameters == self._known
+        if not is_known:
+            self._header = _line(_header(parameters))
         if self._is_ours:
-            self._append(text.encode("utf-8", "replace"))
+            self._append(text, is_known)
         else:
-            self._path.write(text)
+            self._path.write(text if is_known else self._header + text)
             if hasattr(self._path, "flush"):
                 self._path.flush()
         self._known = parameters
 
-    def _append(self, text: bytes) -> None:
-        """Write lines, all of them or nothing."""
+    def _append(self, line: str, is_known: bool) -> None:
+        """Write a line, and a header if it needs one: all of them or nothing."""
         # The file is open for no longer: trainings end anywhere, fork, and are copied.
         with open(self._path, "ab+", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
+            is_headed = is_known and end == self._end
+            text = (line if is_headed else self._header + line).encode("utf-8", "replace")
             if file.seekable() and end:
                 file.seek(end - 1)
                 if file.read(1) != b"\n":  # of a process that was ended in the midst of a line
                     text = b"\n" + text
+            self._end = end + len(text)
             try:
                 while text:
                     text = text[file.write(text) :]
@@ -96,7 +102,11 @@ class JsonLines(Sink):
                 raise
 
     def __repr__(self) -> str:
-        return f"JsonLines({self._path!r})"
+        return f"JsonLines({self._given!r})"
+
+
+def _line(record: dict[str, object]) -> str:
+    return f"{json.dumps(record, ensure_ascii=False)}\n"
 
 
 def _header(parameters: Parameters) -> dict[str, object]:

@@ -192,8 +192,9 @@ class _Usual:
         """The median, and the deviation as of a normal distribution; NaN of what has no past."""
         if self._measured is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
-            median = np.median(ring, 0)
-            deviation = 1.4826 * np.median(np.abs(ring - median), 0)
+            with np.errstate(over="ignore", invalid="ignore"):  # a loss may be as large as any
+                median = np.median(ring, 0)
+                deviation = 1.4826 * np.median(np.abs(ring - median), 0)
             known = self._known > 0
             self._measured = (
                 np.where(known, median, np.nan), np.where(known, deviation, np.nan)
@@ -284,7 +285,7 @@ class _Layers:
             if "zero" in rows:
                 found += self._spiking["nonzero"].judge(-np.log1p(-rows["zero"]), step)
         found += self._judge_moments(rows, step)
-        found += self._judge_silent(rows, step)
+        found += self._judge_silent(rows, step, sizes)
         found += self._judge_growth(rows, step)
         self._rows += 1
         return found
@@ -337,12 +338,16 @@ class _Layers:
         what = f"momentum is empty, here and in {empty.sum() - 1:,} others"
         return [_Seen(step, place, what, math.nan, math.nan, math.inf)]
 
-    def _judge_silent(self, rows: dict[str, np.ndarray], step: int) -> list[_Seen]:
+    def _judge_silent(
+        self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
+    ) -> list[_Seen]:
         if "gradient_norm" not in rows:
             return []
         gradient = rows["gradient_norm"]
         has_none = (gradient == UNMEASURED) | np.isnan(gradient)
         has_none &= ~(rows.get("nonfinite", np.zeros(self._count)) > 0)
+        if len(sizes) == self._count:
+            has_none &= sizes > 0  # of one without elements nothing is ever measured
         update = rows.get("update_norm", np.full(self._count, np.nan))
         lost = rows.get("unchanged", np.zeros(self._count))
         holds = {

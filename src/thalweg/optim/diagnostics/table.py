@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thalweg.engines.diagnostics import MEASURED
-from thalweg.errors import InvalidArgumentError, NotFoundError, did_you_mean
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
 
 _SHARES = ("agreement", "unchanged", "zero", "denormal")
 # What a column is made of, where that has another name.
@@ -142,8 +142,11 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     """Columns, if there are such.
 
     Raises:
+        InvalidTypeError: They are no list of names.
         InvalidArgumentError: Names the first that is none.
     """
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise InvalidTypeError(f"columns must be a list of names, not {columns!r}.")
     given = tuple(columns)
     for name in given:
         if name not in COLUMNS:
