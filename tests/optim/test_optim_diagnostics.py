@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import math
@@ -326,8 +327,51 @@ def test_counts_go_on_after_a_load_and_copies_tell_nobody(face: Any, tmp_path: P
     loaded.load_state_dict(made.state_dict())
     run(again, loaded, 1)
     assert loaded.diagnostics.step == 4
+    for steps in (5, 2):  # after steps of its own
+        run(params, made, 2)
+        loaded.load_state_dict(made.state_dict())
+        run(again, loaded, steps)
+        count = int(loaded.state[again[0][1]]["step"])
+        assert loaded.diagnostics.step == count - count % 2
     with pytest.raises(FailedPreconditionError, match="another optimizer's"):
         face(params_of(shapes=((3,),)), lr=0.1, diagnostics=told)
+
+
+def test_diagnostics_of_an_optimizer_that_is_gone_are_free() -> None:
+    params, told = params_of(shapes=((3,),)), Diagnostics(1)
+    with pytest.raises(ValueError, match="more than one") as caught:
+        optim.AdamW([{"params": params}, {"params": params}], diagnostics=told)
+    del caught
+    gc.collect()
+    made = optim.AdamW(params, diagnostics=told)
+    assert run(params, made, 2).diagnostics.step == 2
+
+
+def test_names_that_are_alike_are_told_apart() -> None:
+    models = [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1, bias=False)]
+    groups = [{"params": each.named_parameters()} for each in models]
+    made = optim.AdamW(groups, diagnostics=1)
+    for model, size in zip(models, (2, 3), strict=True):
+        model(torch.ones(size)).sum().backward()
+    made.step()
+    assert list(made.diagnostics) == ["weight (index 0)", "bias", "weight (index 2)"]
+    assert len(made.diagnostics.scalars(["ratio"])) == 3
+
+
+def test_lines_go_up_where_a_device_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table is told of in a later step, with the loss of its own."""
+    monkeypatch.setattr(measuring.StepWatch, "is_there", True)
+    file, params = io.StringIO(), params_of(shapes=((3,),))
+    made = optim.SGD(params, lr=0.1, diagnostics=2)
+    told = to(made, JsonLines(file))
+    for step in range(1, 7):
+        give(params, step)
+        told.log_loss(step)
+        made.step()
+    told.close()
+    _, *records = map(json.loads, file.getvalue().splitlines())
+    assert [(each["step"], each["loss"]) for each in records] == [(k, k) for k in range(1, 7)]
+    assert ["ratio" in each for each in records] == [False, True] * 3
 
 
 def test_steps_between_are_one_native_call() -> None:

@@ -35,6 +35,10 @@ class Source(Protocol):
         """Tell of what was measured."""
         ...
 
+    def is_gone(self) -> bool:
+        """Whether there is no such optimizer any more."""
+        ...
+
 
 class Diagnostics:
     """Every how many steps `optimizer.diagnostics` is made anew, and where it is written.
@@ -73,7 +77,7 @@ class Diagnostics:
         self.sinks: list[Given] = []
         self._failed: set[int] = set()
         self._source: Source | None = None
-        self._loss: Any = None  # of that step
+        self._loss: tuple[int, float] | None = None  # of a step that is to be told of, its number
         for each in sinks:
             self.add(each)
 
@@ -109,15 +113,21 @@ class Diagnostics:
             number = float(loss.detach() if isinstance(loss, Tensor) else loss)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidTypeError(f"loss must be a number, not {loss!r}.") from error
+        # A table that a device has comes before: lines of a file go up by their steps.
+        self._source.settle()
         step = self._source.next_step()
         if step % self.every == 0:
-            self._loss = number
+            self._loss = step, number
         else:
             self._tell("loss", self._source.parameters(), step, number)
 
-    def tell(self, table: Table) -> None:
+    def take_loss(self, step: int) -> float | None:
+        """The loss of a step, if that was logged; once."""
+        logged, self._loss = self._loss, None
+        return logged[1] if logged is not None and logged[0] == step else None
+
+    def tell(self, table: Table, loss: float | None) -> None:
         """Give the sinks a table, with the loss of its step if there was one."""
-        loss, self._loss = self._loss, None
         self._tell("table", table, loss)
 
     def close(self) -> None:
@@ -130,12 +140,14 @@ class Diagnostics:
         """Be those of an optimizer from now on.
 
         Raises:
-            FailedPreconditionError: They are another one's.
+            FailedPreconditionError: They are another one's, which is there still.
         """
         if self._source is not None:
-            raise FailedPreconditionError(
-                "These diagnostics are another optimizer's: give each optimizer its own."
-            )
+            if not self._source.is_gone():
+                raise FailedPreconditionError(
+                    "These diagnostics are another optimizer's: give each optimizer its own."
+                )
+            self._source.settle()
         self._source = source
 
     def _tell(self, what: str, *given: Any) -> None:

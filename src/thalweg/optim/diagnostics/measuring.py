@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -173,7 +174,8 @@ class Diagnosing:
         self._ref: Any = ref(optimizer)
         self._start = self._decided = 0  # steps of before, and those that a device decided on
         self._last: Table | None = None
-        self._pending: Callable[[], Table | None] | None = None
+        # What makes the table of a step that a device may still measure, and the loss of that step.
+        self._pending: tuple[Callable[[], Table | None], float | None] | None = None
         self.asked.belong_to(self)
 
     @property
@@ -182,6 +184,15 @@ class Diagnosing:
         if found is None:
             raise FailedPreconditionError("The optimizer of these diagnostics is gone.")
         return found
+
+    def is_gone(self) -> bool:
+        """Whether the optimizer is no more."""
+        return self._ref() is None
+
+    def count_anew(self) -> None:
+        """Go on from the steps of a state that was loaded, as far as the host knows them."""
+        if found := _steps_in(self._optimizer):
+            self._start = found - self._optimizer._own.total - self._decided
 
     def next_step(self) -> int:
         """The number of the step to come."""
@@ -196,7 +207,14 @@ class Diagnosing:
         params = [param for group in groups for param in group["params"]]
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        return Parameters(self.asked.every, titles_in(groups, params), sizes, places)
+        titles = titles_in(groups, params)
+        counts = Counter(titles)
+        if len(counts) < len(titles):  # such as those of two models
+            titles = [
+                f"{title} (index {index})" if counts[title] > 1 else title
+                for index, title in enumerate(titles)
+            ]
+        return Parameters(self.asked.every, titles, sizes, places)
 
     def is_due(self) -> bool:
         """Whether the step to come is told of."""
@@ -231,7 +249,7 @@ class Diagnosing:
         self._decided += own.total == before and own.taken is not None
         if watch is not None and watch.is_begun:
             self.settle()  # of the step before, which a device has measured by now
-            self._pending = self._finished(watch, step, own.taken)
+            self._pending = self._finished(watch, step, own.taken), self.asked.take_loss(step)
             if not watch.is_there:
                 self.settle()
 
@@ -246,11 +264,11 @@ class Diagnosing:
     def settle(self) -> None:
         """Make the table of what was measured, for which a device is waited for, and tell of it."""
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            table = pending()
+            (make, loss), self._pending = self._pending, None
+            table = make()
             if table is not None:
                 self._last = table
-                self.asked.tell(table)
+                self.asked.tell(table, loss)
 
     def table(self) -> Table | None:
         """The table of the last step that was told of; None before the first."""
