@@ -120,14 +120,15 @@ class VariableDiagnostics:
     def finish(self) -> Found:
         """What is found; the step has been written."""
         with no_grad():
-            after, found = self._weight(is_before=False), list[Found]()
+            after, found, raw = self._weight(is_before=False), list[Found](), None
+            if self._grad is not None:
+                raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
             for own in _spans(after):
                 new, old = _array(after[own]), _array(self._before[own])
                 with set_denormals(self._flush), np.errstate(all="ignore"):
                     found.append(_sums_of_move(new, old))
                     stays = new == old
-                if self._grad is not None:
-                    raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
+                if raw is not None:
                     found[-1]["unchanged"] = _total(stays & (_array(raw[own]) != 0))
             return {**self._found, **_joined(found)}
 
