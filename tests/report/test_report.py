@@ -58,6 +58,9 @@ DAMAGED = {
     "a word": '{"step": 2, "ratio": ["a", 1], "gradient_norm": [1, 2]}',
     "nested": '{"step": 2, "ratio": [[1], 1], "gradient_norm": [1, 2]}',
     "bytes": "\0\0\0",
+    "lists in a column": json.dumps({"step": 2, "ratio": [[1], [2]]}),
+    "a step beyond all": json.dumps({"step": 10**30, "ratio": [1, 2]}),
+    "a spacing beyond all": json.dumps({**HEADER, "every": 10**30}),
     "a broken header": '{"thalweg": "diagnostics", "version": 1, "names": [1], "columns": []}',
 }
 
@@ -223,6 +226,16 @@ def test_pages_and_tables_with_other_columns(columns: list[str], tmp_path: Path)
     assert (result.exit_code, "step 2" in result.stdout) == (0, True), result.output
 
 
+def test_columns_are_named_as_a_file_likes(tmp_path: Path) -> None:
+    column = "[/b]\x1b[2J"
+    path = write(tmp_path / "run.jsonl", {**HEADER, "columns": [column]},
+                 {"step": 1, column: [1, 2]})  # fmt: skip
+    result = invoke("watch", path)
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    assert r"[/b]\x1b[2J" in result.stdout
+
+
 def test_a_file_with_a_header_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", HEADER)
     assert "no step yet" in invoke("watch", path).stdout
@@ -244,6 +257,9 @@ def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     assert invoke("report", run, "-o", out).stdout == f"Saved {out}\n"
     assert out.is_file()
+    result = invoke("report", run, "-o", run)
+    assert (result.exit_code, "is FILE itself" in result.stderr) == (2, True)
+    assert run.read_text().startswith("{")
     result = invoke("report", run, "-o", tmp_path / "none" / "page.html")
     assert (result.exit_code, "there is no folder" in result.stderr) == (2, True)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from thalweg.cli.escaped import escape_text
 from thalweg.cli.outputs import check_writable
 
 
@@ -34,11 +35,13 @@ def report(run: Path, out: Path | None, title: str | None) -> None:
     from thalweg.report.page import draw, tell_damaged
 
     out = out or run.with_suffix(".html")
+    if out.resolve() == run.resolve():
+        raise click.BadParameter(f"'{out}' is FILE itself.", param_hint="--out")
     history = read_history(run)
     check_writable(out.parent, [out])
-    page = draw(history, title or run.name).encode()
+    page = draw(history, title or run.name).encode("utf-8", "replace")  # a path may be any bytes
     with whole(out) as file:
         file.write(page)
     if history.damaged:
         click.echo(tell_damaged(history.damaged), err=True)
-    click.echo(f"Saved {out}")
+    click.echo(f"Saved {escape_text(out)}")

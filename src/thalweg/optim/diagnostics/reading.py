@@ -17,6 +17,7 @@ import numpy as np
 from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
 
 VERSION = 1
+LARGEST = 1 << 53  # number of a step: float64 and the page's script count so far
 # Beside NaN, which says that a number is none: no column has an infinity of this sign.
 UNMEASURED = float("-inf")
 
@@ -165,6 +166,8 @@ class Reader:
         if {len(names)} < {len(names), *(len(each) for each in (sizes, groups) if each)}:
             raise ValueError("lists of several lengths")
         every = max(1, int(told.get("every") or 1))
+        if every > LARGEST:
+            raise ValueError("more steps than there are")
         return Header(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
 
     def _refuse(self, reason: str) -> DataLossError:
@@ -175,6 +178,8 @@ def _read_record(told: dict[str, Any], header: Header, wanted: frozenset[str] | 
     step, loss, rows = told["step"], told.get("loss"), {}
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")
+    if abs(step) > LARGEST:
+        raise ValueError("a step beyond all that are counted")
     for column in header.columns:
         if (wanted is None or column in wanted) and column in told:
             rows[column] = _read_row(told[column], len(header.names))
@@ -186,4 +191,7 @@ def _read_row(values: list[Any], count: int) -> np.ndarray:
         raise ValueError("a column of another length")
     if None in values:
         values = [UNMEASURED if each is None else each for each in values]
-    return np.array(values, np.float64)  # which reads "NaN" and "Infinity", too
+    row = np.array(values, np.float64)  # which reads "NaN" and "Infinity", too
+    if row.ndim != 1:
+        raise ValueError("lists in a column")
+    return row

@@ -82,8 +82,8 @@ class JsonLines(Sink):
         """Write lines, all of them or nothing."""
         # The file is open for no longer: trainings end anywhere, fork, and are copied.
         with open(self._path, "ab+", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            if file.seekable() and end:
+            end = file.seek(0, os.SEEK_END) if file.seekable() else 0  # a pipe is not
+            if end:
                 file.seek(end - 1)
                 if file.read(1) != b"\n":  # of a process that was ended in the midst of a line
                     text = b"\n" + text
