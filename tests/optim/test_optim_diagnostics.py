@@ -9,6 +9,7 @@ import json
 import math
 import pickle
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,25 @@ def test_steps_between_are_one_native_call() -> None:
     run(params, made, 1)
     assert made.diagnostics.step == 10
     assert made.last_step.count == 10
+    for _ in range(5):  # a step that is told of does not have others wait
+        run(params, made, 9)
+        assert made._own.quick.taken == 9
+        run(params, made, 1)
+
+
+def test_nothing_that_was_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, begin = [], diagnostics.VariableDiagnostics.__init__
+
+    def begin_noted(own: Any, *given: Any) -> None:
+        begin(own, *given)
+        kept.append(weakref.ref(own))
+
+    monkeypatch.setattr(diagnostics.VariableDiagnostics, "__init__", begin_noted)
+    params = params_of(torch.float64, ((3,),))
+    made = optim.AdamW(params, diagnostics=3)
+    for _ in range(4):
+        run(params, made, 3)
+        assert [each() for each in kept] == [None] * len(kept) != []
 
 
 @many(

@@ -129,8 +129,10 @@ class StepCache:
     def note_repeated(self, *shares: Repeated) -> None:
         """A step was repeated: the next one may be taken in one call."""
         self.forget_quick()
-        if shares[0].part.kept.count_repeated():
+        # One that is told of says nothing of the next: that need not wait for its plan.
+        if self.watch is not None or shares[0].part.kept.count_repeated():
             for _, hooks, _ in shares:
+                hooks.watch = None  # which has copies of all that the step wrote
                 hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
                 hooks.gathered = None
             self.due = shares
