@@ -12,6 +12,7 @@ the type in which they are stored, whether the update flushes denormals or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:
     given = [each for own in parts for each in own.values() if isinstance(each, Tensor)]
     device = given[0].device if given else None
     counts, columns = leaf_counts(sizes), list[Any]()
-    tree = Tree(counts, device)
+    tree = _tree_of(tuple(counts.tolist()), device)
     for name in MEASURED:
         if name in OF_GRADIENT or name in OF_MOVE:
             leaves = [
@@ -166,6 +167,12 @@ def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:
             numbers = [own.get(name, np.nan) for own in parts]
             columns.append(_stacked(numbers, device))
     return np.stack(columns, -1) if device is None else torch.stack(columns, -1)
+
+
+@lru_cache(maxsize=32)
+def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
+    """A tree that is kept: when its indices go to a device, the host waits for all that is there."""
+    return Tree(np.array(counts, np.int64), device)
 
 
 def _filled(count: int, number: float, device: torch.device | None) -> Array:
