@@ -373,6 +373,20 @@ def test_weights_that_grow_are_named() -> None:
     assert 170 < step < 180
 
 
+def test_a_resumed_training_is_judged_from_there() -> None:
+    spikes, found = Spikes(), []
+    for is_again, steps in ((False, range(1, 1001)), (True, range(501, 701))):
+        for step in steps:
+            grown = 1.03 ** max(0, step - 600) if is_again else 1.0
+            zero = step > 990 if not is_again else step < 570
+            row = {"gradient_norm": np.array([1.0, float(not zero)]),
+                   "weight_norm": np.array([10.0, 10.0 * grown])}  # fmt: skip
+            found += spikes.feed(row, ("a", "b"), step)
+    assert [(each.step, each.what) for each in found] == [
+        (551, "gradient is all 0"), (624, "weights grow, in 50 steps by a factor of")
+    ]  # fmt: skip
+
+
 def test_files_are_judged_afterwards(tmp_path: Path) -> None:
     rows = [record(step, [0.001, 1 if step > 40 else 0.002]) for step in range(1, 60)]
     path = write(tmp_path / "run.jsonl", HEADER, *rows)

@@ -171,7 +171,7 @@ def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:
 
 @lru_cache(maxsize=32)
 def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
-    """A tree that is kept: when its indices go to a device, the host waits for all that is there."""
+    """A tree that is kept: while its indices go to a device, the host waits for all work there."""
     return Tree(np.array(counts, np.int64), device)
 
 
