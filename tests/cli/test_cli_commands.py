@@ -17,12 +17,13 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
-from thalweg import Variable, checkpoint
+from thalweg import Variable, checkpoint, optim
 from thalweg.cli import bench, progress, race, target
 from thalweg.cli.console import make_console
 from thalweg.cli.main import main
 from thalweg.conform import atlas
 from thalweg.keras.optimizers import Adam
+from thalweg.optim.diagnostics import Diagnostics, JsonLines
 
 SAVER = Path(__file__).parents[1] / "goldens/checkpoints/ckpt_v1/adam"
 WEIGHTS = Path(__file__).parents[1] / "goldens/keras_files"
@@ -64,6 +65,8 @@ QUICK = {
     "convert": "convert --force run7/checkpoint-12.safetensors out.ckpt --to tf",
     "scan": "scan train.py",
     "doctor": "doctor",
+    "watch": "watch run.jsonl",
+    "report": "report run.jsonl",
 }
 DIFFER = {"diff"}  # whose exit status says so
 # Those that train or measure take seconds.
@@ -103,6 +106,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for step in (11, 12):
         opt.apply_gradients([([[1.0, -1.0]], w)])
         checkpoint.save(f"run7/checkpoint-{step}.safetensors", optimizer=opt, variables=[w])
+    told = Diagnostics(sinks=[JsonLines("run.jsonl")])
+    weight = torch.nn.Parameter(torch.ones(2))
+    plain = optim.SGD([("weight", weight)], lr=0.1, diagnostics=told)
+    weight.grad = torch.ones(2)
+    plain.step()
+    told.close()
     for path in SAVER.glob("model.ckpt-5.*"):
         shutil.copy(path, ".")
     shutil.copy(next(WEIGHTS.rglob("*.h5")), "weights.h5")

@@ -284,7 +284,7 @@ def test_examples_of_help_run(command: str, run: Path, monkeypatch: pytest.Monke
 
     monkeypatch.chdir(run.parent)
     examples = re.findall(r"^ +thalweg (.*)$", invoke(command, "--help").stdout, re.MULTILINE)
-    assert len(examples) == 2
+    assert examples
     for each in examples:
         result = invoke(*shlex.split(each))
         assert result.exit_code == 0, result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -18,7 +19,8 @@ from thalweg.cli.outputs import check_writable
     help="The page. [default: FILE with .html in place of its suffix]",
 )  # fmt: skip
 @click.option("--title", help="Its title. [default: the name of FILE]")
-def report(run: Path, out: Path | None, title: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> None:
     """Draw a page of FILE, the diagnostics of a training: layers by steps, with what went first.
 
     The page is one file of HTML, which needs no network. It has the update beside the weight of
@@ -33,6 +35,7 @@ def report(run: Path, out: Path | None, title: str | None) -> None:
     from thalweg.race.report import whole
     from thalweg.report.history import read_history
     from thalweg.report.page import draw, tell_damaged
+    from thalweg.report.plain import plain_warned
 
     out = out or run.with_suffix(".html")
     if out.resolve() == run.resolve():
@@ -42,6 +45,16 @@ def report(run: Path, out: Path | None, title: str | None) -> None:
     page = draw(history, title or run.name).encode("utf-8", "replace")  # a path may be any bytes
     with whole(out) as file:
         file.write(page)
+    if as_json:
+        told = {
+            "saved": str(out),
+            "step": history.last,
+            "layers": len(history.names),
+            "warned": [plain_warned(each) for each in history.warned],
+            "damaged": history.damaged,
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
     if history.damaged:
         click.echo(tell_damaged(history.damaged), err=True)
     click.echo(f"Saved {escape_text(out)}")

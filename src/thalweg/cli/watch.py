@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from thalweg.cli.console import make_console
 from thalweg.cli.escaped import escape_text
 from thalweg.cli.options import Whole
 
@@ -28,7 +30,8 @@ TOLD = 3  # warnings beneath the table
     "--layers", type=Whole(1, 10_000),
     help="How many layers to show. [default: as many as fit, 20 if the output is piped]",
 )  # fmt: skip
-def watch(run: Path, once: bool, layers: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the latest step as JSON, and end.")
+def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
     """Show what the latest step in FILE, the diagnostics of a training, says of each layer.
 
     The worst are first: those with numbers that are not finite, then those whose update is largest
@@ -39,16 +42,20 @@ def watch(run: Path, once: bool, layers: int | None) -> None:
     Examples:
       thalweg watch run.jsonl
       thalweg watch run.jsonl --once --layers 5
+      thalweg watch run.jsonl --json
     """
-    from rich.console import Console
     from rich.live import Live
 
     from thalweg.optim.diagnostics.reading import Reader
     from thalweg.report.latest import Latest
 
-    console = Console()
+    console = make_console()
     with Reader(run) as reader:
         latest = Latest(reader)
+        if as_json:
+            latest.read_all()
+            click.echo(json.dumps(_as_json(latest, layers), indent=2))
+            return
         if once or not sys.stdout.isatty():
             latest.read_all()
             console.print(_lay_out(latest, console, layers or 20))
@@ -61,6 +68,24 @@ def watch(run: Path, once: bool, layers: int | None) -> None:
                 time.sleep(INTERVAL)
                 while not latest.read_new():
                     time.sleep(INTERVAL)
+
+
+def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
+    from thalweg.report.plain import plain_number, plain_warned
+    from thalweg.report.worst import rank_layers
+
+    places = rank_layers(latest.rows).places[:layers].tolist() if latest.rows else []
+    return {
+        "step": latest.step,
+        "loss": None if latest.loss is None else plain_number(latest.loss),
+        "layers": [
+            {"name": latest.names[place]}
+            | {key: plain_number(float(row[place])) for key, row in latest.rows.items()}
+            for place in places
+        ],
+        "warned": [plain_warned(each) for each in latest.warned],
+        "damaged": latest.damaged,
+    }
 
 
 def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:

@@ -19,6 +19,7 @@ class Latest:
         names: Of the parameters.
         rows: Of the latest step that has columns; empty before the first.
         warned: What was not usual, the latest last.
+        step, loss: The latest of each; None before the first.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -45,12 +46,12 @@ class Latest:
     def summarize(self) -> str:
         """The file, its latest step and loss, in a line."""
         path = self._reader.path.name
-        if self._step is None:
+        if self.step is None:
             return f"{path}: no step yet"
-        told = f"{path}: step {self._step:,}"
-        if self._loss is not None:
-            told += f", loss {self._loss:.4g}"
-        if self.rows and self._measured != self._step:
+        told = f"{path}: step {self.step:,}"
+        if self.loss is not None:
+            told += f", loss {self.loss:.4g}"
+        if self.rows and self._measured != self.step:
             told += f"; layers at step {self._measured:,}"
         return told
 
@@ -59,7 +60,9 @@ class Latest:
         self.rows: dict[str, np.ndarray] = {}
         self.warned: list[Warned] = []
         self._spikes = Spikes()
-        self._step = self._measured = self._loss = None
+        self.step: int | None = None
+        self.loss: float | None = None
+        self._measured: int | None = None
         self._restarts = self._reader.restarts
         self._damaged = 0
 
@@ -69,8 +72,8 @@ class Latest:
             if self._reader.restarts != self._restarts:
                 self._begin()
             has_new = True
-            self._step = record.step
-            self._loss = self._loss if record.loss is None else record.loss
+            self.step = record.step
+            self.loss = self.loss if record.loss is None else record.loss
             if record.rows:
                 self.names, self.rows = record.header.names, record.rows
                 self._measured = record.step

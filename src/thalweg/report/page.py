@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from thalweg.optim.diagnostics.spikes import Warned
 from thalweg.report.bins import Bins, encode, keep_largest, make_bins
 from thalweg.report.history import History
+from thalweg.report.plain import plain_number
 from thalweg.version import __version__
 
 LISTED = 200  # warnings
@@ -109,7 +110,7 @@ def _bin_losses(history: History, bins: Bins) -> dict[str, list[float | str | No
     for step, loss in history.losses.items():
         values[(step - bins.first) // bins.width].append(loss)
     for key, take in (("low", min), ("high", max), ("mean", lambda of: sum(of) / len(of))):
-        found[key] = [_number(_worst(each) or take(each)) if each else None for each in values]
+        found[key] = [plain_number(_worst(each) or take(each)) if each else None for each in values]
     return found
 
 
@@ -119,12 +120,5 @@ def _worst(values: list[float]) -> float | None:
 
 
 def _list_warned(each: Warned, places: dict[str, int]) -> list[Any]:
-    numbers = _number(each.number), _number(each.usual)
+    numbers = plain_number(each.number), plain_number(each.usual)
     return [places.get(each.name, -1), each.step, each.what, *numbers, each.kind]
-
-
-def _number(value: float) -> float | str:
-    """As JSON has it, of 4 digits."""
-    if math.isfinite(value):
-        return float(f"{value:.4g}")
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,24 @@
+"""Numbers and warnings as JSON has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from thalweg.optim.diagnostics.reading import UNMEASURED
+from thalweg.optim.diagnostics.spikes import Warned
+
+
+def plain_number(value: float) -> float | str | None:
+    """A number of 4 digits; None for what was not measured, and a text for what JSON lacks."""
+    if value == UNMEASURED:
+        return None
+    if math.isfinite(value):
+        return float(f"{value:.4g}")
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def plain_warned(warned: Warned) -> dict[str, Any]:
+    """A warning by the names of what it has."""
+    numbers = {"number": plain_number(warned.number), "usual": plain_number(warned.usual)}
+    return {**warned._asdict(), **numbers}
