@@ -384,10 +384,15 @@ def test_steps_between_are_one_native_call() -> None:
     run(params, made, 1)
     assert made.diagnostics.step == 10
     assert made.last_step.count == 10
-    for _ in range(5):  # a step that is told of does not have others wait
-        run(params, made, 9)
-        assert made._own.quick.taken == 9
-        run(params, made, 1)
+    quick = made._own.quick
+    for _ in range(5):  # which a step that is told of leaves as it is
+        run(params, made, 10)
+    assert made._own.quick is quick
+    assert quick.taken == 7 + 45
+    plain = optim.AdamW(other := params_of(shapes=((3,),)))
+    for steps in (9, 1, *[10] * 5):
+        run(other, plain, steps)
+    assert_same([params[0][1].detach()], [other[0][1].detach()])
 
 
 def test_nothing_that_was_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
