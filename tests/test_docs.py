@@ -53,7 +53,12 @@ SOURCE = Path(thalweg.__file__).parent
 FILES = (path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py"))
 NAMES = (".".join(path.parts).removesuffix(".__init__") for path in FILES)
 MODULES = sorted(name for name in NAMES if not re.search(r"\.(cli|race|bench)\b", name))
-NEEDS_KERAS = re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)")
+NEEDS = {  # what modules import that may not be installed
+    re.compile(r"\.keras3|\.tf\.keras\.(models|lookup)"): "keras",
+    re.compile(r"cuda\.functions"): "triton",
+    re.compile(r"integrations\.lightning$"): "lightning",
+    re.compile(r"integrations\.transformers$"): "transformers",
+}
 
 
 @pytest.fixture
@@ -198,9 +203,7 @@ def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 @many("name", MODULES)
 def test_docstring_examples(name: str) -> None:
-    if NEEDS_KERAS.search(name) and find_spec("keras") is None:
-        return
-    if name.endswith("cuda.functions") and find_spec("triton") is None:
+    if any(each.search(name) and find_spec(package) is None for each, package in NEEDS.items()):
         return
     module = importlib.import_module(name)
     if module.__name__.startswith("torch."):  # such as `thalweg.optim.lr_scheduler`, which it is

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from thalweg.cli.main import main
+from thalweg.cli.worst import elide, find_shared, rank_layers
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
 from thalweg.optim.diagnostics.reading import UNMEASURED, Reader
 from thalweg.optim.diagnostics.spikes import Spikes
 from thalweg.report import bins
 from thalweg.report.history import History, read_history
 from thalweg.report.page import draw
-from thalweg.report.worst import elide, find_shared, rank_layers
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'"
 HEADER: dict[str, Any] = {

@@ -71,8 +71,8 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
 
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
+    from thalweg.cli.worst import rank_layers
     from thalweg.report.plain import plain_number, plain_warned
-    from thalweg.report.worst import rank_layers
 
     places = rank_layers(latest.rows).places[:layers].tolist() if latest.rows else []
     return {
@@ -92,8 +92,8 @@ def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
     from rich.console import Group
     from rich.text import Text
 
+    from thalweg.cli.worst import make_table, rank_layers
     from thalweg.report.page import tell_damaged
-    from thalweg.report.worst import make_table, rank_layers
 
     parts: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
     notes: list[Text] = []
