@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import math
 import pickle
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -326,26 +328,32 @@ def test_counts_go_on_after_a_load_and_copies_tell_nobody(face: Any, tmp_path: P
     loaded.load_state_dict(made.state_dict())
     run(again, loaded, 1)
     assert loaded.diagnostics.step == 4
-    run(again, loaded, 5)
-    loaded.load_state_dict(made.state_dict())  # back to an earlier step
-    run(again, loaded, 1)
-    assert loaded.diagnostics.step == 4
+    for steps in (5, 2):  # after steps of its own
+        run(params, made, 2)
+        loaded.load_state_dict(made.state_dict())
+        run(again, loaded, steps)
+        count = int(loaded.state[again[0][1]]["step"])
+        assert loaded.diagnostics.step == count - count % 2
     with pytest.raises(FailedPreconditionError, match="another optimizer's"):
         face(params_of(shapes=((3,),)), lr=0.1, diagnostics=told)
 
 
-def test_a_constructor_that_fails_takes_no_diagnostics_with_it() -> None:
-    told, (_, param) = Diagnostics(1), params_of(shapes=((3,),))[0]
-    with pytest.raises(ValueError, match="more than one"):
-        optim.AdamW([{"params": [param]}, {"params": [param]}], diagnostics=told)
-    optim.AdamW([param], diagnostics=told)
+def test_diagnostics_of_an_optimizer_that_is_gone_are_free() -> None:
+    params, told = params_of(shapes=((3,),)), Diagnostics(1)
+    with pytest.raises(ValueError, match="more than one") as caught:
+        optim.AdamW([{"params": params}, {"params": params}], diagnostics=told)
+    del caught
+    gc.collect()
+    made = optim.AdamW(params, diagnostics=told)
+    assert run(params, made, 2).diagnostics.step == 2
 
 
-def test_parameters_with_one_name_are_told_apart() -> None:
-    models = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1, bias=False)
-    groups = [{"params": list(each.named_parameters())} for each in models]
-    made = optim.SGD(groups, lr=0.1, diagnostics=1)
-    sum(each(torch.ones(2)).sum() for each in models).backward()  # pyright: ignore
+def test_names_that_are_alike_are_told_apart() -> None:
+    models = [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1, bias=False)]
+    groups = [{"params": each.named_parameters()} for each in models]
+    made = optim.AdamW(groups, diagnostics=1)
+    for model, size in zip(models, (2, 3), strict=True):
+        model(torch.ones(size)).sum().backward()
     made.step()
     assert list(made.diagnostics) == ["weight (index 0)", "bias", "weight (index 2)"]
     assert len(made.diagnostics.scalars(["ratio"])) == 3
@@ -361,20 +369,20 @@ def test_shares_of_complex_numbers_are_of_both_parts() -> None:
     assert made.diagnostics.agreement == 0.5
 
 
-def test_a_loss_stays_with_its_step_where_a_device_has_the_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(measuring.StepWatch, "is_there", True)  # so that tables wait
-    params, file = params_of(shapes=((3,),)), io.StringIO()
-    told = Diagnostics(2, [JsonLines(file)])
-    made = optim.AdamW(params, diagnostics=told)
-    for step in range(1, 6):
+def test_lines_go_up_where_a_device_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table is told of in a later step, with the loss of its own."""
+    monkeypatch.setattr(measuring.StepWatch, "is_there", True)
+    file, params = io.StringIO(), params_of(shapes=((3,),))
+    made = optim.SGD(params, lr=0.1, diagnostics=2)
+    told = to(made, JsonLines(file))
+    for step in range(1, 7):
+        give(params, step)
         told.log_loss(step)
-        run(params, made, 1)
+        made.step()
     told.close()
-    records = [json.loads(line) for line in file.getvalue().splitlines()[1:]]
-    assert [(each["step"], each["loss"]) for each in records] == [(n, n) for n in range(1, 6)]
-    assert ["ratio" in each for each in records] == [False, True, False, True, False]
+    _, *records = map(json.loads, file.getvalue().splitlines())
+    assert [(each["step"], each["loss"]) for each in records] == [(k, k) for k in range(1, 7)]
+    assert ["ratio" in each for each in records] == [False, True] * 3
 
 
 def test_steps_between_are_one_native_call() -> None:
@@ -386,6 +394,30 @@ def test_steps_between_are_one_native_call() -> None:
     run(params, made, 1)
     assert made.diagnostics.step == 10
     assert made.last_step.count == 10
+    quick = made._own.quick
+    for _ in range(5):  # which a step that is told of leaves as it is
+        run(params, made, 10)
+    assert made._own.quick is quick
+    assert quick.taken == 7 + 45
+    plain = optim.AdamW(other := params_of(shapes=((3,),)))
+    for steps in (9, 1, *[10] * 5):
+        run(other, plain, steps)
+    assert_same([params[0][1].detach()], [other[0][1].detach()])
+
+
+def test_nothing_that_was_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, begin = [], diagnostics.VariableDiagnostics.__init__
+
+    def begin_noted(own: Any, *given: Any) -> None:
+        begin(own, *given)
+        kept.append(weakref.ref(own))
+
+    monkeypatch.setattr(diagnostics.VariableDiagnostics, "__init__", begin_noted)
+    params = params_of(torch.float64, ((3,),))
+    made = optim.AdamW(params, diagnostics=3)
+    for _ in range(4):
+        run(params, made, 3)
+        assert [each() for each in kept] == [None] * len(kept) != []
 
 
 @many(
@@ -565,6 +597,8 @@ def test_tensors_of_a_device_are_added_up_alike(monkeypatch: pytest.MonkeyPatch)
                     patched.setattr(diagnostics, "_array", lambda flat: flat)
                 made = optim.AdamW(params, lr=0.01, diagnostics=1, clip_grad_value=1.0)
                 tables.append(run(params, made, 2).diagnostics.records)
+                patched.setattr(diagnostics, "Tree", None)  # nothing is sent there a second time
+                run(params, made, 1)
         for column in COLUMNS:
             assert_same(*([torch.tensor(each[column])] for each in tables))
 

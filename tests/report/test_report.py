@@ -231,6 +231,16 @@ def test_pages_and_tables_with_other_columns(
     assert (result.exit_code, "step 2" in result.stdout) == (0, True), result.output
 
 
+def test_columns_are_named_as_a_file_likes(tmp_path: Path) -> None:
+    column = "[/b]\x1b[2J"
+    path = write(tmp_path / "run.jsonl", {**HEADER, "columns": [column]},
+                 {"step": 1, column: [1, 2]})  # fmt: skip
+    result = invoke("watch", path)
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    assert r"[/b]\x1b[2J" in result.stdout
+
+
 def test_a_file_with_a_header_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", HEADER)
     assert "no step yet" in invoke("watch", path).stdout
@@ -252,6 +262,9 @@ def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     assert invoke("report", run, "-o", out).stdout == f"Saved {out}\n"
     assert out.is_file()
+    result = invoke("report", run, "-o", run)
+    assert (result.exit_code, "is FILE itself" in result.stderr) == (2, True)
+    assert run.read_text().startswith("{")
     result = invoke("report", run, "-o", tmp_path / "none" / "page.html")
     assert (result.exit_code, "there is no folder" in result.stderr) == (2, True)
 
@@ -261,7 +274,7 @@ def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> N
     page = run.rename(run.with_suffix(".html"))  # so that the default is the same file
     for arguments in ((page,), (page, "-o", page)):
         result = invoke("report", *arguments)
-        assert (result.exit_code, "the file that is read" in result.stderr) == (2, True)
+        assert (result.exit_code, "is FILE itself" in result.stderr) == (2, True)
     os.mkfifo(pipe := run.with_suffix(".pipe"))
     result = invoke("report", page, "-o", pipe)
     assert (result.exit_code, "is a device" in result.stderr) == (2, True)
@@ -387,6 +400,20 @@ def test_weights_that_grow_are_named() -> None:
 def test_parameters_without_elements_are_not_silent() -> None:
     spikes, rows = Spikes(), {"gradient_norm": np.array([1.0, UNMEASURED])}
     assert not [each for n in range(99) for each in spikes.feed(rows, "ab", n, None, (4, 0))]
+
+
+def test_a_resumed_training_is_judged_from_there() -> None:
+    spikes, found = Spikes(), []
+    for is_again, steps in ((False, range(1, 1001)), (True, range(501, 701))):
+        for step in steps:
+            grown = 1.03 ** max(0, step - 600) if is_again else 1.0
+            zero = step > 990 if not is_again else step < 570
+            row = {"gradient_norm": np.array([1.0, float(not zero)]),
+                   "weight_norm": np.array([10.0, 10.0 * grown])}  # fmt: skip
+            found += spikes.feed(row, ("a", "b"), step)
+    assert [(each.step, each.what) for each in found] == [
+        (551, "gradient is all 0"), (624, "weights grow, in 50 steps by a factor of")
+    ]  # fmt: skip
 
 
 def test_files_are_judged_afterwards(tmp_path: Path) -> None:

@@ -38,5 +38,7 @@ def show_busy(text: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    with console.status(text):
+    from rich.text import Text
+
+    with console.status(Text(text)):  # no markup: it may be what a user wrote
         yield

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from thalweg.cli.escaped import escape_text
 from thalweg.cli.outputs import check_writable
 
 
@@ -37,13 +38,11 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
     from thalweg.report.plain import plain_warned
 
     out = out or run.with_suffix(".html")
+    if out.exists() and run.exists() and out.samefile(run):
+        raise click.BadParameter(f"'{out}' is FILE itself.", param_hint="--out")
     history = read_history(run)
     check_writable(out.parent, [out])
-    if out.exists() and out.samefile(run):
-        raise click.BadParameter(
-            f"'{out}' is the file that is read; name another one.", param_hint="--out"
-        )
-    page = draw(history, title or run.name).encode(errors="replace")
+    page = draw(history, title or run.name).encode("utf-8", "replace")  # a path may be any bytes
     with whole(out) as file:
         file.write(page)
     if as_json:
@@ -58,4 +57,4 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
         return
     if history.damaged:
         click.echo(tell_damaged(history.damaged), err=True)
-    click.echo(f"Saved {out}")
+    click.echo(f"Saved {escape_text(out)}")

@@ -101,10 +101,11 @@ def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
     notes: list[Text] = []
     if latest.rows:
         room = max(3, console.height - 10 - TOLD)
-        worst = rank_layers(latest.rows)
+        rows = {escape_text(key): row for key, row in latest.rows.items()}
+        worst = rank_layers(rows)
         names = [escape_text(each) for each in latest.names]
         most = layers or room
-        parts.append(make_table(latest.rows, names, worst, most, console.width))
+        parts.append(make_table(rows, names, worst, most, console.width))
         left = len(names) - most
         more = f"; {left:,} more" if left > 0 else ""
         notes.append(Text(f"Worst first: {worst.words}{more}.", style="dim"))

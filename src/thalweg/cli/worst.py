@@ -82,7 +82,8 @@ def _lay_out(
     room = max(LEAST_NAME, width - taken - EDGES)
     shared = find_shared(names)
     for each in columns:
-        made.add_column(HEADINGS.get(each, each), justify="right", no_wrap=True)
+        # No markup: a file names its columns as it likes.
+        made.add_column(Text(HEADINGS.get(each, each)), justify="right", no_wrap=True)
     for row, place in enumerate(places):
         numbers = [cells[each][row] for each in columns]
         bad = any(each in ("NaN", "inf") for each in numbers)

@@ -12,6 +12,7 @@ the type in which they are stored, whether the update flushes denormals or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -120,14 +121,15 @@ class VariableDiagnostics:
     def finish(self) -> Found:
         """What is found; the step has been written."""
         with no_grad():
-            after, found = self._weight(is_before=False), list[Found]()
+            after, found, raw = self._weight(is_before=False), list[Found](), None
+            if self._grad is not None:
+                raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
             for own in _spans(after):
                 new, old = _array(after[own]), _array(self._before[own])
                 with set_denormals(self._flush), np.errstate(all="ignore"):
                     found.append(_sums_of_move(new, old))
                     stays = new == old
-                if self._grad is not None:
-                    raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
+                if raw is not None:
                     found[-1]["unchanged"] = _total(stays & (_array(raw[own]) != 0))
             return {**self._found, **_joined(found)}
 
@@ -153,7 +155,7 @@ def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:
     given = [each for own in parts for each in own.values() if isinstance(each, Tensor)]
     device = given[0].device if given else None
     counts, columns = leaf_counts(sizes), list[Any]()
-    tree = Tree(counts, device)
+    tree = _tree_of(tuple(counts.tolist()), device)
     for name in MEASURED:
         if name in OF_GRADIENT or name in OF_MOVE:
             leaves = [
@@ -165,6 +167,12 @@ def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:
             numbers = [own.get(name, np.nan) for own in parts]
             columns.append(_stacked(numbers, device))
     return np.stack(columns, -1) if device is None else torch.stack(columns, -1)
+
+
+@lru_cache(maxsize=32)
+def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
+    """A tree that is kept: while its indices go to a device, the host waits for all work there."""
+    return Tree(np.array(counts, np.int64), device)
 
 
 def _filled(count: int, number: float, device: torch.device | None) -> Array:

@@ -126,11 +126,20 @@ class StepCache:
         self.settle()
         self.quick, self.due = None, ()
 
+    def _is_quick(self, shares: Sequence[Repeated]) -> bool:
+        """Whether the step in one call is that of these plans."""
+        plans = [] if self.quick is None else [each.planned for each in self.quick.shares]
+        now = [each.part.kept.last for each in shares]
+        return len(plans) == len(now) and all(map(is_, plans, now))
+
     def note_repeated(self, *shares: Repeated) -> None:
         """A step was repeated: the next one may be taken in one call."""
+        if self.watch is not None and self._is_quick(shares):
+            return  # this one was not taken in one call because it is told of; the next may be
         self.forget_quick()
         if shares[0].part.kept.count_repeated():
             for _, hooks, _ in shares:
+                hooks.watch = None  # which has copies of all that the step wrote
                 hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
                 hooks.gathered = None
             self.due = shares

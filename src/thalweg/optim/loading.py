@@ -63,7 +63,7 @@ def load(
         warn_of_sums(optimizer)
     restore(loading)
     if optimizer._own.diagnosing is not None:
-        optimizer._own.diagnosing.recount()
+        optimizer._own.diagnosing.count_anew()
     for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         hook(optimizer)
 

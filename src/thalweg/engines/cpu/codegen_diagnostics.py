@@ -126,6 +126,8 @@ def _update_element(
     gradient = update.name_of(1)
     lines = element.update_element()
     at = len(update.local_scalars()) + len(update.read_streams())
+    # A product with one flushes what any arithmetic of the update flushes; LLVM cannot tell that it
+    # is one. Loads and stages keep denormals that nothing has computed with.
     before = [
         f"told_old = {element.load_value(0)}",
         f"told_gradient = {update.apply_stages(update.stages[:first], gradient)} * one",

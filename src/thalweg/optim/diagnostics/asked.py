@@ -23,11 +23,6 @@ Given = Sink | Callable[[Table], object]
 class Source(Protocol):
     """What an optimizer says of itself."""
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the optimizer is no more."""
-        ...
-
     def next_step(self) -> int:
         """The number of the step to come."""
         ...
@@ -38,6 +33,10 @@ class Source(Protocol):
 
     def settle(self) -> None:
         """Tell of what was measured."""
+        ...
+
+    def is_gone(self) -> bool:
+        """Whether there is no such optimizer any more."""
         ...
 
 
@@ -78,7 +77,7 @@ class Diagnostics:
         self.sinks: list[Given] = []
         self._failed: set[int] = set()
         self._source: Source | None = None
-        self._loss: tuple[int, float] | None = None  # a step that is told of, and its loss
+        self._loss: tuple[int, float] | None = None  # of a step that is to be told of, its number
         for each in sinks:
             self.add(each)
 
@@ -114,17 +113,22 @@ class Diagnostics:
             number = float(loss.detach() if isinstance(loss, Tensor) else loss)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise InvalidTypeError(f"loss must be a number, not {loss!r}.") from error
-        self._source.settle()  # a device has the step before by now: its line comes first
+        # A table that a device has comes before: lines of a file go up by their steps.
+        self._source.settle()
         step = self._source.next_step()
         if step % self.every == 0:
             self._loss = step, number
         else:
             self._tell("loss", self._source.known_parameters(), step, number)
 
-    def tell(self, table: Table) -> None:
+    def take_loss(self, step: int) -> float | None:
+        """The loss of a step, if that was logged; once."""
+        logged, self._loss = self._loss, None
+        return logged[1] if logged is not None and logged[0] == step else None
+
+    def tell(self, table: Table, loss: float | None) -> None:
         """Give the sinks a table, with the loss of its step if there was one."""
-        (step, loss), self._loss = self._loss or (None, None), None
-        self._tell("table", table, loss if step == table.step else None)
+        self._tell("table", table, loss)
 
     def close(self) -> None:
         """Write out what waits, such as a table that a device has, and close files of events."""
@@ -136,13 +140,15 @@ class Diagnostics:
         """Be those of an optimizer from now on.
 
         Raises:
-            FailedPreconditionError: They are another one's.
+            FailedPreconditionError: They are another one's, which is there still.
         """
-        if self._source is not None and not self._source.is_gone:  # as where its constructor failed
-            raise FailedPreconditionError(
-                "These diagnostics are another optimizer's: give each optimizer its own."
-            )
-        self._source, self._loss = source, None
+        if self._source is not None:
+            if not self._source.is_gone():
+                raise FailedPreconditionError(
+                    "These diagnostics are another optimizer's: give each optimizer its own."
+                )
+            self._source.settle()
+        self._source = source
 
     def _tell(self, what: str, *given: Any) -> None:
         for sink in tuple(self.sinks):  # one may take itself out

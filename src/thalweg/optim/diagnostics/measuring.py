@@ -175,13 +175,9 @@ class Diagnosing:
         self._start = self._decided = 0  # steps of before, and those that a device decided on
         self._last: Table | None = None
         self._known: Parameters | None = None
-        self._pending: Callable[[], Table | None] | None = None
+        # What makes the table of a step that a device may still measure, and the loss of that step.
+        self._pending: tuple[Callable[[], Table | None], float | None] | None = None
         self.asked.belong_to(self)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the optimizer is no more."""
-        return self._ref() is None
 
     @property
     def _optimizer(self) -> Any:
@@ -189,6 +185,15 @@ class Diagnosing:
         if found is None:
             raise FailedPreconditionError("The optimizer of these diagnostics is gone.")
         return found
+
+    def is_gone(self) -> bool:
+        """Whether the optimizer is no more."""
+        return self._ref() is None
+
+    def count_anew(self) -> None:
+        """Go on from the steps of a state that was loaded, as far as the host knows them."""
+        if found := _steps_in(self._optimizer):
+            self._start = found - self._optimizer._own.total - self._decided
 
     def next_step(self) -> int:
         """The number of the step to come."""
@@ -210,11 +215,6 @@ class Diagnosing:
         names = _apart(titles_in(groups, params))
         self._known = Parameters(self.asked.every, names, sizes, places)
         return self._known
-
-    def recount(self) -> None:
-        """Count as a state does that was loaded, if it says how many steps it has seen."""
-        if seen := _steps_in(self._optimizer):
-            self._start = seen - self._optimizer._own.total - self._decided
 
     def is_due(self) -> bool:
         """Whether the step to come is told of."""
@@ -249,7 +249,7 @@ class Diagnosing:
         self._decided += own.total == before and own.taken is not None
         if watch is not None and watch.is_begun:
             self.settle()  # of the step before, which a device has measured by now
-            self._pending = self._finished(watch, step, own.taken)
+            self._pending = self._finished(watch, step, own.taken), self.asked.take_loss(step)
             if not watch.is_there:
                 self.settle()
 
@@ -264,11 +264,11 @@ class Diagnosing:
     def settle(self) -> None:
         """Make the table of what was measured, for which a device is waited for, and tell of it."""
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            table = pending()
+            (make, loss), self._pending = self._pending, None
+            table = make()
             if table is not None:
                 self._last = table
-                self.asked.tell(table)
+                self.asked.tell(table, loss)
 
     def table(self) -> Table | None:
         """The table of the last step that was told of; None before the first."""

@@ -17,7 +17,7 @@ import numpy as np
 from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
 
 VERSION = 1
-MOST = 2**53  # steps: beyond it nothing counts them
+LARGEST = 1 << 53  # number of a step: float64 and the page's script count so far
 # Beside NaN, which says that a number is none: no column has an infinity of this sign.
 UNMEASURED = float("-inf")
 
@@ -169,8 +169,8 @@ class Reader:
         if {len(names)} < {len(names), *(len(each) for each in (sizes, groups) if each)}:
             raise ValueError("lists of several lengths")
         every = max(1, int(told.get("every") or 1))
-        if every > MOST:
-            raise ValueError("more steps between records than there are")
+        if every > LARGEST:
+            raise ValueError("more steps than there are")
         return Header(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
 
     def _refuse(self, reason: str) -> DataLossError:
@@ -181,8 +181,8 @@ def _read_record(told: dict[str, Any], header: Header, wanted: frozenset[str] | 
     step, loss, rows = told["step"], told.get("loss"), {}
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")
-    if abs(step) > MOST:
-        raise ValueError("a step that nothing can have counted")
+    if abs(step) > LARGEST:
+        raise ValueError("a step beyond all that are counted")
     for column in header.columns:
         if (wanted is None or column in wanted) and column in told:
             rows[column] = _read_row(told[column], len(header.names))
@@ -196,5 +196,5 @@ def _read_row(values: list[Any], count: int) -> np.ndarray:
         values = [UNMEASURED if each is None else each for each in values]
     row = np.array(values, np.float64)  # which reads "NaN" and "Infinity", too
     if row.ndim != 1:
-        raise ValueError("a column of lists")
+        raise ValueError("lists in a column")
     return row

@@ -85,10 +85,10 @@ class JsonLines(Sink):
         """Write a line, and a header if it needs one: all of them or nothing."""
         # The file is open for no longer: trainings end anywhere, fork, and are copied.
         with open(self._path, "ab+", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            is_headed = is_known and end == self._end
+            end = file.seek(0, os.SEEK_END) if file.seekable() else 0  # a pipe is not
+            is_headed = is_known and (end == self._end or not file.seekable())
             text = (line if is_headed else self._header + line).encode("utf-8", "replace")
-            if file.seekable() and end:
+            if end:
                 file.seek(end - 1)
                 if file.read(1) != b"\n":  # of a process that was ended in the midst of a line
                     text = b"\n" + text

@@ -218,6 +218,7 @@ class _Lasting:
     def find_new(self, holds: np.ndarray, step: int) -> np.ndarray:
         """Where it has lasted long enough, and was not told before."""
         self._since[self._rows == 0] = step
+        self._since = np.minimum(self._since, step)  # which is an earlier one after a resume
         self._rows = np.where(holds, self._rows + 1, 0)
         lasted = (self._rows >= LASTING_ROWS) & (step - self._since >= LASTING_STEPS)
         is_new = lasted & ~self._told
@@ -374,6 +375,8 @@ class _Layers:
         with np.errstate(divide="ignore", invalid="ignore"):
             now = np.log(rows["weight_norm"])
         kept = self._weights
+        while kept and kept[-1][0] >= step:  # a training that was resumed takes steps again
+            kept.pop()
         kept.append((step, now))
         while len(kept) > 2 and kept[1][0] <= step - 2 * LASTING_STEPS:
             kept.pop(0)
