@@ -348,6 +348,21 @@ def test_diagnostics_of_an_optimizer_that_is_gone_are_free() -> None:
     assert run(params, made, 2).diagnostics.step == 2
 
 
+def test_a_sink_that_cannot_be_named_ends_no_step() -> None:
+    class Nameless:
+        def __call__(self, table: object) -> None:
+            raise OSError("full")
+
+        def __repr__(self) -> str:
+            raise RuntimeError("no name")
+
+    params = params_of(shapes=((3,),))
+    made = optim.SGD(params, lr=0.1, diagnostics=Diagnostics(1, [Nameless()]))
+    with pytest.warns(NumericsWarning, match="of Nameless failed, which is said once: OSError"):
+        run(params, made, 1)
+    assert made.last_step.taken
+
+
 def test_names_that_are_alike_are_told_apart() -> None:
     models = [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1, bias=False)]
     groups = [{"params": each.named_parameters()} for each in models]

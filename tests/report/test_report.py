@@ -258,6 +258,15 @@ def test_a_large_page_is_small() -> None:
     assert len(draw(found, "large").encode()) < 3_000_000
 
 
+def test_the_largest_numbers_are_drawn(run: Path) -> None:
+    with run.open("a") as file:
+        file.write(json.dumps(record(32, [1.7976931348623157e308, 1.0])) + "\n")
+        file.write('{"step": 33, "loss": 1.7976931348623157e308}\n')
+    found = invoke("report", run, "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["step"] == 33
+
+
 def test_a_page_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     assert invoke("report", run, "-o", out).stdout == f"Saved {out}\n"

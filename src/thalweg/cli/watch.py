@@ -74,12 +74,12 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
     from thalweg.cli.worst import rank_layers
-    from thalweg.report.plain import plain_number, plain_warned
+    from thalweg.report.plain import json_number, plain_number, plain_warned
 
     places = rank_layers(latest.rows).places[:layers].tolist() if latest.rows else []
     return {
         "step": latest.step,
-        "loss": None if latest.loss is None else plain_number(latest.loss),
+        "loss": None if latest.loss is None else json_number(latest.loss),
         "layers": [
             {"name": latest.names[place]}
             | {key: plain_number(float(row[place])) for key, row in latest.rows.items()}

@@ -126,8 +126,8 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -246,8 +246,8 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -364,8 +364,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -484,8 +484,8 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -602,8 +602,8 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -718,8 +718,8 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -834,8 +834,8 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -956,8 +956,8 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1075,8 +1075,8 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1183,8 +1183,8 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1301,8 +1301,8 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1416,8 +1416,8 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """

@@ -128,8 +128,8 @@ class SGD(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -236,8 +236,8 @@ class Momentum(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -346,8 +346,8 @@ class MomentumW(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -456,8 +456,8 @@ class Adam(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -564,8 +564,8 @@ class LazyAdam(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -674,8 +674,8 @@ class AdamW(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -782,8 +782,8 @@ class Adamax(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -892,8 +892,8 @@ class Nadam(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1000,8 +1000,8 @@ class Adagrad(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1110,8 +1110,8 @@ class AdagradDA(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1218,8 +1218,8 @@ class Adadelta(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1329,8 +1329,8 @@ class RMSprop(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1445,8 +1445,8 @@ class Ftrl(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1555,8 +1555,8 @@ class ProximalAdagrad(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -1663,8 +1663,8 @@ class ProximalGradientDescent(RuleOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from thalweg.optim.diagnostics.spikes import Warned
 from thalweg.report.bins import Bins, encode, keep_largest, make_bins
 from thalweg.report.history import History
-from thalweg.report.plain import plain_number
+from thalweg.report.plain import json_number, plain_number
 from thalweg.version import __version__
 
 LISTED = 200  # warnings
@@ -110,7 +110,7 @@ def _bin_losses(history: History, bins: Bins) -> dict[str, list[float | str | No
     for step, loss in history.losses.items():
         values[(step - bins.first) // bins.width].append(loss)
     for key, take in (("low", min), ("high", max), ("mean", lambda of: sum(of) / len(of))):
-        found[key] = [plain_number(_worst(each) or take(each)) if each else None for each in values]
+        found[key] = [json_number(_worst(each) or take(each)) if each else None for each in values]
     return found
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from thalweg.optim.diagnostics.reading import UNMEASURED
+from thalweg.optim.diagnostics.sinks import json_number as json_number
 from thalweg.optim.diagnostics.spikes import Warned
 
 
 def plain_number(value: float) -> float | str | None:
     """A number of 4 digits; None for what was not measured, and a text for what JSON lacks."""
-    if value == UNMEASURED:
-        return None
-    if math.isfinite(value):
-        return float(f"{value:.4g}")
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return None if value == UNMEASURED else json_number(value)
 
 
 def plain_warned(warned: Warned) -> dict[str, Any]:

@@ -15,8 +15,8 @@ class Diagnosed(Option):
     """Numbers of gradients, updates and weights.
 
     Attributes:
-        diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how large
-            each parameter's gradient, update and weight are, and more: an integer, or a
+        diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large each
+            parameter's gradient, update and weight are, and more: an integer, or a
             `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
             with `in_backward`, and not for DTensors.
     """
@@ -30,7 +30,7 @@ class Diagnosed(Option):
 
     @property
     def every(self) -> int | None:
-        """In every which step it is told."""
+        """Every how many steps."""
         given = self.diagnostics
         every = given if given is None or type(given) is int else getattr(given, "every", None)
         if given is not None and type(every) is not int:

@@ -44,7 +44,7 @@ class Diagnostics:
     """Every how many steps `optimizer.diagnostics` is made anew, and where it is written.
 
     Args:
-        every: In every so-manieth step.
+        every: After how many steps the next one is measured: 10 for every tenth.
         sinks: Each is a `JsonLines`, a `TensorBoard`, or a function that is called with the table.
             One that fails is named in a warning, once, and the training goes on.
 
@@ -179,7 +179,10 @@ class Diagnostics:
 
 
 def _title(sink: Given) -> str:
-    return getattr(sink, "__qualname__", None) or repr(sink)
+    try:
+        return getattr(sink, "__qualname__", None) or repr(sink)
+    except Exception:  # of the user's own
+        return f"of {type(sink).__name__}"
 
 
 def to(optimizer: Any, *sinks: Given) -> Diagnostics:

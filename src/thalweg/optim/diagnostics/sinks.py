@@ -60,14 +60,14 @@ class JsonLines(Sink):
     def table(self, table: Table, loss: float | None) -> None:
         record: dict[str, object] = {"step": table.step, "time": time.time()}
         if loss is not None:
-            record["loss"] = _number(loss)
+            record["loss"] = json_number(loss)
         for name in COLUMNS:
             pairs = zip(table.records[name].tolist(), table.measured[name].tolist(), strict=True)
-            record[name] = [_number(value) if is_known else None for value, is_known in pairs]
+            record[name] = [json_number(value) if is_known else None for value, is_known in pairs]
         self._write(table.parameters, record)
 
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
-        self._write(parameters, {"step": step, "loss": _number(loss)})
+        self._write(parameters, {"step": step, "loss": json_number(loss)})
 
     def _write(self, parameters: Parameters, record: dict[str, object]) -> None:
         text, is_known = _line(record), parameters == self._known
@@ -114,9 +114,10 @@ def _header(parameters: Parameters) -> dict[str, object]:
     return {**begins, **parameters._asdict(), "columns": [*COLUMNS]}
 
 
-def _number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     """A number of four digits, or a text for what JSON has none for."""
-    return float(f"{value:.4g}") if math.isfinite(value) else _NAMED[f"{value:f}"]
+    rounded = float(f"{value:.4g}")  # of the largest numbers it is infinite
+    return rounded if math.isfinite(rounded) else _NAMED[f"{rounded:f}"]
 
 
 class TensorBoard(Sink):

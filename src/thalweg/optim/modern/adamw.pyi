@@ -111,8 +111,8 @@ class AdamWKin(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -219,8 +219,8 @@ class AdamWCoupled(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -327,8 +327,8 @@ class AdamWDecoupled(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -435,8 +435,8 @@ class AdamWIndependent(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -543,8 +543,8 @@ class AdamWCautiousDecay(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -651,8 +651,8 @@ class NAdamW(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -759,8 +759,8 @@ class CautiousAdamW(AdamWKin):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -867,8 +867,8 @@ class StableAdamW(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """

@@ -111,8 +111,8 @@ class LaProp(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -226,8 +226,8 @@ class AdEMAMix(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -338,8 +338,8 @@ class ADOPT(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -448,8 +448,8 @@ class Adan(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -560,8 +560,8 @@ class LAMB(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -666,8 +666,8 @@ class AdamH(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
@@ -774,8 +774,8 @@ class SM3(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """

@@ -123,8 +123,8 @@ class MARS(ModernOptimizer):
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: In every so-manieth step `optimizer.diagnostics` becomes a table of how
-                large each parameter's gradient, update and weight are, and more: an integer, or a
+            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
+                each parameter's gradient, update and weight are, and more: an integer, or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
                 with `in_backward`, and not for DTensors.
         """
