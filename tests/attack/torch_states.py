@@ -81,7 +81,8 @@ def attempt(seed: int, number: int) -> str:
         if type(refused) is not type(theirs) and not is_told:
             return f"{damage}: not named in {refused}"
         return "refused"
-    return judged((opt, params), judge, again, damage, not added)
+    alone = keys if added.keys() & {*NARROW} else []
+    return judged((opt, params), judge, again, damage, not added, alone)
 
 
 def without_rounding(state: Any) -> Any:
@@ -178,6 +179,7 @@ def judged(
     given: Any,
     damage: str,
     is_alike: bool,
+    alone: list[Any],
 ) -> str:
     """What becomes of a step with a state that was taken.
 
@@ -187,6 +189,7 @@ def judged(
         given: The state.
         damage: What is wrong with it.
         is_alike: Whether the numbers are torch's.
+        alone: What was damaged, where nobody else can tell whether a step may refuse it.
     """
     opt, params = ours
     before = everything(opt, params) if not damage.endswith((": cut", ": freed")) else None
@@ -199,6 +202,7 @@ def judged(
         is_ours = isinstance(refused, thalweg.errors.ThalwegError)
         is_left = not is_alike and isinstance(refused, NotImplementedError)  # beside an option
         is_left = is_left or "'complex'" in str(refused)  # which torch's ASGD keeps for later
+        is_left = is_left or (is_ours and bool(alone) and is_named(alone, str(refused)))
         if not is_left and (theirs is None or not (is_ours or type(refused) is type(theirs))):
             return f"{damage}: taken, and a step raised {type(refused).__name__}: {refused}"
         if not is_of_torch(refused) and not same(
