@@ -45,10 +45,15 @@ CLASSES: list[tuple[Any, str, dict[str, Any], str]] = [
     (optim, "ScheduleFreeAdamW", {}, ""),
     (optim, "Adafactor", {}, ""),
     (optim, "SM3", {}, ""),
+    (optim, "Muon", {}, "momentum_buffer"),
+    (optim, "SOAP", {}, "exp_avg"),
     (tensorflow, "Adam", {}, "m"),
     (tensorflow, "SGD", MOMENTUM, "momentum"),
     (tensorflow, "Ftrl", {}, ""),
 ]
+OF_MATRICES = ("Muon", "SOAP")
+# Which torch computes in float16, or nobody.
+NOT_OF_FLOAT16 = ("Adafactor", "SM3", *OF_MATRICES)
 BESIDE: list[dict[str, Any]] = [
     {"clip_grad_norm": 0.5},
     {"clip_grad_value": 0.25},
@@ -146,9 +151,9 @@ def test_numbers_are_those_of_the_step(case: Any, dtype: torch.dtype) -> None:
 
 def _compare(case: Any, dtype: torch.dtype, engine: str) -> None:
     module, name, own, slot = case
-    if name in ("Adafactor", "SM3") and dtype == torch.float16:
-        return  # which torch computes, or nobody
-    params = params_of(dtype)
+    if name in NOT_OF_FLOAT16 and dtype == torch.float16:
+        return
+    params = params_of(dtype, SHAPES[:2] if name in OF_MATRICES else SHAPES)
     with thalweg.engine(engine):
         made = getattr(module, name)(params, lr=0.01, diagnostics=2, **own)
         for step in range(2):
@@ -171,7 +176,7 @@ def _compare(case: Any, dtype: torch.dtype, engine: str) -> None:
 
 
 @pytest.mark.slow
-@many("case", [each for each in CLASSES if each[1] not in ("Adafactor", "SM3")])
+@many("case", [each for each in CLASSES if each[1] not in NOT_OF_FLOAT16])
 @many("dtype", TYPES)
 def test_all_engines_give_the_same_bits(case: Any, dtype: torch.dtype) -> None:
     _compare_engines(case, dtype)
@@ -208,8 +213,6 @@ def _beside(dtype: torch.dtype, around: dict[str, Any], diagnostics: Any) -> Any
 @many("dtype", (torch.float32, torch.bfloat16))
 def test_a_training_does_not_feel_it(around: dict[str, Any], dtype: torch.dtype) -> None:
     if "weights" in around and dtype != torch.bfloat16:
-        return
-    if "state_storage" in around and dtype == torch.float64:
         return
     told, plain = (_beside(dtype, around, each) for each in (2, None))
     assert plain.diagnostics is None
@@ -346,6 +349,33 @@ def test_diagnostics_of_an_optimizer_that_is_gone_are_free() -> None:
     gc.collect()
     made = optim.AdamW(params, diagnostics=told)
     assert run(params, made, 2).diagnostics.step == 2
+
+
+def test_a_shallow_copy_tells_nobody() -> None:
+    params, seen = params_of(shapes=((3,),)), list[int]()
+    made = optim.AdamW(params, diagnostics=Diagnostics(1, [lambda table: seen.append(table.step)]))
+    other = copy.copy(run(params, made, 1))
+    assert run(params, other, 1).diagnostics.step == 2
+    assert seen == [1]
+
+
+def test_memory_that_runs_out_after_the_step_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(watch: object) -> None:
+        raise MemoryError("all of it")
+
+    params, plain = params_of(shapes=((3,),)), params_of(shapes=((3,),))
+    made = optim.SGD(params, lr=0.1, diagnostics=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring.StepWatch, "finish", fail)
+        with pytest.warns(NumericsWarning, match="Step 1 was taken.*MemoryError: all of it"):
+            run(params, made, 1)
+    assert made.diagnostics is None
+    assert made.last_step.taken
+    run(plain, optim.SGD(plain, lr=0.1), 1)
+    assert_same([params[0][1]], [plain[0][1]])
+    assert run(params, made, 1).diagnostics.step == 2
 
 
 def test_a_sink_that_cannot_be_named_ends_no_step() -> None:

@@ -79,6 +79,7 @@ def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
     places = rank_layers(latest.rows).places[:layers].tolist() if latest.rows else []
     return {
         "step": latest.step,
+        "measured": latest.measured,
         "loss": None if latest.loss is None else json_number(latest.loss),
         "layers": [
             {"name": latest.names[place]}

@@ -11,10 +11,15 @@ is. Largest values need no order. No result is -0, and one that is NaN is a NaN 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from thalweg.engines.arrays import Int64
+from thalweg.ground.passes import Measure
 
 TILE_ROWS, TILE_COLUMNS = 64, 1024
 
@@ -45,6 +50,59 @@ class View(NamedTuple):
 def view_of(shape: torch.Size) -> View:
     """The matrices of a variable of this shape, of two dimensions or more."""
     return View(shape[:-2].numel(), shape[-2], shape[-1])
+
+
+_TILED = {"row": 3, "column": 2, "variable": 1}  # the dimension that tells tiles apart
+
+
+class TileMeasures:
+    """Memory for what tiles of variables have of measures, and what becomes of it.
+
+    Args:
+        views: Of the variables.
+        measures: The measures.
+        device: Where the memory is.
+
+    Attributes:
+        targets: (variables, measures) addresses, at which kernels leave what tiles have.
+    """
+
+    def __init__(
+        self, views: Sequence[View], measures: Sequence[Measure], device: torch.device | None = None
+    ) -> None:
+        self._measures = measures
+        self._alike: dict[View, list[int]] = {}
+        for index, view in enumerate(views):
+            self._alike.setdefault(view, []).append(index)
+        self._blocks = [
+            [_room_for(each, view, len(members), device) for each in measures]
+            for view, members in self._alike.items()
+        ]
+        self.targets: Int64 = np.empty((len(views), len(measures)), np.int64)
+        for own, members in zip(self._blocks, self._alike.values(), strict=True):
+            for number, block in enumerate(own):
+                steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
+                self.targets[members, number] = block.data_ptr() + steps
+
+    def combine(self) -> list[list[Tensor]]:
+        """Of each variable its measures, once kernels have left what tiles have."""
+        found: list[list[Tensor]] = [[] for _ in self.targets]
+        for own, members in zip(self._blocks, self._alike.values(), strict=True):
+            for each, block in zip(self._measures, own, strict=True):
+                whole = combine_tiles(block, _TILED[each.over], each.reduce)
+                for member, value in zip(members, whole.unbind(0), strict=True):
+                    found[member].append(value)
+        return found
+
+
+def _room_for(each: Measure, view: View, count: int, device: torch.device | None) -> Tensor:
+    """Memory for what tiles of so many variables have of a measure."""
+    shapes = {
+        "row": (count, view.matrices, view.rows, view.across),
+        "column": (count, view.matrices, view.down, view.columns),
+        "variable": (count, view.matrices * view.down * view.across, 1, 1),
+    }
+    return torch.empty(shapes[each.over], dtype=torch.float64, device=device)
 
 
 def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:

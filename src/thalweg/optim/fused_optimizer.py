@@ -197,7 +197,7 @@ class FusedOptimizer(Scaled):
         with set_aside(state.get("state", {})):
             super().__setstate__(state)  # pyright: ignore
         self._own.blocks.gather(self.state, self._single)
-        self._begin()
+        self._begin(is_copy=True)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, all of it or nothing.
@@ -364,7 +364,7 @@ class FusedOptimizer(Scaled):
         lines = [f"    {name}: {options[name]}\n" for name in sorted(options)]
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
-    def _begin(self) -> None:
+    def _begin(self, is_copy: bool = False) -> None:
         """Do for the parameters what options ask for before their first step."""
         self._own.operands.read_again(self)
         self._listen()
@@ -373,7 +373,7 @@ class FusedOptimizer(Scaled):
         if (asked := self._around.of(Diagnosed).diagnostics) is not None:
             with importing:
                 from thalweg.optim.diagnostics.measuring import diagnose
-            diagnose(self, asked)
+            diagnose(self, asked, is_copy)
 
     def _listen(self) -> None:
         """Have parameters updated as soon as their gradients are complete, if that is asked for."""

@@ -20,6 +20,7 @@ class Latest:
         rows: Of the latest step that has columns; empty before the first.
         warned: What was not usual, the latest last.
         step, loss: The latest of each; None before the first.
+        measured: The step of `rows`.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -51,8 +52,8 @@ class Latest:
         told = f"{path}: step {self.step:,}"
         if self.loss is not None:
             told += f", loss {self.loss:.4g}"
-        if self.rows and self._measured != self.step:
-            told += f"; layers at step {self._measured:,}"
+        if self.rows and self.measured != self.step:
+            told += f"; layers at step {self.measured:,}"
         return told
 
     def _begin(self) -> None:
@@ -62,7 +63,7 @@ class Latest:
         self._spikes = Spikes()
         self.step: int | None = None
         self.loss: float | None = None
-        self._measured: int | None = None
+        self.measured: int | None = None
         self._restarts = self._reader.restarts
         self._damaged = 0
 
@@ -76,7 +77,7 @@ class Latest:
             self.loss = self.loss if record.loss is None else record.loss
             if record.rows:
                 self.names, self.rows = record.header.names, record.rows
-                self._measured = record.step
+                self.measured = record.step
             self.warned += self._spikes.feed(
                 record.rows, record.header.names, record.step, record.loss, record.header.sizes
             )

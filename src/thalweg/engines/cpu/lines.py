@@ -13,11 +13,10 @@ from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.measure import scalar_rows
-from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS, View, combine_tiles, view_of
+from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS, TileMeasures, View, view_of
 from thalweg.ground.passes import Measure
 
 _SLICE = 1 << 16  # elements that a thread takes at a time
-_TILED = {"row": 3, "column": 2, "variable": 1}  # the dimension that tells tiles apart
 
 
 class Lines:
@@ -33,9 +32,6 @@ class Lines:
     ) -> None:
         self._views, self._vectors = list(map(view_of, shapes)), vectors
         self._bases: dict[tuple[str, ...], Int64] = {}
-        self._alike: dict[View, list[int]] = {}
-        for index, view in enumerate(self._views):
-            self._alike.setdefault(view, []).append(index)
         self._elements = sum(shape.numel() for shape in shapes)
         self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
@@ -69,16 +65,8 @@ class Lines:
             scalars: The kernel's by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        blocks = [
-            [_room_for(each, view, len(members)) for each in measures]
-            for view, members in self._alike.items()
-        ]
-        targets = np.empty((len(self._views), len(measures)), np.int64)
-        for own, members in zip(blocks, self._alike.values(), strict=True):
-            for number, block in enumerate(own):
-                steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
-                targets[members, number] = block.data_ptr() + steps
-        base = np.hstack([streams, self.base_of(kernel.vectors), self._tiles, targets])
+        tiles = TileMeasures(self._views, measures)
+        base = np.hstack([streams, self.base_of(kernel.vectors), self._tiles, tiles.targets])
         base, rows = np.ascontiguousarray(base), scalar_rows(kernel.scalars, scalars)
         block = np.array(
             [
@@ -95,13 +83,7 @@ class Lines:
         )
         threads = launch.threads_for(len(self._slices), self._elements)
         kernel.run_on_threads(block.ctypes.data, threads)
-        found: list[list[Tensor]] = [[] for _ in self._views]
-        for own, members in zip(blocks, self._alike.values(), strict=True):
-            for each, block in zip(measures, own, strict=True):
-                whole = combine_tiles(block, _TILED[each.over], each.reduce)
-                for member, value in zip(members, whole.unbind(0), strict=True):
-                    found[member].append(value)
-        return found
+        return tiles.combine()
 
 
 def _cut_tiles(index: int, view: View) -> Int64:
@@ -111,13 +93,3 @@ def _cut_tiles(index: int, view: View) -> Int64:
     step = max(1, _SLICE // size)
     first = np.arange(0, count, step, dtype=np.int64)
     return np.stack([np.full_like(first, index), first, np.minimum(first + step, count)], axis=1)
-
-
-def _room_for(each: Measure, view: View, count: int) -> Tensor:
-    """Memory for what tiles of so many variables have of a measure."""
-    shapes = {
-        "row": (count, view.matrices, view.rows, view.across),
-        "column": (count, view.matrices, view.down, view.columns),
-        "variable": (count, view.matrices * view.down * view.across, 1, 1),
-    }
-    return torch.empty(shapes[each.over], dtype=torch.float64)

@@ -12,11 +12,9 @@ from torch import Tensor
 from thalweg.engines.arrays import Array, numbered
 from thalweg.engines.cuda.launch import Compiled
 from thalweg.engines.cuda.mirror import send_constant
-from thalweg.engines.lines import View, combine_tiles, view_of
+from thalweg.engines.lines import TileMeasures, view_of
 from thalweg.ground.lazily import lazy
 from thalweg.ground.passes import Measure
-
-_TILED = {"row": 3, "column": 2, "variable": 1}  # the dimension that tells tiles apart
 
 
 class _Room(NamedTuple):
@@ -24,11 +22,11 @@ class _Room(NamedTuple):
 
     Attributes:
         table: Of each variable its vectors, sides, tiles, and where measures go.
-        blocks: For the variables of each shape one block for each measure.
+        tiles: What has the memory there.
     """
 
     table: Tensor
-    blocks: list[list[Tensor]]
+    tiles: TileMeasures
 
 
 class Lines:
@@ -49,9 +47,6 @@ class Lines:
         self._views, self._vectors, self._device = list(map(view_of, shapes)), vectors, device
         self._tables: dict[tuple[str, ...], Tensor] = {}
         self._rooms: dict[Compiled, _Room] = {}
-        self._alike: dict[View, list[int]] = {}
-        for index, view in enumerate(self._views):
-            self._alike.setdefault(view, []).append(index)
 
     @lazy
     def _tiles(self) -> Tensor:
@@ -75,27 +70,10 @@ class Lines:
         return self._tables[names]
 
     def _room_for(self, kernel: Compiled, measures: Sequence[Measure]) -> _Room:
-        blocks = [
-            [self._block(each, view, len(members)) for each in measures]
-            for view, members in self._alike.items()
-        ]
-        targets = np.empty((len(self._views), len(measures)), np.int64)
-        for own, members in zip(blocks, self._alike.values(), strict=True):
-            for number, block in enumerate(own):
-                steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
-                targets[members, number] = block.data_ptr() + steps
+        made = TileMeasures(self._views, measures, self._device)
         tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
-        table = np.hstack([self._places_of(kernel.vectors), tiles, targets])
-        return _Room(send_constant(table, np.int64, self._device), blocks)
-
-    def _block(self, each: Measure, view: View, count: int) -> Tensor:
-        """Memory for what tiles of so many variables have of a measure."""
-        shapes = {
-            "row": (count, view.matrices, view.rows, view.across),
-            "column": (count, view.matrices, view.down, view.columns),
-            "variable": (count, view.matrices * view.down * view.across, 1, 1),
-        }
-        return torch.empty(shapes[each.over], dtype=torch.float64, device=self._device)
+        table = np.hstack([self._places_of(kernel.vectors), tiles, made.targets])
+        return _Room(send_constant(table, np.int64, self._device), made)
 
     def measure(
         self,
@@ -118,10 +96,4 @@ class Lines:
             room = self._rooms[kernel] = self._room_for(kernel, measures)
         arguments = (base, self._tiles, room.table, scalar_row, scalars)
         kernel.bind_to((len(self._tiles), 1), arguments, False).run()
-        found: list[list[Tensor]] = [[] for _ in self._views]
-        for own, members in zip(room.blocks, self._alike.values(), strict=True):
-            for each, block in zip(measures, own, strict=True):
-                whole = combine_tiles(block, _TILED[each.over], each.reduce)
-                for member, value in zip(members, whole.unbind(0), strict=True):
-                    found[member].append(value)
-        return found
+        return room.tiles.combine()

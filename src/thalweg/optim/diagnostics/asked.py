@@ -113,6 +113,8 @@ class Diagnostics:
             number = float(loss.detach() if isinstance(loss, Tensor) else loss)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise InvalidTypeError(f"loss must be a number, not {loss!r}.") from error
+        if not self.sinks:
+            return
         # A table that a device has comes before: lines of a file go up by their steps.
         self._source.settle()
         step = self._source.next_step()

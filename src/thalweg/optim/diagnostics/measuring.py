@@ -20,7 +20,7 @@ from thalweg.engines.cpu.group import Group as CpuGroup
 from thalweg.engines.diagnostics import MEASURED, VariableDiagnostics, combined
 from thalweg.engines.engine import Columns, Ready, Request, Round
 from thalweg.engines.plan import DensePlan
-from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
 from thalweg.ground.fetching import brought
 from thalweg.ground.locks import importing
 from thalweg.optim.columns import STEP
@@ -148,8 +148,10 @@ def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Fetch, Flags]:
     return fetch, known
 
 
-def diagnose(optimizer: Any, given: int | Diagnostics) -> None:
+def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
     """Have an optimizer tell of its steps; called again when it has other parameters.
+
+    One that is made from the state of another shares the options, and tells no sink of the other.
 
     Raises:
         FailedPreconditionError: `given` is another optimizer's.
@@ -158,6 +160,8 @@ def diagnose(optimizer: Any, given: int | Diagnostics) -> None:
     own = optimizer._own
     check_whole((p for each in optimizer.param_groups for p in each["params"]), "diagnostics")
     if own.diagnosing is None:
+        if is_copy and isinstance(given, Diagnostics):
+            given = Diagnostics(given.every)
         own.diagnosing = Diagnosing(optimizer, given)
 
 
@@ -248,10 +252,17 @@ class Diagnosing:
             own.watch = None
         self._decided += own.total == before and own.taken is not None
         if watch is not None and watch.is_begun:
-            self.settle()  # of the step before, which a device has measured by now
-            self._pending = self._finished(watch, step, own.taken), self.asked.take_loss(step)
-            if not watch.is_there:
-                self.settle()
+            try:
+                self.settle()  # of the step before, which a device has measured by now
+                self._pending = self._finished(watch, step, own.taken), self.asked.take_loss(step)
+                if not watch.is_there:
+                    self.settle()
+            except Exception as error:  # such as of memory that runs out
+                warn(
+                    f"Step {step} was taken, and could not be measured to its end:"
+                    f" {type(error).__name__}: {error}. There is no table of it.",
+                    NumericsWarning,
+                )
 
     def _finished(self, watch: StepWatch, step: int, taken: Tensor | None) -> Callable[[], Any]:
         """What makes a table of all that is measured, which may be on its way from a device."""
