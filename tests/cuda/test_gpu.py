@@ -296,12 +296,8 @@ def test_a_dynamic_loss_scale_decides_there():
     assert_same(trained("cuda", no_waiting), trained("cpu"))
 
 
-@by(CAPTURABLE)
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_replays_of_a_graph_are_steps(make, clip):
-    rate = torch.tensor(0.1, device="cuda")
-    options = {"capturable": True, "lr": rate, "clip_grad_norm": clip}
-    eager, training = Training(make, **options), Training(make, **options)
+def captured(eager, training):
+    """The graph of a step of a training, after two that both have taken on another stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -312,6 +308,16 @@ def test_replays_of_a_graph_are_steps(make, clip):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         training.optimizer.step()
+    return graph
+
+
+@by(CAPTURABLE)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_replays_of_a_graph_are_steps(make, clip):
+    rate = torch.tensor(0.1, device="cuda")
+    options = {"capturable": True, "lr": rate, "clip_grad_norm": clip}
+    eager, training = Training(make, **options), Training(make, **options)
+    graph = captured(eager, training)
     for _ in range(4):
         rate.mul_(0.5)
         eager.step()
@@ -521,16 +527,7 @@ def test_a_steady_step_over_narrow_numbers_does_not_wait(options):
 def test_replays_over_narrow_numbers_are_steps(options):
     """Bits are drawn anew in each, by the number of a step that the device counts."""
     eager, training = (narrow("cuda", {**options, "capturable": True}) for _ in range(2))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            eager.step()
-            training.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        training.optimizer.step()
+    graph = captured(eager, training)
     for _ in range(4):
         eager.step()
         training.give_gradients()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
 
-import thalweg
+import narrow
 from coded import encode_slots, encoded_case
+from narrow import plain
 from replayed import captured
 from rulebook import (
     FIRST,
@@ -35,11 +34,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 # Kernels
-
-
-def plain(tensors):
-    """Tensors, with bytes as numbers."""
-    return [x.detach().short() if x.dtype == torch.uint8 else x.detach().clone() for x in tensors]
 
 
 def assert_bits(own, problem, selection=FLUSH, **given):
@@ -113,43 +107,8 @@ def test_split_weights(selection):
 SHAPES = [(4096 + 257,), (9, 31)]
 
 
-def gradients(params, step):
-    for place, param in enumerate(params):
-        drawn = torch.Generator().manual_seed(1000 * step + place)
-        grad = torch.randn(param.shape, generator=drawn).to(param.dtype)
-        if param.grad is None:
-            param.grad = grad
-        else:
-            param.grad.copy_(grad)
-
-
-def made_by(make, dtype=torch.bfloat16, shapes=SHAPES, **options):
-    drawn = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(x, generator=drawn).to(dtype)) for x in shapes]
-    return make(params, lr=0.01, **options)
-
-
-def step(optimizer, number, overflow=None):
-    gradients(optimizer.param_groups[0]["params"], number)
-    if overflow is not None:
-        optimizer.found_inf = torch.tensor([float(overflow)])
-        optimizer.grad_scale = torch.tensor(8.0)
-    optimizer.step()
-
-
-def written(optimizer):
-    own = [x for state in optimizer.state.values() for x in state.values()]
-    return plain(x for x in (*optimizer.param_groups[0]["params"], *own)
-                 if isinstance(x, torch.Tensor))  # fmt: skip
-
-
-def trained(engine, make, steps=2, last=contextlib.nullcontext, overflows=(), **options):
-    with thalweg.engine(engine):
-        optimizer = made_by(make, **options)
-        for number in range(steps):
-            with last(optimizer) if number == steps - 1 else contextlib.nullcontext():
-                step(optimizer, number, *overflows[number : number + 1])
-    return written(optimizer)
+def trained(engine, make, steps, *how, **options):
+    return narrow.trained(engine, make, steps, *how, shapes=SHAPES, **options)
 
 
 SPLIT = {"weights": "split"}
@@ -170,7 +129,7 @@ TRAININGS = [
 
 @pytest.mark.parametrize(("make", "options"), TRAININGS, ids=str)
 def test_trainings(make, options):
-    assert_same(trained("cuda", make, **options), trained("reference", make, **options))
+    assert_same(trained("cuda", make, 2, **options), trained("reference", make, 2, **options))
 
 
 AROUND = [
@@ -197,15 +156,5 @@ def test_what_a_device_leaves_out(options):
 
 def test_a_graph():
     options = {**SPLIT, **BYTES, **DRAWN, "capturable": True, "shapes": SHAPES[:1]}
-    with thalweg.engine("cuda"):
-        eager, other = (made_by(optim.AdamW, **options) for _ in range(2))
-        for each in (eager, other):
-            step(each, 0)
-        with captured() as graph:
-            other.step()
-        eager.step()
-        for number in range(2):
-            gradients(other.param_groups[0]["params"], number)
-            graph.replay()
-            step(eager, number)
-    assert_same(written(other), written(eager))
+    eager, other = (narrow.made_by(optim.AdamW, **options) for _ in range(2))
+    assert_same(*narrow.replayed(captured, eager, other))

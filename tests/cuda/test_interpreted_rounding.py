@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-import thalweg
+import narrow
 from replayed import captured
 from rulebook import FLUSH, KEEP, Engines, Problem, assert_same, case, label, slow_unless
 from thalweg import optim
@@ -67,43 +66,11 @@ def test_bits_of_kernels(name, dtypes, selection, places):
 # Optimizers
 
 
-def gradients(params, step):
-    for place, param in enumerate(params):
-        made = torch.Generator().manual_seed(1000 * step + place)
-        grad = (torch.randn(param.shape, generator=made) / 8).to(param.dtype)
-        if param.grad is None:
-            param.grad = grad
-        else:
-            param.grad.copy_(grad)
+DRAWN = {"round": "stochastic", "seed": SEED}
 
 
-def made_by(make, dtype=torch.bfloat16, shapes=SHAPES, **options):
-    drawn = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(x, generator=drawn).to(dtype)) for x in shapes]
-    return make(params, lr=0.01, round="stochastic", seed=SEED, **options)
-
-
-def step(optimizer, number, overflow=None):
-    gradients(optimizer.param_groups[0]["params"], number)
-    if overflow is not None:
-        optimizer.found_inf = torch.tensor([float(overflow)])
-        optimizer.grad_scale = torch.tensor(8.0)
-    optimizer.step()
-
-
-def written(optimizer):
-    own = [x for state in optimizer.state.values() for x in state.values()]
-    return [x.detach().clone() for x in (*optimizer.param_groups[0]["params"], *own)
-            if isinstance(x, torch.Tensor) and x.is_floating_point()]  # fmt: skip
-
-
-def trained(engine, make, steps=3, last=contextlib.nullcontext, overflows=(), **options):
-    with thalweg.engine(engine):
-        optimizer = made_by(make, **options)
-        for number in range(steps):
-            with last(optimizer) if number == steps - 1 else contextlib.nullcontext():
-                step(optimizer, number, *([overflows[number]] if overflows else []))
-    return written(optimizer)
+def trained(engine, make, *how, shapes=SHAPES, **options):
+    return narrow.trained(engine, make, *how, shapes=shapes, **{**DRAWN, **options})
 
 
 QUICK = ("AdamW", "Lion", "tensorflow AdamW", "Muon")
@@ -181,15 +148,6 @@ def test_what_a_device_leaves_out_draws_nothing(make):
 
 
 def test_a_graph_draws_anew_in_each_replay():
-    with thalweg.engine("cuda"):
-        eager, other = (made_by(optim.AdamW, shapes=SHAPES[1:2], capturable=True) for _ in range(2))
-        for each in (eager, other):
-            step(each, 0)
-        with captured() as graph:
-            other.step()
-        eager.step()
-        for number in range(2):
-            gradients(other.param_groups[0]["params"], number)
-            graph.replay()
-            step(eager, number)
-    assert_same(written(other), written(eager))
+    options = {**DRAWN, "shapes": SHAPES[1:2], "capturable": True}
+    eager, other = (narrow.made_by(optim.AdamW, **options) for _ in range(2))
+    assert_same(*narrow.replayed(captured, eager, other))
