@@ -2,9 +2,10 @@
 
 Of each variable, in the order of `MEASURED`. Numbers are those that the update reads and leaves, in
 the type of its arithmetic. The move of an element is what was stored minus what was there, rounded
-once to that type. Squares and products are float64, and added up as measures are (`measuring`).
-Largest magnitudes are NaN where one is. Counts of the gradient are of its numbers as they came: of
-the type in which they are stored, whether the update flushes denormals or not.
+once to that type. Sums of squares and products are those of `diagnostic_sums`, leaf by leaf, and
+leaves are added up as those of measures are (`measuring`). Largest magnitudes are NaN where one is.
+Counts of the gradient are of its numbers as they came: of the type in which they are stored,
+whether the update flushes denormals or not.
 """
 
 # torch.from_numpy has no types.
@@ -24,17 +25,24 @@ from thalweg.engines.codecs.checks import codecs_of
 from thalweg.engines.codecs.records import decode_tensor
 from thalweg.engines.copies import resumed
 from thalweg.engines.denormals import set_denormals
+from thalweg.engines.diagnostic_sums import sums_of_products
 from thalweg.engines.engine import Columns, Request, Stages
-from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
+from thalweg.engines.measuring import LEAF, Tree, leaf_counts
 from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad
 from thalweg.variable import numpy_copy
 
-OF_GRADIENT = ("gradient", "product", "momentum")  # sums of squares and of a product
-OF_MOVE = ("update", "weight")
+# Sums of squares and of a product. The product is the last: its signs are counted.
+PRODUCTS_OF_GRADIENT = {
+    "gradient": ("gradient", "gradient"),
+    "momentum": ("momentum", "momentum"),
+    "product": ("gradient", "momentum"),
+}
+PRODUCTS_OF_MOVE = {"update": ("update", "update"), "weight": ("weight", "weight")}
+PRODUCTS = PRODUCTS_OF_GRADIENT | PRODUCTS_OF_MOVE
 PEAKS = ("gradient_max", "update_max", "weight_max")
 COUNTS = ("agreement", "unchanged", "zero", "denormal", "nonfinite")
-MEASURED = (*OF_GRADIENT, *OF_MOVE, *PEAKS, *COUNTS)
+MEASURED = (*PRODUCTS, *PEAKS, *COUNTS)
 
 _SPANS = {"cpu": 4 * LEAF}  # elements that are looked at together: as caches have room for
 _SPAN = 64 * LEAF  # on a device
@@ -157,7 +165,7 @@ def combined(parts: Sequence[Found], sizes: Sequence[int]) -> Any:
     counts, columns = leaf_counts(sizes), list[Any]()
     tree = _tree_of(tuple(counts.tolist()), device)
     for name in MEASURED:
-        if name in OF_GRADIENT or name in OF_MOVE:
+        if name in PRODUCTS:
             leaves = [
                 own[name] if name in own else _filled(count, np.nan, device)
                 for own, count in zip(parts, counts, strict=True)
@@ -220,35 +228,27 @@ def _counts_of(raw: Array, tiny: float) -> Found:
 
 
 def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Found:
-    grad = grad * type_of(grad)(1)  # which flushes what an update would have flushed
-    wide = _wide(grad)
-    found = {"gradient": leaves_of(wide * wide), "gradient_max": abs(grad).max()}
+    one = type_of(grad)(1)  # a product with it flushes what an update would have flushed
+    values = {"gradient": grad * one}
     if momentum is not None:
-        other = _wide(momentum * type_of(momentum)(1))
-        both = wide * other
-        found |= {"product": leaves_of(both), "momentum": leaves_of(other * other)}
-        found["agreement"] = _total(both > 0)
+        values["momentum"] = momentum * one
+    pairs = {name: pair for name, pair in PRODUCTS_OF_GRADIENT.items() if {*pair} <= values.keys()}
+    found, products = sums_of_products(values, pairs)
+    found["gradient_max"] = abs(values["gradient"]).max()
+    if momentum is not None:
+        found["agreement"] = _total(products > 0)
     return found
 
 
 def _sums_of_move(new: Array, old: Array) -> Found:
-    move = new - old
-    wide, weight = _wide(move), _wide(new * type_of(new)(1))
-    return {
-        "update": leaves_of(wide * wide),
-        "weight": leaves_of(weight * weight),
-        "update_max": abs(move).max(),
-        "weight_max": abs(weight).max(),
-    }
+    values = {"update": new - old, "weight": new * type_of(new)(1)}
+    found, _ = sums_of_products(values, PRODUCTS_OF_MOVE)
+    return {**found, **{f"{name}_max": abs(own).max() for name, own in values.items()}}
 
 
 def type_of(values: Array) -> Any:
     """What makes a number of the type of an array."""
     return float if isinstance(values, Tensor) else values.dtype.type
-
-
-def _wide(values: Array) -> Array:
-    return values.double() if isinstance(values, Tensor) else values.astype(np.float64)
 
 
 def _joined(spans: Sequence[Found]) -> Found:

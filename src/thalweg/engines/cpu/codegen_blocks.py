@@ -234,7 +234,7 @@ def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str
             lines.append(f"at{stream} = {first} + {start} * {size}")
         else:
             records = f"(offset >> {_shift_of(codec)}) * {codec.record_bytes}"
-            lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers()"]
+            lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers({STEP})"]
     return lines
 
 

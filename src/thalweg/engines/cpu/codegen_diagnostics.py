@@ -1,17 +1,20 @@
 """Write the source of an update that also tells of itself, leaf by leaf; see `diagnostics`.
 
 Each element is updated as by the plain kernel. Beside that its gradient, weight, momentum and move,
-which are in registers, go into the lanes of sums in the order of `measuring`, and into largest
-magnitudes, as integers that order them. What is rare among the gradients of a leaf is counted
-afterwards, if its smallest or largest magnitude says that there is any.
+which are in registers, go into largest magnitudes, as integers that order them, and into room on
+the stack for a block, from which they are summed up as `diagnostic_sums` has it. What is rare among
+the gradients of a leaf is counted afterwards, if its smallest or largest magnitude says that there
+is any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from thalweg.engines.codegen import Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk
-from thalweg.engines.diagnostics import COUNTS, MEASURED, PEAKS
-from thalweg.engines.measuring import LANES
+from thalweg.engines.diagnostic_sums import BLOCK, COLUMNS, POWERS, ROWS
+from thalweg.engines.diagnostics import COUNTS, MEASURED, PEAKS, PRODUCTS
 
 _KERNEL = """
 def KERNEL_NAME(argument):
@@ -22,6 +25,7 @@ def KERNEL_NAME(argument):
     scalars, told = float32_pointer(work[7]), float64_pointer(work[8])
     one = float32(flush | 1)
 {lanes}
+{kept}
     found = begin_denormals(flush)
     ticket = take_ticket(work)
     while ticket < slices:
@@ -32,19 +36,25 @@ def KERNEL_NAME(argument):
 {pointers}
             row = scalar_row[tensor] * {n_scalars}
 {scalars}
-            width = {count}
-            while width >= 2 * length:  # the lanes beyond are +0 and stay so
-                width >>= 1
-            for lane in range(width):
+            for lane in range({count}):
 {zero}
-            gradient_max, update_max, weight_max = int32(0), int32(0), int32(0)
+{clear}
             least, most = {raw}(0x7FFFFFFF), {raw}(0)
-            agreement, unchanged, zero, denormal, nonfinite = 0, 0, 0, 0, 0
+            agreement, unchanged = int32(0), int32(0)
+            zero, denormal, nonfinite = 0, 0, 0
             start = 0
             while start < length:
-                for i in range(start, min(start + {count}, length)):
+{begin}
+                rest = min({block}, length - start)
+                for at in range(rest):
+                    i = start + at
 {element}
-                start += {count}
+                for at in range(rest, {block}):  # +0, which changes no sum
+{pad}
+{scale}
+                for lane in range({count}):
+{add}
+                start += {block}
             if least < {tiny}:
                 for i in range(length):
                     size = {magnitude}
@@ -54,6 +64,7 @@ def KERNEL_NAME(argument):
             if most >= {infinite}:
                 for i in range(length):
                     nonfinite += int64({magnitude} >= {infinite})
+            width = {count}
             while width > 1:
                 width >>= 1
                 for lane in range(width):
@@ -62,6 +73,8 @@ def KERNEL_NAME(argument):
         ticket = take_ticket(work)
     end_denormals(found)
 """
+
+_KEPT = ("gradient", "update", "weight", "momentum")  # of a block
 
 # Of the type of gradients: its bits without the sign, what they are kept in, the least that is no
 # denormal, and infinity.
@@ -90,29 +103,35 @@ def generate_telling(update: Update, first: int, momentum: int | None, sign: int
         The kernel; of each leaf it makes `MEASURED`, where those of a momentum are 0 without one.
     """
     element = Element(update, "float32")
-    own = ["gradient", "update", "weight"]
-    own += ["product", "momentum"] if momentum is not None else []
+    kept = _KEPT if momentum is not None else _KEPT[:3]
+    sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*kept}}
     magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
+    scalars = [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))]
 
     places = {name: f"told[{len(MEASURED)} * chunk + {k}]" for k, name in enumerate(MEASURED)}
-    keep = [f"{places[name]} = lanes_{name}[0]" for name in own]
+    keep = [f"{places[name]} = lanes_{name}[0]" for name in sums]
     keep += [f"{places[name]} = float64(float_of({name}))" for name in PEAKS]
     keep += [f"{places[name]} = float64({name})" for name in COUNTS]
     text = _KERNEL.format(
-        lanes=indent_by([f"lanes_{name} = lanes()" for name in own], 1),
+        lanes=indent_by([f"lanes_{name} = lanes({COLUMNS})" for name in sums], 1),
+        kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in kept], 1),
         pointers=indent_by(point_at_chunk(update), 3),
         n_scalars=len(update.scalars),
-        scalars=indent_by(
-            [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))] or ["pass"], 3
-        ),
-        count=LANES,
-        zero=indent_by([f"lanes_{name}[lane] = 0.0" for name in own], 4),
+        scalars=indent_by(scalars or ["pass"], 3),
+        count=COLUMNS,
+        block=BLOCK,
+        zero=indent_by([f"lanes_{name}[lane] = 0.0" for name in sums], 4),
+        clear=indent_by([f"{name}_max = int32(0)" for name in kept], 3),
         raw=raw,
+        begin=indent_by([f"{name}_peak = int32(0)" for name in kept], 4),
         magnitude=magnitude,
         tiny=tiny,
         infinite=infinite,
         element=indent_by(_update_element(element, first, momentum, sign, magnitude), 5),
-        fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in own], 5),
+        pad=indent_by([f"kept_{name}[at] = float32(0.0)" for name in kept], 5),
+        scale=indent_by([line for name in kept for line in _scale(name)], 4),
+        add=indent_by(_add_columns(kept, sums), 5),
+        fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in sums], 5),
         keep=indent_by(keep, 3),
     )
     return name_kernel("d", element.define_functions(), text, update.scalars)
@@ -121,7 +140,7 @@ def generate_telling(update: Update, first: int, momentum: int | None, sign: int
 def _update_element(
     element: Element, first: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
-    """Update element i, and tell of it."""
+    """Update element i, and keep what is summed up."""
     update = element.update
     gradient = update.name_of(1)
     lines = element.update_element()
@@ -130,43 +149,57 @@ def _update_element(
     # is one. Loads and stages keep denormals that nothing has computed with.
     before = [
         f"told_old = {element.load_value(0)}",
-        f"told_gradient = {update.apply_stages(update.stages[:first], gradient)} * one",
+        *_keep("gradient", f"{update.apply_stages(update.stages[:first], gradient)} * one"),
         f"told_raw = {magnitude}",
+        _largest("most", "told_raw"),
+        "least = told_raw if told_raw < least else least",
     ]
     if momentum is not None:
         minus = "-" if sign < 0 else ""
-        before.append(f"told_momentum = {minus}{update.name_of(momentum)} * one")
+        before += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
     is_written = any(stream == 0 for _, stream in update.written_results())
     new = STORAGE[update.storage[0]].load.format("p0[i]") if is_written else "told_old"
     after = [
         f"told_new = {new}",
-        "told_move = told_new - told_old",
-        "lane = i - start",
-        "g, u, w = float64(told_gradient), float64(told_move), float64(told_new * one)",
-        "lanes_gradient[lane] += g * g",
-        "lanes_update[lane] += u * u",
-        "lanes_weight[lane] += w * w",
-        *(
-            _largest(name, value)
-            for name, value in (
-                ("gradient_max", "magnitude_of(told_gradient)"),
-                ("update_max", "magnitude_of(told_move)"),
-                ("weight_max", "magnitude_of(told_new * one)"),
-                ("most", "told_raw"),
-            )
-        ),
-        "least = told_raw if told_raw < least else least",
-        "unchanged += int64((told_new == told_old) & (told_raw != 0))",
+        *_keep("update", "told_new - told_old"),
+        *_keep("weight", "told_new * one"),
+        "unchanged = int32(unchanged + int32((told_new == told_old) & (told_raw != 0)))",
     ]
-    if momentum is not None:
-        after += [
-            "m = float64(told_momentum)",
-            "both = g * m",
-            "lanes_product[lane] += both",
-            "lanes_momentum[lane] += m * m",
-            "agreement += int64(both > 0.0)",
-        ]
     return [*lines[:at], *before, *lines[at:], *after]
+
+
+def _keep(name: str, value: str) -> list[str]:
+    return [
+        f"told_{name} = {value}",
+        f"kept_{name}[at] = told_{name}",
+        _largest(f"{name}_peak", f"magnitude_of(told_{name})"),
+    ]
+
+
+def _scale(name: str) -> list[str]:
+    """What a block's numbers are multiplied by, and what undoes that."""
+    return [
+        _largest(f"{name}_max", f"{name}_peak"),
+        f"power = min({name}_peak >> 23, {POWERS[1]})",
+        f"power = power if power > {POWERS[0]} else {POWERS[0]}",
+        f"scale_{name} = float_of(int32((254 - power) << 23))",
+        f"undo_{name} = float64(float_of(int32(power << 23)))",
+    ]
+
+
+def _add_columns(kept: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Add up the rows of a block, and add their sums to the lanes."""
+    lines: list[str] = []
+    for row in range(ROWS):
+        at = f"lane + {row * COLUMNS}" if row else "lane"
+        lines += [f"{name} = kept_{name}[{at}] * scale_{name}" for name in kept]
+        lines += [f"sum_{name} {'+=' if row else '='} {a} * {b}" for name, (a, b) in sums.items()]
+        if "product" in sums:
+            lines.append("agreement = int32(agreement + int32(gradient * momentum > float32(0.0)))")
+    return lines + [
+        f"lanes_{name}[lane] += float64(sum_{name}) * (undo_{a} * undo_{b})"
+        for name, (a, b) in sums.items()
+    ]
 
 
 def _largest(name: str, value: str) -> str:

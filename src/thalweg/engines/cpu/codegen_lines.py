@@ -126,8 +126,8 @@ class _Tile:
     @property
     def lanes(self) -> list[str]:
         return [
-            *([f"{self._row} = lanes()"] if self._has_row else []),
-            *([f"{self._column} = lanes()"] if self._has_columns else []),
+            *([f"{self._row} = lanes({LANES})"] if self._has_row else []),
+            *([f"{self._column} = lanes({LANES})"] if self._has_columns else []),
         ]
 
     @property

@@ -202,7 +202,7 @@ def generate_measure(
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
-        lanes=indent_by(sweep.per_measure("lanes{0} = lanes()"), 1),
+        lanes=indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
         pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from thalweg.engines.cpu.work import STEP
-from thalweg.engines.measuring import LANES
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 
 FTZ_DAZ = 0x8040  # flush-to-zero and denormals-are-zero bits of the x86 MXCSR
@@ -179,9 +178,9 @@ def _pointer_from(kind: Kind, code: Code, address: Value) -> Value:
     return Value(code.builder.inttoptr(address.llvm, made.llvm), made)
 
 
-def _reserve_lanes(code: Code) -> Value:
-    """The running sums of a leaf."""
-    memory = code.reserve_stack(FLOAT64.llvm, LANES)
+def _reserve_lanes(code: Code, count: Value) -> Value:
+    """So many running sums of a leaf, a constant."""
+    memory = code.reserve_stack(FLOAT64.llvm, count.llvm)
     memory.align = 64
     return Value(memory, pointer_to(FLOAT64))
 
@@ -349,9 +348,9 @@ def _reserve_words(code: Code) -> Value:
 # Numbers as codes of 8 bits
 
 
-def _reserve_numbers(code: Code) -> Value:
-    """Room for the numbers of some blocks."""
-    memory = code.reserve_stack(FLOAT32.llvm, STEP)
+def _reserve_numbers(code: Code, count: Value) -> Value:
+    """Room for so many numbers, a constant."""
+    memory = code.reserve_stack(FLOAT32.llvm, count.llvm)
     memory.align = 64
     return Value(memory, pointer_to(FLOAT32))
 
