@@ -5,8 +5,8 @@ its end to the end; of numbers that are never negative (`dynamic8_positive`) twi
 of bitsandbytes 0.50.2, where the codes are indices of a sorted table.
 """
 
-from typing import Any
-
+# Formulas have no types.
+# pyright: basic
 from thalweg.engines.codecs.codec import Codec
 from thalweg.formula import absolute, maximum, minimum, where
 
@@ -18,12 +18,12 @@ TOP = 1 - 0.225 / 64
 TOP_POSITIVE = 1 - 0.225 / 128
 
 
-def border(tenth: Any, count: Any) -> Any:
+def border(tenth, count):
     """Halfway between the last number of a decade and the first of the next, which has `count`."""
     return tenth * (0.1 + 0.18 / count)
 
 
-def decade(share: Any, count: Any) -> Any:
+def decade(share, count):
     """The end of the decade in which a share is, where the upper one has `count` numbers."""
     low = where(share < border(1e-4, count / 16), 1e-5, 1e-4)
     low = where(share < border(1e-5, count / 32), 1e-6, low)
@@ -33,39 +33,39 @@ def decade(share: Any, count: Any) -> Any:
     return where(share < border(1e-3, count / 8), low, high)
 
 
-def end_of(count: Any, most: Any) -> Any:
+def end_of(count, most):
     """The end of the decade with so many numbers."""
     low = where(count < most / 32, 1e-6, where(count < most / 16, 1e-5, 1e-4))
     high = where(count < most / 4, 1e-3, where(count < most / 2, 1e-2, 1e-1))
     return where(count < most / 8, low, where(count < most, high, 1.0))
 
 
-def count_of(end: Any, most: Any) -> Any:
+def count_of(end, most):
     """How many numbers a decade has."""
     low = where(end < 5e-6, most / 64, where(end < 5e-5, most / 32, most / 16))
     high = where(end < 5e-3, most / 8, where(end < 5e-2, most / 4, most / 2))
     return where(end < 5e-4, low, where(end < 0.5, high, most))
 
 
-def within(share: Any, end: Any, count: Any) -> Any:
+def within(share, end, count):
     """The number of a share among those of its decade."""
     number = (share / end - 0.1) * count / 0.9 - 0.5
     return maximum(minimum(number, count - 1.0), 0.0)
 
 
-def number_at(place: Any, end: Any, count: Any) -> Any:
+def number_at(place, end, count):
     """The number at a place of a decade."""
     return (0.1 + (place + 0.5) * 0.9 / count) * end
 
 
-def power_below(rank: Any) -> Any:
+def power_below(rank):
     """The largest power of 2 that is no larger than a number from 1 to 255."""
     low = where(rank < 2, 1.0, where(rank < 4, 2.0, where(rank < 8, 4.0, 8.0)))
     high = where(rank < 32, 16.0, where(rank < 64, 32.0, where(rank < 128, 64.0, 128.0)))
     return where(rank < 16, low, high)
 
 
-def encode(number: Any, scale: Any) -> Any:
+def encode(number, scale):
     """Rank of the nearest number, with its sign."""
     share = absolute(number / scale)
     end = decade(share, 64.0)
@@ -74,7 +74,7 @@ def encode(number: Any, scale: Any) -> Any:
     return where(number < 0, -rank, where(share > TOP, 128.0, rank))
 
 
-def decode(code: Any, scale: Any) -> Any:
+def decode(code, scale):
     """The same backwards; the code 128 is read as -128."""
     rank = absolute(code)
     count = power_below(rank)
@@ -83,7 +83,7 @@ def decode(code: Any, scale: Any) -> Any:
     return where(rank < 1, 0.0, where(rank > 127.5, 1.0, share)) * scale
 
 
-def encode_positive(number: Any, scale: Any) -> Any:
+def encode_positive(number, scale):
     """Rank of the nearest number."""
     share = number / scale
     end = decade(share, 128.0)
@@ -92,7 +92,7 @@ def encode_positive(number: Any, scale: Any) -> Any:
     return where(share > TOP_POSITIVE, 255.0, rank)
 
 
-def decode_positive(code: Any, scale: Any) -> Any:
+def decode_positive(code, scale):
     """The same backwards."""
     count = power_below(code + 1.0)
     share = number_at(code + 1.0 - count, end_of(count, 128.0), count)

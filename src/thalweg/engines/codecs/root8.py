@@ -4,25 +4,25 @@ The code is 255 times the root, divided by the largest root of the block. Formul
 (arXiv 2602.23349). A block with a negative number is NaN, as its root is.
 """
 
-from typing import Any
-
+# Formulas have no types.
+# pyright: basic
 from thalweg.engines.codecs.codec import Codec
 from thalweg.formula import sqrt
 
 STEP = 1 / 255  # 255 times it is 1 in float32, too
 
 
-def root(number: Any) -> Any:
+def root(number):
     """What is shared out among codes. Updates often have it already, and then nobody waits."""
     return sqrt(number)
 
 
-def encode(value: Any, scale: Any) -> Any:
+def encode(value, scale):
     """The share of the largest root, in steps."""
     return value * (255.0 / scale)
 
 
-def decode(code: Any, scale: Any) -> Any:
+def decode(code, scale):
     """The same backwards; exactly the square of the scale at the largest code."""
     value = code * STEP * scale
     return value * value

@@ -5,19 +5,19 @@ softsign 2 y / (1 + |y|) of y = x / s. Formulas of FlashOptim (arXiv 2602.23349)
 divisions taken into one, for which processors wait.
 """
 
-from typing import Any
-
+# Formulas have no types.
+# pyright: basic
 from thalweg.engines.codecs.codec import Codec
 from thalweg.formula import absolute
 
 
-def encode(number: Any, scale: Any) -> Any:
+def encode(number, scale):
     """Halves, whose sum is no infinity."""
     half = number * 0.5
     return half / (scale * 0.5 + absolute(half)) * 254.0
 
 
-def decode(code: Any, scale: Any) -> Any:
+def decode(code, scale):
     """The same backwards; exactly the scale at the largest code."""
     return code / (254.0 - absolute(code)) * scale
 
