@@ -28,6 +28,7 @@ LAYERS = (
     ("formula", "rules"),
     ("engines",),
     ("schedules", "core"),
+    ("diagnostics",),
     ("distribute",),
     ("keras", "optim"),
     ("checkpoint",),
