@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from thalweg.diagnostics.table import Parameters
 from thalweg.diagnostics.telling import Telling, apart
 from thalweg.engines.engine import Request
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
+from thalweg.ground.running import is_symbolic
 from thalweg.variable import titles_of
 
 
@@ -39,8 +40,8 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagn
     Raises:
         InvalidTypeError: It is no such optimizer.
         FailedPreconditionError: It tells of its steps already.
-        NotImplementedError: Its variables are updated one by one, by functions of a subclass; or
-            its slots are shared out over ranks.
+        NotImplementedError: Its variables are updated one by one, by functions of a subclass, or
+            such functions were called when a graph was built.
 
     Example:
         >>> from thalweg import Variable, diagnostics, keras
@@ -51,8 +52,7 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagn
         >>> told.table["w:0"].gradient_norm
         5.0
     """
-    own = _find_optimizer(optimizer)
-    asked = Diagnostics(every, sinks)
+    own, asked = _find_optimizer(optimizer), Diagnostics(every, sinks)
     with own._locked():
         if own._telling is not None:
             raise FailedPreconditionError(
@@ -64,6 +64,8 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagn
                 f"diagnostics of {_title(own)} are not defined: its variables are updated one by"
                 " one, by functions such as `_resource_apply_dense`, which nobody can look into."
             )
+        if any(map(is_symbolic, own._slots.owners())) and own._is_recorded():
+            raise _of_graph(own)
         vars(own)["_telling"] = Attached(own, asked)
     return asked
 
@@ -117,7 +119,16 @@ def _title(optimizer: object) -> str:
     return type(optimizer).__name__
 
 
-def _find_optimizer(given: Any) -> SlotOptimizer:
+def _of_graph(optimizer: object) -> NotImplementedError:
+    """The error of an optimizer whose hooks are called once, as a graph is built."""
+    return NotImplementedError(
+        f"diagnostics of {_title(optimizer)} are not defined in a graph, which calls functions of a"
+        " subclass once, when it is built. Set HOOKS_AT_EACH_RUN = True in the class, or"
+        " detach(optimizer)."
+    )
+
+
+def _find_optimizer(given: Any) -> Any:
     """What takes the steps.
 
     Raises:
@@ -182,6 +193,14 @@ class Attached(Telling):
         names, sizes = [name for name, _ in found], [var.numel() for _, var in found]
         rows = {id(var): row for row, (_, var) in enumerate(found)}
         return Parameters(self.asked.every, names, sizes, [0] * len(found)), rows
+
+    def refuse_graph(self) -> NoReturn:
+        """Refuse a graph in which nothing can be told of steps.
+
+        Raises:
+            NotImplementedError: In any case.
+        """
+        raise _of_graph(self._optimizer)
 
     def between(self, step: Any) -> Between:
         """What takes steps in one call that are not told of."""
