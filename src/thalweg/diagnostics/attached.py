@@ -173,7 +173,7 @@ class Attached(Telling):
     def __init__(self, optimizer: SlotOptimizer, asked: Diagnostics) -> None:
         super().__init__(optimizer, asked)
         self._count = 0
-        self._seen: dict[str, weakref.ref[Tensor]] = {}
+        self._seen: dict[int, weakref.ref[Tensor]] = {}  # by `id`
 
     def next_step(self) -> int:
         counted = self._optimizer._steps_taken()
@@ -189,9 +189,10 @@ class Attached(Telling):
         return self._rows()[0]
 
     def _rows(self) -> tuple[Parameters, Mapping[int, int]]:
-        found = [(name, var) for name, each in self._seen.items() if (var := each()) is not None]
-        names, sizes = [name for name, _ in found], [var.numel() for _, var in found]
-        rows = {id(var): row for row, (_, var) in enumerate(found)}
+        found = [var for each in self._seen.values() if (var := each()) is not None]
+        self._seen = {id(var): weakref.ref(var) for var in found}
+        names, sizes = apart(titles_of(found)), [var.numel() for var in found]
+        rows = {id(var): row for row, var in enumerate(found)}
         return Parameters(self.asked.every, names, sizes, [0] * len(found)), rows
 
     def refuse_graph(self) -> NoReturn:
@@ -228,9 +229,8 @@ class Attached(Telling):
         if watch is None or not is_taken:
             return
         if watch.is_begun:
-            names = apart(titles_of(watch.variables))
-            self._seen |= dict(zip(names, map(weakref.ref, watch.variables), strict=True))
-            self._seen = {name: each for name, each in self._seen.items() if each() is not None}
+            self._rows()  # which forgets those that are gone
+            self._seen |= {id(var): weakref.ref(var) for var in watch.variables}
             self.tell_of(watch, step, hooks.taken)
         else:
             warn(
