@@ -203,6 +203,17 @@ class Attached(Telling):
         """
         raise _of_graph(self._optimizer)
 
+    def refuse_ranks(self) -> NoReturn:
+        """Refuse a step in which each rank has a part of the variables.
+
+        Raises:
+            NotImplementedError: In any case.
+        """
+        raise NotImplementedError(
+            f"diagnostics of {_title(self._optimizer)} are not defined where ranks have parts of"
+            " its variables or slots, as of DTensors or by shard_slots=True: detach(optimizer)."
+        )
+
     def between(self, step: Any) -> Between:
         """What takes steps in one call that are not told of."""
         return Between(step, self)
@@ -212,13 +223,10 @@ class Attached(Telling):
         """A block in which a step is taken carefully.
 
         Raises:
-            NotImplementedError: Ranks share the slots of the step.
+            NotImplementedError: Ranks have parts of its variables.
         """
         if hooks.sharing is not None:
-            raise NotImplementedError(
-                "diagnostics are not defined for steps that ranks share: detach(optimizer), or"
-                " leave out shard_slots=True."
-            )
+            self.refuse_ranks()
         step = self.next_step()
         watch = hooks.watch = _Watch() if step % self.asked.every == 0 else None
         try:
