@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import json
 import math
@@ -363,18 +362,8 @@ def test_variables_come_and_go(make: Callable[[], Any]) -> None:
     assert math.isnan(told.table["w1:0"].weight_norm)
     alike = Variable([1.0, 2.0], name="w0")
     optimizer.apply_gradients([([3.0, 4.0], a), ([6.0, 8.0], alike)])
-    assert told.table["w0:0 (index 2)"].gradient_norm == 10
-    optimizer, (a, *_) = of(make())
-    told = attach(optimizer)
-    gone = Variable([1.0], name="gone")
-    if isinstance(optimizer, keras.optimizers.Adam):
-        optimizer = keras.optimizers.SGD()
-        told = attach(optimizer)  # which holds no slots
-        optimizer.apply_gradients([([1.0], gone)])
-        assert list(told.table) == ["gone:0"]
-        del gone
-        optimizer.apply_gradients([([1.0, 1.0], a)])
-        assert list(told.table) == ["w0:0"]
+    assert told.table["w0:0 (index 1)"].gradient_norm == 10
+    torch.utils.swap_tensors(b, torch.nn.Parameter(torch.ones(2)))  # which minds weak references
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
@@ -454,7 +443,7 @@ def test_copies_tell_nothing_and_states_are_as_ever(make: Callable[[], Any]) -> 
     assert told.table.step == 2
 
 
-def test_sessions_tell_apart() -> None:
+def test_sessions_share_a_table() -> None:
     with graph.Graph().as_default():
         w = graph.Variable(torch.ones(2), name="w")
         optimizer = v1.train.AdamOptimizer()
@@ -463,13 +452,7 @@ def test_sessions_tell_apart() -> None:
     told = attach(optimizer)
     for session in both:
         session.run(op)
-    assert list(told.table) == ["w:0 (index 0)", "w:0 (index 1)"]
-    assert [math.isnan(each.ratio) for each in told.table.values()] == [True, False]
-    both.pop(0).close()
-    del session
-    gc.collect()
-    both[0].run(op)
-    assert list(told.table) == ["w:0"]
+    assert (list(told.table), told.table.step) == (["w:0"], 2)
 
 
 def test_losses_and_files(tmp_path: Path) -> None:

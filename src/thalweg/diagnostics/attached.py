@@ -6,7 +6,6 @@ is measured there. All others are taken as ever.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.outcome import TAKEN
+from thalweg.core.pairs import distinct
 from thalweg.core.plan_cache import PlanCache
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.diagnostics.asked import Diagnostics, Given
@@ -163,7 +163,7 @@ class _Watch(StepWatch):
 class Attached(Telling):
     """What an optimizer has while it tells of its steps.
 
-    A table has all variables that were in a step which was told of, and are there still.
+    A table has all variables that were in a step that was told of, by their names.
 
     Args:
         optimizer: The optimizer.
@@ -173,7 +173,8 @@ class Attached(Telling):
     def __init__(self, optimizer: SlotOptimizer, asked: Diagnostics) -> None:
         super().__init__(optimizer, asked)
         self._count = 0
-        self._seen: dict[int, weakref.ref[Tensor]] = {}  # by `id`
+        # By name: whoever swaps a variable for another minds references, weak ones, too.
+        self._sizes: dict[str, int] = {}
 
     def next_step(self) -> int:
         counted = self._optimizer._steps_taken()
@@ -186,14 +187,16 @@ class Attached(Telling):
         self._count += steps
 
     def known_parameters(self) -> Parameters:
-        return self._rows()[0]
+        names, sizes = list(self._sizes), list(self._sizes.values())
+        return Parameters(self.asked.every, names, sizes, [0] * len(names))
 
-    def _rows(self) -> tuple[Parameters, Mapping[int, int]]:
-        found = [var for each in self._seen.values() if (var := each()) is not None]
-        self._seen = {id(var): weakref.ref(var) for var in found}
-        names, sizes = apart(titles_of(found)), [var.numel() for var in found]
-        rows = {id(var): row for row, var in enumerate(found)}
-        return Parameters(self.asked.every, names, sizes, [0] * len(found)), rows
+    def _rows(self, watch: _Watch) -> tuple[Parameters, Mapping[int, int]]:
+        variables = distinct(watch.variables)
+        names = apart(titles_of(variables))
+        self._sizes |= {name: var.numel() for name, var in zip(names, variables, strict=True)}
+        places = {name: row for row, name in enumerate(self._sizes)}
+        rows = {id(var): places[name] for name, var in zip(names, variables, strict=True)}
+        return self.known_parameters(), rows
 
     def refuse_graph(self) -> NoReturn:
         """Refuse a graph in which nothing can be told of steps.
@@ -237,8 +240,6 @@ class Attached(Telling):
         if watch is None or not is_taken:
             return
         if watch.is_begun:
-            self._rows()  # which forgets those that are gone
-            self._seen |= {id(var): weakref.ref(var) for var in watch.variables}
             self.tell_of(watch, step, hooks.taken)
         else:
             warn(

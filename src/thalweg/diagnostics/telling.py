@@ -52,8 +52,8 @@ class Telling(ABC):
         """What the last table was of, or the first will be."""
 
     @abstractmethod
-    def _rows(self) -> tuple[Parameters, Mapping[int, int]]:
-        """What a table is of now, and the rows of parameters by their `id`."""
+    def _rows(self, watch: Any) -> tuple[Parameters, Mapping[int, int]]:
+        """What the table of a step is of, and the rows of its parameters by their `id`."""
 
     def is_due(self) -> bool:
         """Whether the step to come is told of."""
@@ -81,7 +81,7 @@ class Telling(ABC):
 
     def _finished(self, watch: StepWatch, step: int, taken: Tensor | None) -> Callable[[], Any]:
         """What makes a table of all that is measured, which may be on its way from a device."""
-        given, (parameters, rows) = watch.finish(), self._rows()
+        given, (parameters, rows) = watch.finish(), self._rows(watch)
         decided = None if taken is None else fetched(taken)
         return lambda: table_of(given, rows, parameters, step, decided)
 

@@ -110,7 +110,7 @@ class Diagnosing(Telling):
         if watch is not None and watch.is_begun:
             self.tell_of(watch, step, own.taken)
 
-    def _rows(self) -> tuple[Parameters, Mapping[int, int]]:
+    def _rows(self, watch: StepWatch) -> tuple[Parameters, Mapping[int, int]]:
         groups = self._optimizer.param_groups
         rows = {id(p): row for row, p in enumerate(p for group in groups for p in group["params"])}
         return self._parameters(), rows
