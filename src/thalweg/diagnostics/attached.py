@@ -31,7 +31,8 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagn
     """Have an optimizer of Keras or of TensorFlow 1 tell of its steps from now on.
 
     Args:
-        optimizer: The optimizer, one that wraps it, or what `optimize_loss` returned.
+        optimizer: The optimizer, one that wraps it, one of `thalweg.integrations.keras3`, or what
+            `optimize_loss` returned.
         every, sinks: As those of `Diagnostics`.
 
     Returns:
@@ -135,8 +136,8 @@ def _find_optimizer(given: Any) -> Any:
         InvalidTypeError: Nothing that tells of them so.
     """
     found = given
-    if not isinstance(given, SlotOptimizer):  # a train operation, say
-        found = getattr(getattr(given, "op", given), "optimizer", None)
+    for name in ("op", "optimizer", "wrapped"):  # of a train operation, of one of Keras 3
+        found = found if isinstance(found, SlotOptimizer) else getattr(found, name, found)
     if isinstance(found, SlotOptimizer):
         return found._innermost()
     hint = f" One of thalweg.optim tells of its steps if you {_MAKE}."
