@@ -9,6 +9,8 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from thalweg.diagnostics.reading import Reader
 from thalweg.engines.measuring import combine_leaves, leaves_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning
 from thalweg.openseq2seq.optimizers import optimize_loss
-from thalweg.v1.contrib.opt import MovingAverageOptimizer
+from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
 
 SHAPES = ((70, 1030), (33, 7), (5,))  # the first has two leaves
 STARTS = [np.random.default_rng(k).normal(size=s).astype("f") for k, s in enumerate(SHAPES)]
@@ -453,6 +455,54 @@ def test_sessions_share_a_table() -> None:
     for session in both:
         session.run(op)
     assert (list(told.table), told.table.step) == (["w:0"], 2)
+
+
+def test_workers_that_meet() -> None:
+    with v1.Graph().as_default():
+        w, grad = v1.Variable([1.0, 2.0], name="w"), v1.placeholder("float32", [2])
+        sync = v1.train.SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.5), 2)
+        op = sync.apply_gradients([(grad, w)], v1.train.get_or_create_global_step())
+        told = attach(sync)
+        hook = sync.make_session_run_hook(is_chief=True, num_tokens=0)
+        hook.begin()
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            hook.after_create_session(session, None)
+            with ThreadPoolExecutor(2) as pool:
+                feeds = {grad: [1.0, 8.0]}, {grad: [5.0, 0.0]}
+                list(pool.map(partial(session.run, op), feeds))
+    row = told.table["w:0"]
+    assert (row.step, row.gradient_norm, row.update_max) == (1, 5, 2)
+
+
+def test_what_follows_a_step_is_no_part_of_it() -> None:
+    inner, (w,) = of(v1.train.GradientDescentOptimizer(1.0))
+    told = attach(VariableClippingOptimizer(inner, {w: [0]}, 1.0))
+    VariableClippingOptimizer(inner, {w: [0]}, 1.0).apply_gradients([([-2.0, -2.0], w)])
+    assert told.table["w0:0"].weight_norm == 5
+    u = Variable([1.0, 2.0], name="u", constraint=torch.zeros_like)
+    optimizer = keras.optimizers.SGD(1.0)
+    told = attach(optimizer)
+    optimizer.apply_gradients([([-2.0, -2.0], u)])
+    assert (told.table["u:0"].weight_norm, u.tolist()) == (5, [0, 0])
+
+
+@many("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 3.5}])
+def test_what_clipping_is_told_of(options: dict[str, float]) -> None:
+    optimizer, (w,) = of(keras.optimizers.SGD(1.0, **options))
+    told = attach(optimizer)
+    optimizer.apply_gradients([([3.0, 4.0], w)])
+    row = told.table["w0:0"]
+    assert row.gradient_max == options.get("clipvalue", 4)
+    assert row.clip == pytest.approx(0.2 if "global_clipnorm" in options else 1, rel=1e-6)
+
+    def twice(pairs: Any) -> Any:
+        return [(2 * grad, var) for grad, var in pairs]
+
+    other = keras.optimizers.SGD(gradient_transformers=[twice], gradient_aggregator=twice)
+    told = attach(other)
+    other.apply_gradients([([3.0, 4.0], w)])
+    assert told.table["w0:0"].gradient_norm == 20
 
 
 def test_losses_and_files(tmp_path: Path) -> None:
