@@ -547,3 +547,18 @@ def test_public_names() -> None:
     assert same == set(diagnostics.__all__) - {"attach", "detach"}
     for name in same:
         assert getattr(optim.diagnostics, name) is getattr(diagnostics, name)
+
+
+def test_a_device_is_waited_for_by_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had the numbers."""
+    monkeypatch.setattr(StepWatch, "is_there", True)
+    optimizer, (w,) = of(keras.optimizers.Adam())
+    seen: list[int] = []
+    told = attach(optimizer, sinks=[lambda table: seen.append(table.step)])
+    for step in range(3):
+        optimizer.apply_gradients([([1.0, 1.0], w)])
+        assert seen == [*range(1, step + 1)]
+    assert told.table.step == 3
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    detach(optimizer)
+    assert seen == [1, 2, 3, 4]
