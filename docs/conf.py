@@ -43,7 +43,7 @@ myst_heading_anchors = 4
 INNER = (
     "graph", "ground", "storage", "v1.train", "openseq2seq.optimizers", "distribute",
     "checkpoint.tensorflow", "checkpoint.saving", "variable", "autodiff",
-    "optim.diagnostics.sinks", "optim.diagnostics.asked", "optim.diagnostics.table",
+    "diagnostics.sinks", "diagnostics.asked", "diagnostics.table",
 )  # fmt: skip
 # Every reference to a name of the library's own is checked; those of others have no inventory here.
 nitpicky = True

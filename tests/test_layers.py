@@ -28,6 +28,7 @@ LAYERS = (
     ("formula", "rules"),
     ("engines",),
     ("schedules", "core"),
+    ("diagnostics",),
     ("distribute",),
     ("keras", "optim"),
     ("checkpoint",),
@@ -334,6 +335,7 @@ def _printed(program: str) -> str:
 def test_faces_load_no_more_than_they_need(name: str, when: str) -> None:
     loaded = CLOSURE[f"after_{when}"](CLOSURE["FACES"][name], _printed)
     assert sum(loaded.values()) <= CLOSURE["BOUNDS"][name], sorted(loaded)
+    assert "thalweg.diagnostics" not in loaded
 
 
 @pytest.mark.parametrize("package", [*LATE, "optim"])

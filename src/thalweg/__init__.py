@@ -55,7 +55,7 @@ from thalweg.variable import (
 from thalweg.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from thalweg import checkpoint, distribute, keras, openseq2seq, optim, v1
+    from thalweg import checkpoint, diagnostics, distribute, keras, openseq2seq, optim, v1
     from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
     from thalweg.ground.lending import lend_names, take_back_names
@@ -63,12 +63,11 @@ if TYPE_CHECKING:
     from thalweg.tf.installing import install_as_tensorflow
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
-_MODULES = ("autodiff", "checkpoint", "distribute", "keras", "openseq2seq", "optim", "tf", "v1")
+_MODULES = ("autodiff", "checkpoint", "diagnostics", "distribute", "keras", "openseq2seq", "optim",
+            "tf", "v1")  # fmt: skip
 _HOMES = {
     "GradientTape": "autodiff",
-    "Measure": "ground.passes",
-    "Pass": "ground.passes",
-    "Stage": "ground.passes",
+    **dict.fromkeys(("Measure", "Pass", "Stage"), "ground.passes"),
     "check_rule": "engines",
     "engine": "engines",
     "install_as_tensorflow": "tf.installing",
@@ -112,6 +111,7 @@ __all__ = [
     "absolute",
     "check_rule",
     "checkpoint",
+    "diagnostics",
     "distribute",
     "embedding_lookup",
     "engine",

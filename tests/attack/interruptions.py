@@ -40,7 +40,7 @@ from attack.planted import DEFECTS
 from attack.torch_trainings import encode_all
 from fuse import NOT_TAKEN
 from interrupting import outcome, switched
-from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, graph, optim
+from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, diagnostics, graph, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -433,6 +433,12 @@ def optimize(mixed: bool, skips: bool = False) -> Callable[[], Training]:
     return build
 
 
+def told_of(optimizer: Any) -> Any:
+    """An optimizer that tells of every other step."""
+    diagnostics.attach(optimizer, every=2)
+    return optimizer
+
+
 def clamped(x: Tensor) -> Tensor:
     return x.clamp(-1, 1)
 
@@ -451,6 +457,8 @@ TRAININGS: dict[str, Callable[[], Training]] = {
         lambda: keras.SGD(0.01, momentum=0.9), options={"constraint": clamped}
     ),
     "v1": of_v1(lambda: thalweg.v1.train.AdamOptimizer(0.01)),
+    "keras diagnostics": of_keras(lambda: told_of(keras.Adam(0.01, global_clipnorm=1.0))),
+    "v1 diagnostics": of_v1(lambda: told_of(thalweg.v1.train.AdamOptimizer(0.01))),
     "v1 sparse": of_v1(lambda: thalweg.v1.train.FtrlOptimizer(0.01), sparse=True),
     "optimize_loss": optimize(False),
     "optimize_loss mixed": optimize(True),

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import thalweg
-from thalweg import IndexedSlices, Variable, graph, keras, v1
+from thalweg import IndexedSlices, Variable, diagnostics, graph, keras, v1
+from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 HALF = (torch.float16, torch.bfloat16)
@@ -69,6 +70,10 @@ class Training:
         self.before: dict[str, Any] = {}  # bits as they were before storages were cut
         self.opt: Any = self._made(dice)
         self.choose(None)
+        if isinstance(self.stepping, SlotOptimizer):
+            every = dice.choice([0, 0, 1, 3])
+            if every and not is_twin:  # until it is copied
+                diagnostics.attach(self.opt, every)
         self.renew(dice)
 
     def _variable(self, dice: random.Random, number: int) -> Any:

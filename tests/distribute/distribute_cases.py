@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import resumed
 import sharding_cases
 import thalweg
 import thalweg.tf as tf
-from thalweg import IndexedSlices, Variable, checkpoint, optim, v1
+from thalweg import IndexedSlices, Variable, checkpoint, diagnostics, optim, v1
 from thalweg.distribute import (
     ReduceOp,
     Strategy,
@@ -86,6 +87,23 @@ def sums_in_each_face(s: Strategy) -> Any:
         for _ in range(3):  # the second step is planned, the third repeats it
             s.run(opt.apply_gradients, ([(ones(s), w)],))
         found[name] = w.tolist()
+    return found
+
+
+@case
+def sums_that_are_told_of(s: Strategy) -> Any:
+    found, sharing = {}, Strategy(shard_slots=True)
+    for name, make in {"keras": Adam, "v1": train.AdamOptimizer}.items():
+        w, opt = variable(), make(0.5)
+        told = diagnostics.attach(opt, every=2)
+        steps = partial(opt.apply_gradients, [(ones(s), w)])
+        for _ in range(4):
+            s.run(steps)
+        row, said = told.table["w:0"], refused(partial(sharing.run, steps))
+        s.run(steps)
+        diagnostics.detach(opt)
+        sharing.run(steps)
+        found[name] = [row.step, row.gradient_max, said, round(w.tolist()[0], 2)]
     return found
 
 

@@ -70,6 +70,14 @@ def test_gradients_are_summed_in_each_face(told: list[dict[str, Any]], count: in
     assert agreed(told, "sums_of_a_loss") == [moved(SUM[count])] * 3
 
 
+def test_sums_are_told_of_and_parts_are_not(told: list[dict[str, Any]], count: int) -> None:
+    for name, found in agreed(told, "sums_that_are_told_of").items():
+        assert found[:2] == [4, SUM[count]]
+        cls = {"keras": "Adam", "v1": "AdamOptimizer"}[name]
+        assert found[2].startswith(f"NotImplementedError: diagnostics of {cls} are not defined")
+        assert found[3] == -2  # after six steps of 0.5, the refused one left out
+
+
 def test_rows_are_brought_together(told: list[dict[str, Any]], count: int) -> None:
     own = [-0.5] * count + [0.0] * (3 - count)
     own[2] -= 0.5 * count

@@ -682,3 +682,14 @@ def test_slots_in_keras_files_are_never_those_of_other_variables(
         ]
         np.testing.assert_array_equal(slots["momentum"].array(), slot.numpy())
     assert len(found.slots) == 4
+
+
+@pytest.mark.parametrize("given", ["optimizer", "model"])
+def test_steps_are_told_of(given: str) -> None:
+    optimizer = keras3.Adam(gradient_accumulation_steps=2)
+    model = make_model(optimizer)
+    told = thalweg.diagnostics.attach(model if given == "model" else optimizer)
+    train(model, epochs=2)
+    names = [f"{weight.path}:0" for weight in model.trainable_variables]
+    assert (list(told.table), told.table.step) == (names, 4)  # of eight batches
+    assert (told.table.unchanged == 0).all()

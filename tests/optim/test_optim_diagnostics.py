@@ -652,7 +652,7 @@ def test_tensors_of_a_device_are_added_up_alike(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_update_tells_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured beside it where there is a kernel."""
-    monkeypatch.setattr(measuring, "VariableDiagnostics", None)
+    monkeypatch.setattr("thalweg.diagnostics.measuring.VariableDiagnostics", None)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         params = params_of(dtype, SHAPES[1:])
         made = optim.AdamW(params, diagnostics=1, masters=True, clip_grad_norm=1.0)

@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 
 from thalweg.cli.main import main
 from thalweg.cli.worst import elide, find_shared, rank_layers
+from thalweg.diagnostics.reading import UNMEASURED, Reader
+from thalweg.diagnostics.spikes import Spikes
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
-from thalweg.optim.diagnostics.reading import UNMEASURED, Reader
-from thalweg.optim.diagnostics.spikes import Spikes
 from thalweg.report import bins
 from thalweg.report.history import History, read_history
 from thalweg.report.page import draw

@@ -46,7 +46,7 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
     """
     from rich.live import Live
 
-    from thalweg.optim.diagnostics.reading import Reader
+    from thalweg.diagnostics.reading import Reader
     from thalweg.report.latest import Latest
 
     console = make_console()

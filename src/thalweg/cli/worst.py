@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from thalweg.diagnostics.reading import UNMEASURED
 from thalweg.ground.tables import fitted
-from thalweg.optim.diagnostics.reading import UNMEASURED
 
 if TYPE_CHECKING:
     from rich.table import Table

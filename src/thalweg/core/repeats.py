@@ -28,9 +28,10 @@ class Due:
         """Whether it may be a step over pairs."""
         return True
 
-    def take(self, optimizer: object, kept: PlanCache, given: object) -> bool:
+    def take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
         """Take the step if it can be planned; whether it was taken."""
-        kept.quick = self._make(optimizer, kept, given)
+        made, telling = self._make(optimizer, kept, given), optimizer._telling
+        kept.quick = made if made is None or telling is None else telling.between(made)
         return kept.quick is not None and kept.quick.take(optimizer, kept, given)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from thalweg.core.one_update import apply_as_one_update
 from thalweg.core.trackable import TrackableSlots
 from thalweg.engines import Selection, check_name, current
@@ -11,7 +13,9 @@ from thalweg.engines.selection import EngineName
 class SlotOptimizer(TrackableSlots):
     """The part of an optimizer that chooses its engine."""
 
+    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*TrackableSlots._NOT_COPIED, "_telling")
     _engine: EngineName | None = None
+    _telling: Any = None  # what tells of some steps, once `thalweg.diagnostics` has attached it
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -30,6 +34,18 @@ class SlotOptimizer(TrackableSlots):
     def _selection(self) -> Selection:
         selection = current()
         return selection if self._engine is None else selection._replace(name=self._engine)
+
+    def _innermost(self) -> SlotOptimizer:
+        """The optimizer that takes the steps of this one."""
+        return self
+
+    def _one_by_one(self) -> bool:
+        """Whether a subclass's hook updates each variable."""
+        return True
+
+    def _steps_taken(self) -> int | None:
+        """How many steps were taken; None where it does not count them, or a session does."""
+        return None
 
     def _scatters(self) -> bool:
         """Whether TensorFlow would use scatter kernels, which word a bad index their own way."""

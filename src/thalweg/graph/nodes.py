@@ -70,6 +70,7 @@ class Operation:
         self.unit: Unit | None = None  # the update that it is a part of
         self.subgraphs: tuple[Subgraph, ...] = ()  # what it has run itself
         self.origin = ""
+        self.optimizer: Any = None  # whose step it takes, where nobody was handed that one
 
     @property
     def node_def(self) -> NodeDef:

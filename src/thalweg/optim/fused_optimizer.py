@@ -61,9 +61,9 @@ from thalweg.optim.watched import is_watched
 from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
+    from thalweg.diagnostics.table import Table
     from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
-    from thalweg.optim.diagnostics.table import Table
     from thalweg.optim.flat import FlatGradients
     from thalweg.optim.steady import SteadyStep
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from thalweg.optim.diagnostics.reading import UNMEASURED, Reader, Record
-from thalweg.optim.diagnostics.spikes import COLUMNS, Spikes, Warned
+from thalweg.diagnostics.reading import UNMEASURED, Reader, Record
+from thalweg.diagnostics.spikes import COLUMNS, Spikes, Warned
 
 DRAWN = ("ratio", "gradient_norm")
 WANTED = frozenset((*DRAWN, *COLUMNS))

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from thalweg.optim.diagnostics.reading import Reader, Record
-from thalweg.optim.diagnostics.spikes import Spikes, Warned
+from thalweg.diagnostics.reading import Reader, Record
+from thalweg.diagnostics.spikes import Spikes, Warned
 
 KEPT = 100  # warnings
 

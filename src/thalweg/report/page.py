@@ -10,7 +10,7 @@ from importlib import resources
 from string import Template
 from typing import Any, NamedTuple
 
-from thalweg.optim.diagnostics.spikes import Warned
+from thalweg.diagnostics.spikes import Warned
 from thalweg.report.bins import Bins, encode, keep_largest, make_bins
 from thalweg.report.history import History
 from thalweg.report.plain import json_number, plain_number

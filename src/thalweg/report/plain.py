@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.optim.diagnostics.reading import UNMEASURED
-from thalweg.optim.diagnostics.sinks import json_number as json_number
-from thalweg.optim.diagnostics.spikes import Warned
+from thalweg.diagnostics.reading import UNMEASURED
+from thalweg.diagnostics.sinks import json_number as json_number
+from thalweg.diagnostics.spikes import Warned
 
 
 def plain_number(value: float) -> float | str | None:

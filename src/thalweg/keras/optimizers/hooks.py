@@ -210,8 +210,7 @@ class RuleHooks(KerasHooks):
         super().check_pairs(pairs, narrow)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        overridden = not self._optimizer._overridden_hooks().isdisjoint(UPDATES)
-        return overridden or any(var.is_complex() for _, var in pairs)
+        return self._optimizer._one_by_one() or any(var.is_complex() for _, var in pairs)
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         if dtype in self._known:

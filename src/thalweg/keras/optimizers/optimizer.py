@@ -228,15 +228,17 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def _take_step(self, hooks: KerasHooks, given: Any) -> Outcome | None:
         """Take a step, and say how it went; None if it belongs in a graph."""
         how = NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
-        kept = self._plans.now()
-        if executing_eagerly():
-            outcome = repeat(hooks, kept, given, how)
-            if outcome is not None:
-                note_repeated(kept, _quick_step)
-                return outcome
-        if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
-            return None
-        return take(hooks, kept, given, how, tries=False)
+        kept, telling = self._plans.now(), self._telling
+        with contextlib.nullcontext() if telling is None else telling.around(hooks):
+            if executing_eagerly():
+                outcome = repeat(hooks, kept, given, how)
+                if outcome is not None:
+                    if hooks.watch is None:
+                        note_repeated(kept, _quick_step)
+                    return outcome
+            if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+                return None
+            return take(hooks, kept, given, how, tries=False)
 
     def _end_step(
         self, outcome: Outcome | None, given: object, name: str | None, aggregates: bool

@@ -154,6 +154,9 @@ class RuleOptimizer(Optimizer):
     def _make_hooks(self, aggregates: bool) -> RuleHooks:
         return RuleHooks(self, aggregates)
 
+    def _one_by_one(self) -> bool:
+        return not self._overridden_hooks().isdisjoint(UPDATES)
+
     def _may_repeat(self) -> bool:
         """Whether steps may be repeated without a look at the gradients."""
         seen = self._aggregator is not None or bool(self._transformers)

@@ -91,6 +91,10 @@ class Weights(TrackableSlots):
             self._weights.insert(0, self._iterations)
         return resolve(self._iterations) if thread.frames else self._iterations
 
+    def _steps_taken(self) -> int | None:
+        count = None if self._iterations is None else self.iterations
+        return None if count is None or is_symbolic(count) else int(count)
+
     def _make_tracked_variable(self, initial_value: object, name: str) -> Any:
         """A variable of the optimizer that is not trained; see `Hypers._make_variable`."""
         made = self._make_variable(name, initial_value)

@@ -112,6 +112,7 @@ def step_in_graph(
             )
         else:
             made = _called_in_runs(taking, backward, inputs, update_ops)
+        made.op.optimizer = inner
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, made.op)
         if averaged is not None:
             averaged.collect()

@@ -9,10 +9,18 @@ optimizer = optim.AdamW(model.named_parameters(), diagnostics=told)
 
 from __future__ import annotations
 
-from thalweg.optim.diagnostics.asked import Diagnostics, to
-from thalweg.optim.diagnostics.sinks import JsonLines, TensorBoard
-from thalweg.optim.diagnostics.spikes import Spikes, Warned
-from thalweg.optim.diagnostics.table import COLUMNS, NewTables, Row, Table
+from thalweg.diagnostics import (
+    COLUMNS,
+    Diagnostics,
+    JsonLines,
+    NewTables,
+    Row,
+    Spikes,
+    Table,
+    TensorBoard,
+    Warned,
+    to,
+)
 
 __all__ = [
     "COLUMNS",

@@ -180,10 +180,10 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             RuntimeError: The loss is a tensor in eager mode.
 
         With GATE_NONE in eager mode, where neither `compute_gradients` nor `apply_gradients` is
-        overridden and no hook wants all gradients, each gradient is applied inside the backward
-        pass. Should that fail, earlier variables have been updated: the error names them. In all
-        other cases, and where `torch.distributed` has several processes, GATE_NONE waits for all
-        gradients.
+        overridden and neither a hook nor diagnostics want all gradients, each gradient is applied
+        inside the backward pass. Should that fail, earlier variables have been updated: the error
+        names them. In all other cases, and where `torch.distributed` has several processes,
+        GATE_NONE waits for all gradients.
 
         Differs from:
             TensorFlow: `grad_loss` is used in eager mode too, as there, though undocumented.
@@ -212,6 +212,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return (
             callable(loss)
             and executing_eagerly()
+            and self._telling is None  # of whole steps
             and not has_replicas()  # a hook may have to average the gradient first
             and cls.compute_gradients is Optimizer.compute_gradients
             and cls.apply_gradients is Optimizer.apply_gradients
@@ -432,12 +433,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 if sharing is None and is_shared:
                     given, sharing = distribute.share_summed_step(self, given, hooks)
                 hooks.sharing = sharing
-                nothing = contextlib.nullcontext()
-                with nothing if sharing is None else distribute.enter_shared_step(sharing):
+                nothing, telling = contextlib.nullcontext(), self._telling
+                shared = nothing if sharing is None else distribute.enter_shared_step(sharing)
+                with shared, nothing if telling is None else telling.around(hooks):
                     outcome = repeat(hooks, kept, given, how, copies)
                     if outcome is None:
                         outcome = take(hooks, kept, given, how, copies, tries=False)
-                    elif is_plain and how.decide is None and how.watch is None:
+                    elif is_plain and (how.decide, how.watch, hooks.watch) == (None,) * 3:
                         note_repeated(kept, _quick_step)
                 if finished is not None:
                     finished.append(hooks.finished)

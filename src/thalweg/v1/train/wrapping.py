@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.hyperparameters import hint, shown
+from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.state import Entry
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
@@ -35,6 +36,9 @@ class WrappingOptimizer(Optimizer):
             )
         super().__init__(use_locking, opt.get_name() if name is None else name)
         self._opt = opt
+
+    def _innermost(self) -> SlotOptimizer:
+        return self._opt._innermost()
 
     @property
     def engine(self) -> EngineName | None:

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
+from thalweg.diagnostics.table import COLUMNS, Parameters, Table, check_columns
 from thalweg.errors import InvalidTypeError
-from thalweg.optim.diagnostics.table import COLUMNS, Parameters, Table, check_columns
 
 _VERSION = 1
 _NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has no numbers for

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from thalweg.diagnostics.sinks import Sink
+from thalweg.diagnostics.table import Parameters, Table
 from thalweg.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -14,8 +16,6 @@ from thalweg.errors import (
     NumericsWarning,
     warn,
 )
-from thalweg.optim.diagnostics.sinks import Sink
-from thalweg.optim.diagnostics.table import Parameters, Table
 
 Given = Sink | Callable[[Table], object]
 
@@ -33,6 +33,10 @@ class Source(Protocol):
 
     def settle(self) -> None:
         """Tell of what was measured."""
+        ...
+
+    def table(self) -> Table | None:
+        """The table of the last step that was told of; None before the first."""
         ...
 
     def is_gone(self) -> bool:
@@ -94,7 +98,15 @@ class Diagnostics:
             )
         self.sinks.append(sink)
 
-    def log_loss(self, loss: Any) -> None:
+    @property
+    def table(self) -> Table | None:
+        """The table of the last step that was told of; None before the first.
+
+        A device that has measured it is waited for here.
+        """
+        return None if self._source is None else self._source.table()
+
+    def log_loss(self, loss: Any, after: bool = False) -> None:
         """Tell the sinks of the loss of the step to come: call it before `step`.
 
         In a step that is told of it is a part of the record, else it stands alone. `step(closure)`
@@ -102,6 +114,8 @@ class Diagnostics:
 
         Args:
             loss: A number, or a tensor of one, for which a device is waited for.
+            after: Whether it is the loss of the step that was just taken, as `minimize` and
+                sessions give it; it stands alone.
 
         Raises:
             FailedPreconditionError: No optimizer was made with this object.
@@ -117,8 +131,8 @@ class Diagnostics:
             return
         # A table that a device has comes before: lines of a file go up by their steps.
         self._source.settle()
-        step = self._source.next_step()
-        if step % self.every == 0:
+        step = self._source.next_step() - after
+        if step % self.every == 0 and not after:
             self._loss = step, number
         else:
             self._tell("loss", self._source.known_parameters(), step, number)
@@ -151,6 +165,10 @@ class Diagnostics:
                 )
             self._source.settle()
         self._source = source
+
+    def leave(self) -> None:
+        """Be those of no optimizer."""
+        self._source = None
 
     def _tell(self, what: str, *given: Any) -> None:
         for sink in tuple(self.sinks):  # one may take itself out
@@ -185,27 +203,3 @@ def _title(sink: Given) -> str:
         return getattr(sink, "__qualname__", None) or repr(sink)
     except Exception:  # of the user's own
         return f"of {type(sink).__name__}"
-
-
-def to(optimizer: Any, *sinks: Given) -> Diagnostics:
-    """Have sinks told of an optimizer that was made with `diagnostics=`.
-
-    Args:
-        optimizer: One of `thalweg.optim`.
-        *sinks: As those of `Diagnostics`.
-
-    Returns:
-        What has the sinks, for `log_loss`.
-
-    Raises:
-        FailedPreconditionError: The optimizer was made without `diagnostics`.
-        InvalidTypeError: A sink is none.
-    """
-    taking = getattr(getattr(optimizer, "_own", None), "diagnosing", None)
-    if taking is None:
-        raise FailedPreconditionError(
-            f"{type(optimizer).__name__} tells nothing of its steps: make it with diagnostics=10."
-        )
-    for each in sinks:
-        taking.asked.add(each)
-    return taking.asked

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thalweg.optim.diagnostics.reading import UNMEASURED, Reader
-from thalweg.optim.diagnostics.table import Table
+from thalweg.diagnostics.reading import UNMEASURED, Reader
+from thalweg.diagnostics.table import Table
 
 # What is usual.
 WINDOW = 50  # rows that the median and the deviation are of

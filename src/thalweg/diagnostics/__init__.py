@@ -1,0 +1,31 @@
+"""What is told of each variable in some steps, where it is written, and what of it is not usual.
+
+from thalweg import diagnostics, keras
+from thalweg.diagnostics import JsonLines
+
+optimizer = keras.optimizers.Adam()
+told = diagnostics.attach(optimizer, every=10, sinks=[JsonLines("run.jsonl")])
+"""
+
+from __future__ import annotations
+
+from thalweg.diagnostics.asked import Diagnostics
+from thalweg.diagnostics.attached import attach, detach, to
+from thalweg.diagnostics.sinks import JsonLines, TensorBoard
+from thalweg.diagnostics.spikes import Spikes, Warned
+from thalweg.diagnostics.table import COLUMNS, NewTables, Row, Table
+
+__all__ = [
+    "COLUMNS",
+    "Diagnostics",
+    "JsonLines",
+    "NewTables",
+    "Row",
+    "Spikes",
+    "Table",
+    "TensorBoard",
+    "Warned",
+    "attach",
+    "detach",
+    "to",
+]

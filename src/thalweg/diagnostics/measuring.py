@@ -1,0 +1,178 @@
+"""What is measured in a step, and the table that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from thalweg.core.gradient_transforms import GradientTransforms, before_norms
+from thalweg.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
+from thalweg.engines.cpu.group import Group as CpuGroup
+from thalweg.engines.diagnostics import MEASURED, VariableDiagnostics, combined
+from thalweg.engines.engine import Columns, Ready, Request, Round
+from thalweg.engines.plan import DensePlan
+from thalweg.ground.fetching import brought
+from thalweg.ground.locks import importing
+
+if TYPE_CHECKING:
+    from thalweg.core.gradient_stats import GradientStats
+    from thalweg.engines.cpu.diagnostics import TellingUpdate
+
+
+Fetch = Callable[[], Any]  # gives what a device may have
+
+
+class _Share(NamedTuple):
+    """What is measured of variables of one rule.
+
+    Attributes:
+        params: The parameters.
+        finish: Gives (parameters, measured) float64, on the host or on its way there, and which of
+            them were measured; the step is written by then.
+        clip: Gives what clipping multiplied the gradients by.
+    """
+
+    params: list[Tensor]
+    finish: Callable[[], tuple[Fetch, Flags]]
+    clip: Fetch
+
+
+class Measured(NamedTuple):
+    """What was measured of variables of one rule.
+
+    Attributes:
+        params: The parameters.
+        numbers: Gives (parameters, measured) float64, for which a device may be waited for.
+        known: Which of them were measured.
+        clip: Gives what clipping multiplied the gradients by.
+    """
+
+    params: list[Tensor]
+    numbers: Fetch
+    known: Flags
+    clip: Fetch
+
+
+class StepWatch:
+    """What is measured in the step under way."""
+
+    def __init__(self) -> None:
+        self._shares: list[_Share] = []
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything is measured."""
+        return bool(self._shares)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a device has the numbers."""
+        return any(not param.is_cpu for each in self._shares for param in each.params)
+
+    def owners_of(self, hooks: Any, asked: Request) -> list[Tensor]:
+        """The parameters that a table is to have in place of a step's variables."""
+        return hooks.owners_of(asked.variables)
+
+    def begin(
+        self,
+        hooks: Any,
+        asked: Request,
+        ready: Ready,
+        columns: Columns,
+        how: GradientTransforms,
+        known: GradientStats | None,
+        rounds: Iterator[Round],
+    ) -> Iterator[Round]:
+        """Measure what is there before the writes of a rule; nothing is written yet.
+
+        Args:
+            hooks: What says which parameter a variable stands for.
+            asked: What the rule updates.
+            ready: The same, ready to be taken.
+            columns: The scalars.
+            how: What happens to the gradients.
+            known: What is known of them, if something does.
+            rounds: The writes.
+
+        Returns:
+            The writes, which measure what they write, where there are kernels for that.
+        """
+        stages, owners = before_norms(how), self.owners_of(hooks, asked)
+        clip = 1.0 if known is None else known.clip_scale
+        fetch = fetched(clip) if isinstance(clip, Tensor) else partial(_same, clip)
+        left = list(range(len(owners)))
+        if isinstance(ready, DensePlan) and all(isinstance(x, CpuGroup) for x in ready.groups):
+            with importing:
+                from thalweg.engines.cpu.diagnostics import telling_updates
+            telling = telling_updates(ready.groups, asked, stages)
+            for own in telling.values():
+                params = [owners[index] for index in own.members]
+                self._shares.append(_Share(params, partial(_of_update, own), fetch))
+            told = {index for own in telling.values() for index in own.members}
+            left = [index for index in left if index not in told]
+            writers = [telling.get(id(group), group) for group in ready.groups]
+            if telling:
+                calls = [call for each in writers for call in each.make_calls(columns)]
+                rounds = iter([Round(range(len(owners)), [*calls, ready.mark_written])])
+        if left:
+            parts = [VariableDiagnostics(asked, index, columns, stages) for index in left]
+            params = [owners[index] for index in left]
+            self._shares.append(_Share(params, partial(_of_variables, parts), fetch))
+        return rounds
+
+    def finish(self) -> list[Measured]:
+        """What was measured; the step has been written."""
+        return [Measured(each.params, *each.finish(), each.clip) for each in self._shares]
+
+
+def _of_update(own: TellingUpdate) -> tuple[Fetch, Flags]:
+    numbers, known = own.combine()
+    return partial(_same, numbers), known
+
+
+def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Fetch, Flags]:
+    found = [each.finish() for each in parts]
+    known = np.array([[name in own for name in MEASURED] for own in found])
+    numbers = combined(found, [each.size for each in parts])
+    fetch = fetched(numbers) if isinstance(numbers, Tensor) else partial(_same, numbers)
+    return fetch, known
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def fetched(tensor: Tensor) -> Callable[[], Any]:
+    """What gives a tensor on the host, to which it is on its way; NumPy's array."""
+    (own,), wait = brought([tensor])
+
+    def read() -> Any:
+        wait()
+        return own
+
+    return read
+
+
+def table_of(
+    given: Sequence[Measured],
+    rows: Mapping[int, int],
+    parameters: Parameters,
+    step: int,
+    decided: Callable[[], Any] | None,
+) -> Table | None:
+    """The table; None if a device left the step out."""
+    if decided is not None and not decided():
+        return None
+    count = len(parameters.names)
+    found, known = np.full((count, len(MEASURED)), np.nan), np.zeros((count, len(MEASURED)), bool)
+    clip, sizes = np.full(count, np.nan), np.array(parameters.sizes, np.float64)
+    for share in given:
+        own = [rows[id(param)] for param in share.params]
+        found[own], known[own], clip[own] = share.numbers(), share.known, share.clip()
+        sizes[own] *= [1 + param.is_complex() for param in share.params]  # two numbers each
+    columns = columns_of(found, sizes, clip)
+    return Table(parameters, step, columns, flags_of(known))

@@ -1,0 +1,106 @@
+"""What every optimizer that tells of its steps keeps, whoever takes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from thalweg.diagnostics.asked import Diagnostics
+from thalweg.diagnostics.measuring import StepWatch, fetched, table_of
+from thalweg.diagnostics.table import Parameters, Table
+from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
+
+
+class Telling(ABC):
+    """The last table of an optimizer, and who is told of it.
+
+    Args:
+        optimizer: The optimizer.
+        asked: In which steps, and where to.
+    """
+
+    def __init__(self, optimizer: Any, asked: Diagnostics) -> None:
+        self.asked = asked
+        self._ref: Any = ref(optimizer)
+        self._last: Table | None = None
+        # What makes the table of a step that a device may still measure, and the loss of that step.
+        self._pending: tuple[Callable[[], Table | None], float | None] | None = None
+        asked.belong_to(self)
+
+    @property
+    def _optimizer(self) -> Any:
+        found = self._ref()
+        if found is None:
+            raise FailedPreconditionError("The optimizer of these diagnostics is gone.")
+        return found
+
+    def is_gone(self) -> bool:
+        """Whether the optimizer is no more."""
+        return self._ref() is None
+
+    @abstractmethod
+    def next_step(self) -> int:
+        """The number of the step to come."""
+
+    @abstractmethod
+    def known_parameters(self) -> Parameters:
+        """What the last table was of, or the first will be."""
+
+    @abstractmethod
+    def _rows(self, watch: Any) -> tuple[Parameters, Mapping[int, int]]:
+        """What the table of a step is of, and the rows of its parameters by their `id`."""
+
+    def is_due(self) -> bool:
+        """Whether the step to come is told of."""
+        return self.next_step() % self.asked.every == 0
+
+    def tell_of(self, watch: StepWatch, step: int, taken: Tensor | None) -> None:
+        """Tell of a step that was measured and taken; warns where measuring cannot be ended.
+
+        Args:
+            watch: What was measured.
+            step: The number of the step.
+            taken: Whether it was taken, if a device has decided.
+        """
+        try:
+            self.settle()  # of the step before, which a device has measured by now
+            self._pending = self._finished(watch, step, taken), self.asked.take_loss(step)
+            if not watch.is_there:
+                self.settle()
+        except Exception as error:  # such as of memory that runs out
+            warn(
+                f"Step {step} was taken, and could not be measured to its end:"
+                f" {type(error).__name__}: {error}. There is no table of it.",
+                NumericsWarning,
+            )
+
+    def _finished(self, watch: StepWatch, step: int, taken: Tensor | None) -> Callable[[], Any]:
+        """What makes a table of all that is measured, which may be on its way from a device."""
+        given, (parameters, rows) = watch.finish(), self._rows(watch)
+        decided = None if taken is None else fetched(taken)
+        return lambda: table_of(given, rows, parameters, step, decided)
+
+    def settle(self) -> None:
+        """Make the table of what was measured, for which a device is waited for, and tell of it."""
+        if self._pending is not None:
+            (make, loss), self._pending = self._pending, None
+            table = make()
+            if table is not None:
+                self._last = table
+                self.asked.tell(table, loss)
+
+    def table(self) -> Table | None:
+        """The table of the last step that was told of; None before the first."""
+        self.settle()
+        return self._last
+
+
+def apart(names: Sequence[str]) -> list[str]:
+    """Names, each with its index where several parameters have it: two models in one optimizer."""
+    counts = Counter(names)
+    return [n if counts[n] == 1 else f"{n} (index {k})" for k, n in enumerate(names)]

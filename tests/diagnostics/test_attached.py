@@ -1,0 +1,564 @@
+"""Optimizers of TensorFlow's faces tell of their steps: beside NumPy, and without a trace."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import pickle
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from many import many
+from sessions import initialized
+from thalweg import IndexedSlices, Variable, diagnostics, graph, keras, optim, v1
+from thalweg.core.steady_apply import SteadyApply
+from thalweg.diagnostics import COLUMNS, JsonLines, Table, attach, detach, to
+from thalweg.diagnostics.measuring import StepWatch
+from thalweg.diagnostics.reading import Reader
+from thalweg.engines.measuring import combine_leaves, leaves_of
+from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning
+from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
+
+SHAPES = ((70, 1030), (33, 7), (5,))  # the first has two leaves
+STARTS = [np.random.default_rng(k).normal(size=s).astype("f") for k, s in enumerate(SHAPES)]
+
+
+def gradients(step: int) -> list[np.ndarray]:
+    made = [np.random.default_rng([step, k]).normal(size=s) for k, s in enumerate(SHAPES)]
+    for each in made:
+        each.reshape(-1)[0] = 0
+    return [each.astype("f") for each in made]
+
+
+class Training(NamedTuple):
+    """Steps of an optimizer, which `attach` is given as `handle`.
+
+    Attributes:
+        handle: The optimizer, or what takes its steps.
+        step: Takes the step of a number.
+        values: Gives the variables.
+        momenta: Gives the slots of this name, of all variables.
+    """
+
+    handle: Any
+    step: Callable[[int], object]
+    values: Callable[[], list[np.ndarray]]
+    momenta: Callable[[str], list[np.ndarray]]
+
+
+def eager(optimizer: Any) -> Training:
+    own = [Variable(each, name=f"w{k}") for k, each in enumerate(STARTS)]
+
+    def step(number: int) -> None:
+        optimizer.apply_gradients(list(zip(map(torch.tensor, gradients(number)), own, strict=True)))
+
+    return Training(
+        optimizer,
+        step,
+        lambda: [each.numpy() for each in own],
+        lambda name: [optimizer.get_slot(each, name).numpy() for each in own],
+    )
+
+
+def in_session(make: Callable[[], Any], wraps: bool = False) -> Training:
+    """With `wraps`, the optimizer is made by `optimize_loss`, which `make` is the rate of."""
+    with graph.Graph().as_default():
+        fed = [graph.placeholder(torch.float32, shape) for shape in SHAPES]
+        own = [graph.Variable(torch.tensor(each), name=f"w{k}") for k, each in enumerate(STARTS)]
+        loss = sum((x * w).sum() for x, w in zip(fed, own, strict=True))
+        if wraps:
+            op = optimize_loss(loss, "Momentum", {"momentum": 0.9}, make, summaries=[])
+            optimizer, handle = op.op.optimizer, op
+        elif isinstance(made := make(), keras.optimizers.Optimizer):
+            optimizer = handle = made
+            op = made.get_updates(loss, own)
+        else:
+            optimizer = handle = made
+            op = made.minimize(loss)
+        session = initialized()
+    return Training(
+        handle,
+        lambda number: session.run(op, dict(zip(fed, gradients(number), strict=True))),
+        lambda: session.run(own),
+        lambda name: session.run([optimizer.get_slot(each, name) for each in own]),
+    )
+
+
+def by_config() -> Training:
+    own = [Variable(each, name=f"w{k}") for k, each in enumerate(STARTS)]
+    now = [0]
+
+    def loss() -> Any:
+        return sum((torch.tensor(g) * w).sum() for g, w in zip(gradients(now[0]), own, strict=True))
+
+    made = optimize_loss(loss, "Momentum", {"momentum": 0.9}, lambda _: 0.01, own)
+
+    def step(number: int) -> None:
+        now[0] = number
+        made()
+
+    return Training(
+        made,
+        step,
+        lambda: [each.numpy() for each in own],
+        lambda name: [made.optimizer.get_slot(each, name).numpy() for each in own],
+    )
+
+
+# How, the slot of the momentum and its sign.
+CASES: dict[str, tuple[Callable[[], Training], str, int]] = {
+    "keras": (lambda: eager(keras.optimizers.Adam(0.01)), "m", 1),
+    "keras velocity": (lambda: eager(keras.optimizers.SGD(0.01, momentum=0.9)), "momentum", -1),
+    "keras none": (lambda: eager(keras.optimizers.Ftrl(0.01)), "", 1),
+    "v1": (lambda: eager(v1.train.AdamOptimizer(0.01)), "m", 1),
+    "v1 momentum": (lambda: eager(v1.train.MomentumOptimizer(0.01, 0.9)), "momentum", 1),
+    "v1 none": (lambda: eager(v1.train.GradientDescentOptimizer(0.01)), "", 1),
+    "session": (lambda: in_session(lambda: v1.train.AdamOptimizer(0.01)), "m", 1),
+    "keras session": (lambda: in_session(lambda: keras.optimizers.Adam(0.01)), "m", 1),
+    "config": (by_config, "momentum", 1),
+    "config session": (lambda: in_session(lambda _: 0.01, wraps=True), "momentum", 1),
+}
+
+
+def total(values: np.ndarray) -> float:
+    leaves = leaves_of(values.reshape(-1))
+    return float(combine_leaves(leaves, np.array([len(leaves)]))[0])
+
+
+def recomputed(old: Any, new: Any, grad: Any, momentum: Any) -> dict[str, float]:
+    move = (new - old).astype("d")
+    wide, weight = grad.astype("d"), new.astype("d")
+    norms = [math.sqrt(total(each * each)) for each in (wide, move, weight)]
+    found = {
+        "gradient_norm": norms[0],
+        "gradient_max": abs(wide).max(),
+        "update_norm": norms[1],
+        "update_max": abs(move).max(),
+        "weight_norm": norms[2],
+        "weight_max": abs(weight).max(),
+        "ratio": norms[1] / norms[2],
+        "cosine": math.nan,
+        "agreement": math.nan,
+        "unchanged": ((new == old) & (grad != 0)).mean(),
+        "zero": (grad == 0).mean(),
+        "denormal": 0.0,
+        "nonfinite": 0.0,
+        "clip": 1.0,
+    }
+    if momentum is not None:
+        beside = momentum.astype("d")
+        length = math.sqrt(total(beside * beside))
+        found["cosine"] = total(wide * beside) / norms[0] / length
+        found["agreement"] = (wide * beside > 0).mean()
+    return found
+
+
+@many("case", CASES)
+def test_numbers_are_those_of_the_step(case: str) -> None:
+    build, slot, sign = CASES[case]
+    training = build()
+    told = attach(training.handle, every=2)
+    assert told.table is None
+    for step in range(1, 5):
+        old = training.values()
+        momenta = training.momenta(slot) if slot and step > 1 else None
+        training.step(step)
+        if step % 2:
+            continue
+        assert isinstance(told.table, Table)
+        assert (told.table.step, list(told.table)) == (step, ["w0:0", "w1:0", "w2:0"])
+        for k, name in enumerate(told.table):
+            row, grad = told.table[name], gradients(step)[k]
+            momentum = None if momenta is None else sign * momenta[k]
+            wanted = recomputed(old[k], training.values()[k], grad, momentum)
+            for column in COLUMNS:
+                assert getattr(row, column) == pytest.approx(
+                    wanted[column], rel=1e-15, nan_ok=True
+                ), (name, column)
+
+
+@many(
+    "name,options",
+    [("Adam", {}), ("SGD", {"momentum": 0.9}), ("RMSprop", {"global_clipnorm": 9.0})],
+)
+def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
+    training = eager(getattr(keras.optimizers, name)(0.01, **options))
+    told = attach(training.handle)
+    params = [(f"w{k}:0", torch.nn.Parameter(torch.tensor(x))) for k, x in enumerate(STARTS)]
+    options = {"clip_grad_norm" if k == "global_clipnorm" else k: v for k, v in options.items()}
+    other = getattr(optim.tensorflow, name)(params, 0.01, diagnostics=1, **options)
+    for step in range(1, 4):
+        for (_, param), grad in zip(params, gradients(step), strict=True):
+            param.grad = torch.tensor(grad)
+        other.step()
+        training.step(step)
+        one, two = told.table, other.diagnostics
+        assert (one.step, list(one)) == (two.step, list(two))
+        for column in COLUMNS:
+            np.testing.assert_array_equal(one.records[column], two.records[column], column)
+        if "clip_grad_norm" in options:
+            assert one["w0:0"].clip < 1
+
+
+@many("case", CASES)
+def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits, and all steps in one call that are so without, but those that are told of."""
+    calls, plain = [0], SteadyApply.take
+
+    def take(*given: Any) -> bool:
+        is_taken = plain(*given)
+        calls[0] += is_taken
+        return is_taken
+
+    monkeypatch.setattr(SteadyApply, "take", take)
+    quick: list[list[bool]] = []
+    ends: list[list[np.ndarray]] = []
+    for is_told in (False, True):
+        training = CASES[case][0]()
+        if is_told:
+            attach(training.handle, every=5)
+        quick.append([])
+        for step in range(1, 13):
+            before = calls[0]
+            training.step(step)
+            quick[-1].append(calls[0] > before)
+        ends.append(training.values())
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_array_equal(one, other)
+    monkeypatch.undo()
+    assert quick[0][4:] == [case != "keras session"] * 8
+    assert quick[1] == [is_quick and step % 5 != 0 for step, is_quick in enumerate(quick[0], 1)]
+
+
+def of(optimizer: Any, count: int = 1) -> tuple[Any, list[Variable]]:
+    return optimizer, [Variable([1.0, 2.0], name=f"w{k}") for k in range(count)]
+
+
+def test_detached() -> None:
+    optimizer, (w,) = of(keras.optimizers.Adam())
+    seen: list[int] = []
+    told = attach(optimizer, sinks=[lambda table: seen.append(table.step)])
+    assert to(optimizer) is told
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    detach(optimizer)
+    assert told.table is None
+    assert "_telling" not in vars(optimizer)
+    for _ in range(4):
+        optimizer.apply_gradients([([1.0, 1.0], w)])
+    assert seen == [1]
+    for refused in (lambda: detach(optimizer), lambda: to(optimizer)):
+        with pytest.raises(FailedPreconditionError, match="Adam tells nothing of its steps"):
+            refused()
+    with pytest.raises(FailedPreconditionError, match="of no optimizer yet"):
+        told.log_loss(1.0)
+    again = attach(optimizer, 2)
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    assert again.table.step == 6  # as `iterations` has it
+
+
+class Own(keras.optimizers.Optimizer):
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
+        var.sub_(grad)
+
+
+class Changed(keras.optimizers.Adam):
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
+        return super()._resource_apply_dense(grad, var, apply_state)
+
+
+class OwnV1(v1.train.Optimizer):
+    def __init__(self) -> None:
+        super().__init__(False, "Own")
+
+
+class ChangedV1(v1.train.AdamOptimizer):
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        return super()._apply_dense(grad, var)
+
+
+@many("make", [lambda: Own("own"), Changed, OwnV1, ChangedV1])
+def test_steps_of_the_users_own_are_refused(make: Callable[[], Any]) -> None:
+    optimizer = make()
+    with pytest.raises(NotImplementedError, match=f"of {type(optimizer).__name__} are not defined"):
+        attach(optimizer)
+    assert "_telling" not in vars(optimizer)
+
+
+def test_what_is_refused() -> None:
+    optimizer = keras.optimizers.Adam()
+    for bad, error in ((0, ValueError), (True, TypeError), ("2", TypeError)):
+        with pytest.raises(error, match="every must be"):
+            attach(optimizer, bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match="a sink is"):
+        attach(optimizer, sinks=[3])  # type: ignore[list-item]
+    assert "_telling" not in vars(optimizer)
+    attach(optimizer)
+    with pytest.raises(FailedPreconditionError, match="Adam tells of its steps already"):
+        attach(optimizer)
+    with pytest.raises(InvalidTypeError, match="must be one of thalweg"):
+        attach(object())
+    other = optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(InvalidTypeError, match="if you make it with diagnostics=10"):
+        attach(other)
+    with pytest.raises(FailedPreconditionError, match="SGD tells nothing of its steps: make it"):
+        to(other)
+
+
+class Begun(v1.train.AdamOptimizer):
+    def _prepare(self) -> None:
+        super()._prepare()
+
+
+class Decayed(keras.optimizers.SGD):
+    def _decayed_lr(self, var_dtype: Any) -> Any:
+        return super()._decayed_lr(var_dtype)
+
+
+@many("make", [lambda: Begun(0.1), lambda: Decayed(0.1, momentum=0.5)])
+@many("is_first", [False, True])
+def test_hooks_that_a_graph_calls_once_are_refused(make: Callable[[], Any], is_first: bool) -> None:
+    with graph.Graph().as_default():
+        w, optimizer = graph.Variable(torch.ones(2), name="w"), make()
+        if is_first:
+            attach(optimizer)
+        else:
+            optimizer.apply_gradients([(torch.ones(2), w)])
+        with pytest.raises(NotImplementedError, match="are not defined in a graph"):
+            optimizer.apply_gradients([(torch.ones(2), w)]) if is_first else attach(optimizer)
+    eager, (w,) = of(make())
+    told = attach(eager)
+    eager.apply_gradients([([1.0, 1.0], w)])
+    assert told.table.step == 1
+
+
+def test_complex_variables_have_no_table() -> None:
+    w = Variable(torch.ones(2, dtype=torch.complex64), name="w")
+    optimizer = keras.optimizers.Adam()
+    told = attach(optimizer)
+    with pytest.warns(NumericsWarning, match="no table of step 1: its variables were updated one"):
+        optimizer.apply_gradients([(torch.ones(2, dtype=torch.complex64), w)])
+    assert told.table is None
+    assert int(optimizer.iterations) == 1
+
+
+@many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
+def test_variables_come_and_go(make: Callable[[], Any]) -> None:
+    optimizer, (a, b) = of(make(), 2)
+    told = attach(optimizer)
+    optimizer.apply_gradients([([1.0, 1.0], b)])
+    optimizer.apply_gradients([([3.0, 4.0], a)])
+    assert list(told.table) == ["w1:0", "w0:0"]
+    assert told.table["w0:0"].gradient_norm == 5
+    assert math.isnan(told.table["w1:0"].weight_norm)
+    alike = Variable([1.0, 2.0], name="w0")
+    optimizer.apply_gradients([([3.0, 4.0], a), ([6.0, 8.0], alike)])
+    assert told.table["w0:0 (index 1)"].gradient_norm == 10
+    torch.utils.swap_tensors(b, torch.nn.Parameter(torch.ones(2)))  # which minds weak references
+
+
+@many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
+def test_rows_and_pairs_given_twice(make: Callable[[], Any]) -> None:
+    optimizer, (w,) = of(make())
+    told = attach(optimizer)
+    optimizer.apply_gradients([(IndexedSlices(torch.ones(1), torch.tensor([1])), w)])
+    row = told.table["w0:0"]
+    assert math.isnan(row.gradient_norm)
+    assert 0 < row.update_norm < 0.01
+    before = w.numpy()
+    optimizer.apply_gradients([([3.0, 4.0], w), ([6.0, 8.0], w)])
+    assert told.table["w0:0"].update_max == pytest.approx(abs(w.numpy() - before).max(), rel=1e-6)
+
+
+def test_steps_that_are_not_taken_are_not_told_of() -> None:
+    optimizer, (w,) = of(keras.optimizers.Adam())
+    told = attach(optimizer)
+    with pytest.raises(ValueError, match="shape"):
+        optimizer.apply_gradients([([1.0, 1.0, 1.0], w)])
+    assert told.table is None
+    inner, (w,) = of(v1.train.AdamOptimizer())
+    scaled = v1.train.experimental.MixedPrecisionLossScaleOptimizer(inner, "dynamic")
+    told = attach(scaled)
+    for value in (math.inf, 1.0):
+        scaled.apply_gradients([([value, 1.0], w)])
+    assert (told.table.step, told.table["w0:0"].nonfinite) == (1, 0)
+
+
+@many("cls", [lambda inner: MovingAverageOptimizer(inner, 0.5), lambda inner: inner])
+def test_what_wraps_and_what_gates(cls: Callable[[Any], Any]) -> None:
+    inner, (a, b) = of(v1.train.MomentumOptimizer(0.1, 0.9), 2)
+    optimizer = cls(inner)
+    told = attach(optimizer)
+    for _ in range(2):
+        optimizer.minimize(lambda: (a * b).sum(), var_list=[a, b], gate_gradients=0)
+    assert told.table.step == 2
+    assert list(told.table) == ["w0:0", "w1:0"]
+    assert to(inner) is told
+    detach(optimizer)
+    assert inner._telling is None
+
+
+def test_masters_and_accumulated_gradients() -> None:
+    h = Variable(torch.ones(2, dtype=torch.float16), name="h")
+    step = optimize_loss(
+        lambda: (h.float() * 3).sum(), "Momentum", {"momentum": 0.9}, lambda _: 2.0**-13, [h],
+        dtype="mixed", loss_scaling=8.0, iter_size=2, skip_update_ph=lambda: next(skips),
+        clip_gradients=1.0,
+    )  # fmt: skip
+    told, skips = attach(step), itertools.cycle((True, False))
+    for run in range(4):
+        step()
+        assert (told.table is None) == (run == 0)
+    row = told.table["h:0"]
+    assert (told.table.step, row.unchanged) == (2, 0)
+    assert row.gradient_norm == pytest.approx(3 * math.sqrt(2), rel=1e-6)
+    assert row.clip == pytest.approx(1 / row.gradient_norm, rel=1e-6)
+    assert row.update_max == pytest.approx(2.0**-13 * 1.9 / math.sqrt(2), rel=1e-3)
+
+
+@many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
+def test_copies_tell_nothing_and_states_are_as_ever(make: Callable[[], Any]) -> None:
+    optimizer, (w,) = of(make())
+    told = attach(optimizer)
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    for made in (
+        copy.copy(optimizer),
+        copy.deepcopy(optimizer),
+        pickle.loads(pickle.dumps(optimizer)),
+    ):
+        assert made._telling is None
+        assert attach(made) is not told
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    assert told.table.step == 2
+
+
+def test_sessions_share_a_table() -> None:
+    with graph.Graph().as_default():
+        w = graph.Variable(torch.ones(2), name="w")
+        optimizer = v1.train.AdamOptimizer()
+        op = optimizer.apply_gradients([(torch.ones(2), w)])
+        both = [initialized(), initialized()]
+    told = attach(optimizer)
+    for session in both:
+        session.run(op)
+    assert (list(told.table), told.table.step) == (["w:0"], 2)
+
+
+def test_workers_that_meet() -> None:
+    with v1.Graph().as_default():
+        w, grad = v1.Variable([1.0, 2.0], name="w"), v1.placeholder("float32", [2])
+        sync = v1.train.SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.5), 2)
+        op = sync.apply_gradients([(grad, w)], v1.train.get_or_create_global_step())
+        told = attach(sync)
+        hook = sync.make_session_run_hook(is_chief=True, num_tokens=0)
+        hook.begin()
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            hook.after_create_session(session, None)
+            with ThreadPoolExecutor(2) as pool:
+                feeds = {grad: [1.0, 8.0]}, {grad: [5.0, 0.0]}
+                list(pool.map(partial(session.run, op), feeds))
+    row = told.table["w:0"]
+    assert (row.step, row.gradient_norm, row.update_max) == (1, 5, 2)
+
+
+def test_what_follows_a_step_is_no_part_of_it() -> None:
+    inner, (w,) = of(v1.train.GradientDescentOptimizer(1.0))
+    told = attach(VariableClippingOptimizer(inner, {w: [0]}, 1.0))
+    VariableClippingOptimizer(inner, {w: [0]}, 1.0).apply_gradients([([-2.0, -2.0], w)])
+    assert told.table["w0:0"].weight_norm == 5
+    u = Variable([1.0, 2.0], name="u", constraint=torch.zeros_like)
+    optimizer = keras.optimizers.SGD(1.0)
+    told = attach(optimizer)
+    optimizer.apply_gradients([([-2.0, -2.0], u)])
+    assert (told.table["u:0"].weight_norm, u.tolist()) == (5, [0, 0])
+
+
+@many("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 3.5}])
+def test_what_clipping_is_told_of(options: dict[str, float]) -> None:
+    optimizer, (w,) = of(keras.optimizers.SGD(1.0, **options))
+    told = attach(optimizer)
+    optimizer.apply_gradients([([3.0, 4.0], w)])
+    row = told.table["w0:0"]
+    assert row.gradient_max == options.get("clipvalue", 4)
+    assert row.clip == pytest.approx(0.2 if "global_clipnorm" in options else 1, rel=1e-6)
+
+    def twice(pairs: Any) -> Any:
+        return [(2 * grad, var) for grad, var in pairs]
+
+    other = keras.optimizers.SGD(gradient_transformers=[twice], gradient_aggregator=twice)
+    told = attach(other)
+    other.apply_gradients([([3.0, 4.0], w)])
+    assert told.table["w0:0"].gradient_norm == 20
+
+
+def test_losses_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    optimizer, (w,) = of(keras.optimizers.SGD(0.1))
+    told = attach(optimizer, 2, [JsonLines(path)])
+    for step in range(1, 5):
+        if step == 2:
+            told.log_loss(20.0)
+        optimizer.minimize(lambda: (w * w).sum(), [w])
+        if step != 2:
+            told.log_loss(10.0 * step, after=True)
+    told.close()
+    lines = map(json.loads, path.read_text().splitlines())
+    assert [each["names"] for each in lines if "names" in each] == [[], ["w0:0"]]
+    with Reader(path) as reader:
+        found = [(each.step, each.loss, bool(each.rows)) for each in reader.read_all()]
+    assert found == [(1, 10, False), (2, 20, True), (3, 30, False), (4, None, True), (4, 40, False)]
+
+
+def test_a_step_outlives_measuring_that_fails() -> None:
+    optimizer, (w,) = of(v1.train.AdamOptimizer())
+    told = attach(optimizer)
+
+    def fail(_: Any) -> None:
+        raise MemoryError("none left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepWatch, "finish", fail)
+        with pytest.warns(NumericsWarning, match="Step 1 was taken, and could not be measured"):
+            optimizer.apply_gradients([([1.0, 1.0], w)])
+    assert told.table is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.apply_gradients([([1.0, 1.0], w)])
+    assert told.table.step == 2
+
+
+def test_public_names() -> None:
+    assert thalweg.diagnostics is diagnostics
+    same = set(optim.diagnostics.__all__)
+    assert same == set(diagnostics.__all__) - {"attach", "detach"}
+    for name in same:
+        assert getattr(optim.diagnostics, name) is getattr(diagnostics, name)
+
+
+def test_a_device_is_waited_for_by_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had the numbers."""
+    monkeypatch.setattr(StepWatch, "is_there", True)
+    optimizer, (w,) = of(keras.optimizers.Adam())
+    seen: list[int] = []
+    told = attach(optimizer, sinks=[lambda table: seen.append(table.step)])
+    for step in range(3):
+        optimizer.apply_gradients([([1.0, 1.0], w)])
+        assert seen == [*range(1, step + 1)]
+    assert told.table.step == 3
+    optimizer.apply_gradients([([1.0, 1.0], w)])
+    detach(optimizer)
+    assert seen == [1, 2, 3, 4]
