@@ -26,7 +26,8 @@ from thalweg.core.steady_apply import SteadyApply
 from thalweg.diagnostics import COLUMNS, JsonLines, Table, attach, detach, to
 from thalweg.diagnostics.measuring import StepWatch
 from thalweg.diagnostics.reading import Reader
-from thalweg.engines.measuring import combine_leaves, leaves_of
+from thalweg.engines.diagnostic_sums import sums_of_products
+from thalweg.engines.measuring import combine_leaves
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
@@ -132,22 +133,23 @@ CASES: dict[str, tuple[Callable[[], Training], str, int]] = {
 }
 
 
-def total(values: np.ndarray) -> float:
-    leaves = leaves_of(values.reshape(-1))
+def total(one: np.ndarray, other: np.ndarray) -> float:
+    """The sum of products in the order of the protocol."""
+    both = {"a": one.reshape(-1), "b": other.reshape(-1)}
+    leaves = sums_of_products(both, {"both": ("a", "b")})[0]["both"]
     return float(combine_leaves(leaves, np.array([len(leaves)]))[0])
 
 
 def recomputed(old: Any, new: Any, grad: Any, momentum: Any) -> dict[str, float]:
-    move = (new - old).astype("d")
-    wide, weight = grad.astype("d"), new.astype("d")
-    norms = [math.sqrt(total(each * each)) for each in (wide, move, weight)]
+    move = new - old
+    norms = [math.sqrt(total(each, each)) for each in (grad, move, new)]
     found = {
         "gradient_norm": norms[0],
-        "gradient_max": abs(wide).max(),
+        "gradient_max": abs(grad).max(),
         "update_norm": norms[1],
         "update_max": abs(move).max(),
         "weight_norm": norms[2],
-        "weight_max": abs(weight).max(),
+        "weight_max": abs(new).max(),
         "ratio": norms[1] / norms[2],
         "cosine": math.nan,
         "agreement": math.nan,
@@ -158,10 +160,9 @@ def recomputed(old: Any, new: Any, grad: Any, momentum: Any) -> dict[str, float]
         "clip": 1.0,
     }
     if momentum is not None:
-        beside = momentum.astype("d")
-        length = math.sqrt(total(beside * beside))
-        found["cosine"] = total(wide * beside) / norms[0] / length
-        found["agreement"] = (wide * beside > 0).mean()
+        length = math.sqrt(total(momentum, momentum))
+        found["cosine"] = total(grad, momentum) / norms[0] / length
+        found["agreement"] = (grad.astype("d") * momentum > 0).mean()
     return found
 
 
