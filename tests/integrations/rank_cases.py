@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from thalweg import optim  # noqa: E402
 from thalweg.errors import NumericsWarning  # noqa: E402
+from thalweg.optim.diagnostics import COLUMNS  # noqa: E402
 from training import data, loss_of, model, numbers  # noqa: E402
 
 CASES: dict[str, Callable[[int, int, Path], Any]] = {}
@@ -229,6 +230,36 @@ def sharded(rank: int, count: int, folder: Path) -> Any:
         if "averaged" in name:
             with optimizer.swapped(), plain.swapped():
                 found[name].append(farthest([*module.parameters()], [*other.parameters()]))
+    return found
+
+
+DIAGNOSED: dict[str, dict[str, Any]] = {
+    "in the update": {},
+    "clipped": {"clip_grad_norm": 0.1},
+    "beside it": {"round": "stochastic", "seed": 7},
+    "of 16 bits": {},
+}
+
+
+@case
+def diagnosed(rank: int, count: int, _: Path) -> Any:
+    """Tables of parameters that ranks have parts of, some of them none, and of whole ones."""
+    found = {}
+    for name, own in DIAGNOSED.items():
+        module, other = in_parts(count), narrow()
+        if name == "of 16 bits":
+            module, other = module.bfloat16(), other.bfloat16()
+        made = [
+            optim.AdamW(each.named_parameters(), lr=0.05, diagnostics=2, **own)
+            for each in (module, other)
+        ]
+        for batch in data()[:4]:
+            batch = [each.to(next(other.parameters()).dtype) for each in batch]
+            step_alike(batch, module, made[0], other, made[1])
+        found[name] = [
+            {column: each.diagnostics.records[column].tolist() for column in COLUMNS}
+            for each in made
+        ]
     return found
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rank_cases import (
+    DIAGNOSED,
     MAKERS,
     SHARDED,
     as_lists,
@@ -73,6 +75,20 @@ def test_parameters_in_parts_have_the_numbers_of_whole_ones(name: str, told: Tol
     bound = 4 * torch.finfo(torch.float32).eps if has_norms else 0.0
     for each in told:
         assert max(each["sharded"][name]) <= bound
+
+
+@pytest.mark.parametrize("name", DIAGNOSED)
+def test_diagnostics_of_parts_are_those_of_whole_parameters(name: str, told: Told) -> None:
+    """Largest magnitudes and counts are the same, and all ranks have the same sums."""
+    tables, whole = zip(*(each["diagnosed"][name] for each in told), strict=True)
+    for column, wanted in whole[0].items():
+        for table in tables:
+            given = np.array(table[column])
+            np.testing.assert_array_equal(given, np.array(tables[0][column]))
+            if column.endswith("_norm") or column in ("ratio", "cosine", "clip"):
+                np.testing.assert_allclose(given, np.array(wanted), rtol=1e-6)
+            else:
+                np.testing.assert_array_equal(given, np.array(wanted), err_msg=column)
 
 
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.tensorflow.Adam])

@@ -150,15 +150,10 @@ def _find_optimizer(given: Any) -> Any:
 class _Watch(StepWatch):
     """What is measured in a step over variables; those of 16 bits stand for their masters."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.variables: list[Tensor] = []
-
     def owners_of(self, hooks: Any, asked: Request) -> list[Tensor]:
         copies = asked.copies or [None] * len(asked.variables)
         pairs = zip(asked.variables, copies, strict=True)
-        self.variables = [var if copy is None else copy for var, copy in pairs]
-        return self.variables
+        return [var if copy is None else copy for var, copy in pairs]
 
 
 class Attached(Telling):
@@ -192,7 +187,7 @@ class Attached(Telling):
         return Parameters(self.asked.every, names, sizes, [0] * len(names))
 
     def _rows(self, watch: _Watch) -> tuple[Parameters, Mapping[int, int]]:
-        variables = distinct(watch.variables)
+        variables = distinct(watch.params)
         names = apart(titles_of(variables))
         self._sizes |= {name: var.numel() for name, var in zip(names, variables, strict=True)}
         places = {name: row for row, name in enumerate(self._sizes)}

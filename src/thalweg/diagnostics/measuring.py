@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms, before_norms
+from thalweg.core.meshes import any_on_mesh
 from thalweg.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
 from thalweg.engines.cpu.group import Group as CpuGroup
 from thalweg.engines.diagnostics import MEASURED, VariableDiagnostics, combined
@@ -20,7 +21,6 @@ from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.core.gradient_stats import GradientStats
-    from thalweg.engines.cpu.diagnostics import TellingUpdate
 
 
 Fetch = Callable[[], Any]  # gives what a device may have
@@ -31,13 +31,13 @@ class _Share(NamedTuple):
 
     Attributes:
         params: The parameters.
-        finish: Gives (parameters, measured) float64, on the host or on its way there, and which of
-            them were measured; the step is written by then.
+        finish: Gives (parameters, measured) float64, in NumPy or on a device, and which of them
+            were measured; the step is written by then.
         clip: Gives what clipping multiplied the gradients by.
     """
 
     params: list[Tensor]
-    finish: Callable[[], tuple[Fetch, Flags]]
+    finish: Callable[[], tuple[Any, Flags]]
     clip: Fetch
 
 
@@ -62,6 +62,7 @@ class StepWatch:
 
     def __init__(self) -> None:
         self._shares: list[_Share] = []
+        self.params: list[Tensor] = []  # in the order of the step
 
     @property
     def is_begun(self) -> bool:
@@ -102,8 +103,11 @@ class StepWatch:
             The writes, which measure what they write, where there are kernels for that.
         """
         stages, owners = before_norms(how), self.owners_of(hooks, asked)
+        self.params += owners
+        if hooks.sharing is not None:
+            asked = hooks.sharing.share_out(asked)
         clip = 1.0 if known is None else known.clip_scale
-        fetch = fetched(clip) if isinstance(clip, Tensor) else partial(_same, clip)
+        fetch = _fetch(clip)
         left = list(range(len(owners)))
         if isinstance(ready, DensePlan) and all(isinstance(x, CpuGroup) for x in ready.groups):
             with importing:
@@ -111,7 +115,7 @@ class StepWatch:
             telling = telling_updates(ready.groups, asked, stages)
             for own in telling.values():
                 params = [owners[index] for index in own.members]
-                self._shares.append(_Share(params, partial(_of_update, own), fetch))
+                self._shares.append(_Share(params, own.combine, fetch))
             told = {index for own in telling.values() for index in own.members}
             left = [index for index in left if index not in told]
             writers = [telling.get(id(group), group) for group in ready.groups]
@@ -125,21 +129,38 @@ class StepWatch:
         return rounds
 
     def finish(self) -> list[Measured]:
-        """What was measured; the step has been written."""
-        return [Measured(each.params, *each.finish(), each.clip) for each in self._shares]
+        """What was measured; the step has been written.
+
+        Where ranks have parts of a parameter, all of them call this, and add up what they have.
+        """
+        if not any_on_mesh(self.params):
+            found = [each.finish() for each in self._shares]
+        else:
+            found = self._finish_with_ranks()
+        return [
+            Measured(each.params, _fetch(numbers), known, each.clip)
+            for each, (numbers, known) in zip(self._shares, found, strict=True)
+        ]
+
+    def _finish_with_ranks(self) -> list[tuple[Any, Flags]]:
+        with importing:
+            from thalweg.distribute.sharding.diagnostics import Part, over_ranks
+        try:
+            parts = [Part(each.params, *each.finish()) for each in self._shares]
+        except Exception:
+            over_ranks(self.params, [])  # for which the others wait
+            raise
+        return [(each.numbers, each.known) for each in over_ranks(self.params, parts)]
 
 
-def _of_update(own: TellingUpdate) -> tuple[Fetch, Flags]:
-    numbers, known = own.combine()
-    return partial(_same, numbers), known
-
-
-def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Fetch, Flags]:
+def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Any, Flags]:
     found = [each.finish() for each in parts]
     known = np.array([[name in own for name in MEASURED] for own in found])
-    numbers = combined(found, [each.size for each in parts])
-    fetch = fetched(numbers) if isinstance(numbers, Tensor) else partial(_same, numbers)
-    return fetch, known
+    return combined(found, [each.size for each in parts]), known
+
+
+def _fetch(value: Any) -> Fetch:
+    return fetched(value) if isinstance(value, Tensor) else partial(_same, value)
 
 
 def _same(value: Any) -> Any:

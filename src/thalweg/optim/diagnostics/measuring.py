@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg.core.groups import states_of, titles_in
-from thalweg.core.meshes import check_whole
 from thalweg.diagnostics.asked import Diagnostics
 from thalweg.diagnostics.measuring import StepWatch
 from thalweg.diagnostics.table import Parameters
@@ -30,10 +29,8 @@ def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
 
     Raises:
         FailedPreconditionError: `given` is another optimizer's.
-        NotImplementedError: A parameter is a DTensor.
     """
     own = optimizer._own
-    check_whole((p for each in optimizer.param_groups for p in each["params"]), "diagnostics")
     if own.diagnosing is None:
         if is_copy and isinstance(given, Diagnostics):
             given = Diagnostics(given.every)
