@@ -275,6 +275,22 @@ def test_what_is_measured(measure: Any, per_variable: Any, message: str) -> None
         check_rule(made)
 
 
+def counted(*, squares, count):
+    return {"scale": squares, "count": count + 1}
+
+
+def by_count(var, grad, m, *, scale, count):
+    return var - scale * grad / count, m
+
+
+def test_a_scalar_slot_is_no_scalar_of_the_update() -> None:
+    slots = (Slot("m"), Slot("count", scalar=True))
+    made = rule(scaled, measures={"squares": squares}, per_variable=counted)
+    check_rule(replace(made, slots=slots))
+    with pytest.raises(RuleError, match="by_count .* asks for count, which is neither"):
+        check_rule(replace(made, slots=slots, update=by_count))
+
+
 def test_an_interruption_of_prepare_is_none_of_the_rules_errors() -> None:
     def prepare(*, learning_rate):
         raise KeyboardInterrupt

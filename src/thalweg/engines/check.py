@@ -100,13 +100,12 @@ def _made_of_measures(rule: Rule, known: Mapping[str, Any]) -> dict[str, Any]:
         beside = {**known, **dict.fromkeys(rule.measures, np.float64(1))}
         found |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", beside)
     if rule.per_variable is not None:
-        both = np.ones(2, np.float32)
-        beside = dict.fromkeys(rule.measures, np.ones(2)) | {
-            slot.name: both * np.float32(slot.initial) for slot in rule.measured_slots
-        }
-        given = {**known, **found, **beside}
+        slots = {s.name: np.full(2, s.initial, np.float32) for s in rule.measured_slots}
+        given = {**known, **found, **dict.fromkeys(rule.measures, np.ones(2)), **slots}
         made = _call_on_host(rule, rule.per_variable, "per_variable", given)
-        found |= {name: np.float32(np.ravel(value)[0]) for name, value in made.items()}
+        # Slots are written, and no scalars of `update`.
+        own = {name: value for name, value in made.items() if name not in slots}
+        found |= {name: np.float32(np.ravel(value)[0]) for name, value in own.items()}
     return found
 
 
