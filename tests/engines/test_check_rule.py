@@ -287,7 +287,7 @@ def test_a_scalar_slot_is_no_scalar_of_the_update() -> None:
     slots = (Slot("m"), Slot("count", scalar=True))
     made = rule(scaled, measures={"squares": squares}, per_variable=counted)
     check_rule(replace(made, slots=slots))
-    with pytest.raises(RuleError, match="by_count .* asks for count, which is neither"):
+    with pytest.raises(RuleError, match=r"by_count .* asks for count, which is neither"):
         check_rule(replace(made, slots=slots, update=by_count))
 
 
