@@ -19,12 +19,10 @@ from typing import Any
 from torch.optim.optimizer import ParamsT
 
 from thalweg.optim.fused_optimizer import FusedOptimizer
+from thalweg.optim.kinds import HOMES
 
 ROOT = Path(__file__).parents[1] / "src" / "thalweg" / "optim"
-MODULES = (
-    "classes", "lion", "mixed", "rule_optimizer", "tensorflow", "modern.adamw", "modern.further",
-    "modern.matrices", "modern.schedule_free", "modern.mars", "modern.prodigy", "adafactor",
-)  # fmt: skip
+MODULES = ("classes", "mixed", "rule_optimizer", "tensorflow", *dict.fromkeys(HOMES.values()))
 _WIDTH = 100
 _IMPORTS = {
     "Tensor": "from torch import Tensor",

@@ -745,6 +745,7 @@ def test_show_prints_rules_of_torch() -> None:
         ("ftrl", ["shrink", "thresholded", "clipped"]),
         ("nadam", ["schedule"]),
         ("lars", ["per_variable", "scaled"]),
+        ("optim:LAMB", ["step_squares", "per_variable", "_step"]),
         ("helped.py:HELPED", ["inner", "helper"]),
     ],
 )

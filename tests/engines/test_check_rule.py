@@ -241,6 +241,56 @@ def test_what_prepare_makes(prepare: Any, message: str) -> None:
     assert "Mine" in text
 
 
+def squares(var, grad, m):
+    return grad * grad
+
+
+def before_it_is_made(var, grad, m, *, scale):
+    return grad * grad * scale
+
+
+def slot_by_name(var, grad, *, m):
+    return grad * m
+
+
+def scales(*, squares):
+    return {"scale": squares}
+
+
+def branches(*, squares):
+    return {"scale": squares if squares > 0 else 1.0}
+
+
+@pytest.mark.parametrize(
+    ("measure", "per_variable", "message"),
+    [
+        (before_it_is_made, scales, "before_it_is_made .* asks for scale, .* There are learning"),
+        (slot_by_name, scales, r"takes m after the \*; slots come before it"),
+        (squares, branches, r"first step, where it is given arrays .*: ValueError: The truth"),
+    ],
+)
+def test_what_is_measured(measure: Any, per_variable: Any, message: str) -> None:
+    made = rule(scaled, measures={"squares": measure}, per_variable=per_variable)
+    with pytest.raises(RuleError, match=message):
+        check_rule(made)
+
+
+def counted(*, squares, count):
+    return {"scale": squares, "count": count + 1}
+
+
+def by_count(var, grad, m, *, scale, count):
+    return var - scale * grad / count, m
+
+
+def test_a_scalar_slot_is_no_scalar_of_the_update() -> None:
+    slots = (Slot("m"), Slot("count", scalar=True))
+    made = rule(scaled, measures={"squares": squares}, per_variable=counted)
+    check_rule(replace(made, slots=slots))
+    with pytest.raises(RuleError, match=r"by_count .* asks for count, which is neither"):
+        check_rule(replace(made, slots=slots, update=by_count))
+
+
 def test_an_interruption_of_prepare_is_none_of_the_rules_errors() -> None:
     def prepare(*, learning_rate):
         raise KeyboardInterrupt

@@ -267,6 +267,15 @@ def returns_cut(*, step):
     return {"step": step[:, :1]}
 
 
+def returns_untaken(*, learning_rate):
+    return {"step": learning_rate}
+
+
+def writes(*, step):
+    step *= 2
+    return {"step": step}
+
+
 def raises(*, step):
     raise ValueError("no")
 
@@ -295,6 +304,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"passes": (CENTERED.passes[0], Stage(returns_none))}, "must return a dict, not a NoneType"),
     ({"passes": (CENTERED.passes[0], Stage(returns_other))}, "returns 'mean', which is neither"),
     ({"passes": (CENTERED.passes[0], Stage(returns_cut))}, r"of shape \(2, 1, 2\); expected"),
+    ({"passes": (CENTERED.passes[0], Stage(returns_untaken))}, "'step', which it must take, too"),
+    ({"passes": (CENTERED.passes[0], Stage(writes))}, "writes to step, which it was given"),
     ({"passes": (CENTERED.passes[0], Stage(raises))}, "fails over matrices of shape .* no"),
     ({"update": takes_less}, r"it must take 4 \(var, grad, step, mean\)"),
     ({"update_sparse": update}, "beside which there are no formulas for rows"),
@@ -365,7 +376,7 @@ def returns_its_own(*, step, factor):
 
 
 def add_later(*, step):
-    return {"step": step.add_(0).clone() + 100}
+    return {"step": step + 100}
 
 
 def test_what_a_slot_becomes_is_what_the_stage_returned() -> None:

@@ -137,8 +137,10 @@ def formula_source(rule: Rule) -> str:
 
     named = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
     parts = [(part, each) for part, own in named for each in _functions_of(own)]
-    passes = [getattr(each.function, "func", each.function) for each in rule.passes]
-    parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(passes)]
+    before = [getattr(each.function, "func", each.function) for each in rule.passes]
+    measures = [each for own in rule.measures.values() for each in _functions_of(own)]
+    before += [each for each in measures if each not in [function for _, function in parts]]
+    parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(before)]
     given = [(part, function) for part, function in parts if function is not None]
     helpers = _helpers_of([function for _, function in given])
     texts: list[str] = []

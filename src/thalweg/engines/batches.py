@@ -347,11 +347,13 @@ def check_asked(
         RuleError: There is none of that name; says what there is.
     """
     shaped = [slot.name for slot in rule.shaped_slots]
-    there = [*made, *shaped, *known]
+    there = dict.fromkeys([*made, *shaped, *known])
     if name in there:
         return
     if name in [slot.name for slot in rule.element_slots]:
-        why = "a slot of the variable's shape, which passes are given; a stage's has a shape="
+        why = (
+            "a slot of the variable's shape, which passes are given; a stage's has a shape= or per="
+        )
     else:
         why = "neither made by a pass before it, nor a slot with a shape of its own, nor a scalar"
     near = did_you_mean(name, there) or f"There are {', '.join(there)}."
@@ -370,11 +372,13 @@ def check_found(
     if not isinstance(found, Mapping):
         raise RuleError(f"{title} must return a dict, not a {type(found).__name__}.")
     for name, value in cast("Mapping[str, Any]", found).items():
-        if name not in given or not (name in made or place_of_slot(rule, name) is not None):
+        if not (name in made or place_of_slot(rule, name) is not None):
             raise RuleError(
                 f"{title} returns {name!r}, which is neither a value that passes have made, nor a"
-                " slot with a shape of its own, that it takes."
+                " slot with a shape of its own."
             )
+        if name not in given:
+            raise RuleError(f"{title} returns {name!r}, which it must take, too: {name} after *.")
         wanted = tuple(given[name].shape)
         if not isinstance(value, Tensor) or tuple(value.shape) != wanted or value.is_complex():
             kind = f"{value.dtype} " if isinstance(value, Tensor) and value.is_complex() else ""

@@ -25,6 +25,10 @@ from thalweg.ground import scalars
 from thalweg.ground.locks import importing
 
 _FIRST_STEP = np.float32(1)
+_OVER_VARIABLES = (
+    ", where it is given arrays over the variables: write where(...), maximum(...) and sqrt(...),"
+    " from thalweg import where, maximum, sqrt"
+)
 
 
 def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
@@ -43,7 +47,8 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
             `prepare` fails or returns no dict of numbers. Names the rule, and the file and line.
     """
     try:
-        known = _first_scalars(rule, hypers or {})
+        first = _first_scalars(rule, hypers or {})
+        known = {**first, **_made_of_measures(rule, first)}
         if any(slot.storage is not None for slot in rule.slots):
             with importing:
                 from thalweg.engines.codecs.rules import fault_of
@@ -51,12 +56,14 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
                 raise RuleError(f"{fault}.")
         for measure in rule.measures.values():
             slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
-            check_order(slots, measure, transcribe(measure), True)
-            check_given(place_of(measure), transcribe(measure).scalars, known, rule)
+            transcript = transcribe(measure)
+            check_sides(slots, measure, transcript, 2, first)
+            check_order(slots, measure, transcript, True)
+            check_given(place_of(measure), transcript.scalars, first, rule)
         if rule.passes:
             with importing:
                 from thalweg.engines.check_passes import check_passes
-            check_passes(rule, known)
+            check_passes(rule, first)
             known |= dict.fromkeys(rule.seen, _FIRST_STEP)
         for part in FORMULAS:
             formula = getattr(rule, part)
@@ -67,7 +74,7 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
 
 
 def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What formulas may ask for at the first step, as float32."""
+    """What measures and passes may ask for at the first step, as float32."""
     own = {hyper.name: hyper.default for hyper in rule.hypers}
     own |= {name: value for name, value in given.items() if name not in own or _is_number(value)}
     known: dict[str, Any] = {
@@ -80,17 +87,26 @@ def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     known |= before
     if rule.prepare is not None:
         known |= _call_on_host(rule, rule.prepare, "prepare", known)
+    return known
+
+
+def _made_of_measures(rule: Rule, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What `update` may ask for besides.
+
+    There are two variables here: an array over one would pass for a number.
+    """
+    found: dict[str, Any] = {}
     if rule.per_optimizer is not None:
         beside = {**known, **dict.fromkeys(rule.measures, np.float64(1))}
-        known |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", beside)
+        found |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", beside)
     if rule.per_variable is not None:
-        one = np.ones(1, np.float32)
-        beside = dict.fromkeys(rule.measures, np.ones(1)) | {
-            slot.name: one * np.float32(slot.initial) for slot in rule.measured_slots
-        }
-        made = _call_on_host(rule, rule.per_variable, "per_variable", {**known, **beside})
-        known |= {name: np.float32(np.ravel(value)[0]) for name, value in made.items()}
-    return known
+        slots = {s.name: np.full(2, s.initial, np.float32) for s in rule.measured_slots}
+        given = {**known, **found, **dict.fromkeys(rule.measures, np.ones(2)), **slots}
+        made = _call_on_host(rule, rule.per_variable, "per_variable", given)
+        # Slots are written, and no scalars of `update`.
+        own = {name: value for name, value in made.items() if name not in slots}
+        found |= {name: np.float32(np.ravel(value)[0]) for name, value in own.items()}
+    return found
 
 
 def _is_number(value: Any) -> bool:
@@ -113,8 +129,9 @@ def _call_on_host(rule: Rule, function: Any, role: str, known: Mapping[str, Any]
         with np.errstate(all="ignore"):
             made = function(**given)
     except Exception as error:
+        hint = _OVER_VARIABLES if role == "per_variable" else ""
         raise RuleError(
-            f"{where} fails at the first step: {type(error).__name__}: {error}"
+            f"{where} fails at the first step{hint}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(made, dict):
         raise RuleError(f"{where} must return a dict of scalars by name, not {made!r}.")

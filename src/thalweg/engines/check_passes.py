@@ -93,6 +93,8 @@ def _try_stage(
             for name in (*asked.needed, *asked.optional)
             if name in there
         }
+        tensors = {name: each for name, each in given.items() if isinstance(each, torch.Tensor)}
+        before = {name: each._version for name, each in tensors.items()}
         try:
             found = stage.function(**given)
         except Exception as error:
@@ -102,6 +104,11 @@ def _try_stage(
             ) from error
         title = f"Stage {place_of(stage.function)}"
         check_found(rule, title, found, given, dict.fromkeys([*made, *measured]))
+        written = [name for name, each in tensors.items() if each._version != before[name]]
+        if written:
+            raise RuleError(
+                f"{title} writes to {', '.join(written)}, which it was given: return a new tensor."
+            )
 
 
 def _check_cut(slot: Slot, shape: tuple[int, ...], heads: int, matrix: tuple[int, ...]) -> None:
