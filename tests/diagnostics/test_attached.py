@@ -269,6 +269,20 @@ def test_detached() -> None:
     assert again.table.step == 6  # as `iterations` has it
 
 
+@many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
+def test_attached_again(make: Callable[[], Any]) -> None:
+    """Steps in one call are those of whoever asks now."""
+    optimizer, (w,) = of(make())
+    for every in (100, 1, 100, 1):
+        told, seen = attach(optimizer, every), []
+        to(optimizer, lambda table, seen=seen: seen.append(table.step))
+        for _ in range(4):
+            optimizer.apply_gradients([(torch.ones(2), w)])
+        assert len(seen) == (4 if every == 1 else 0)
+        detach(optimizer)
+        assert told.table is None
+
+
 class Own(keras.optimizers.Optimizer):
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> None:
         var.sub_(grad)

@@ -264,6 +264,9 @@ class Between:
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         """Take it, if nothing is told of it and everything is as it was."""
+        if optimizer._telling is not self._telling:
+            kept.quick = None
+            return False
         if self._telling.is_due():
             return False
         before = self._step.taken
