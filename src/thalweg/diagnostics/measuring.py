@@ -63,6 +63,7 @@ class StepWatch:
     def __init__(self) -> None:
         self._shares: list[_Share] = []
         self.params: list[Tensor] = []  # in the order of the step
+        self._sharing: Any = None  # how ranks have parts of them
 
     @property
     def is_begun(self) -> bool:
@@ -105,7 +106,7 @@ class StepWatch:
         stages, owners = before_norms(how), self.owners_of(hooks, asked)
         self.params += owners
         if hooks.sharing is not None:
-            asked = hooks.sharing.share_out(asked)
+            self._sharing, asked = hooks.sharing, hooks.sharing.share_out(asked)
         clip = 1.0 if known is None else known.clip_scale
         fetch = _fetch(clip)
         left = list(range(len(owners)))
@@ -133,24 +134,23 @@ class StepWatch:
 
         Where ranks have parts of a parameter, all of them call this, and add up what they have.
         """
-        if not any_on_mesh(self.params):
-            found = [each.finish() for each in self._shares]
-        else:
+        if self._sharing is not None and any_on_mesh(self.params):
             found = self._finish_with_ranks()
+        else:
+            found = [each.finish() for each in self._shares]
         return [
             Measured(each.params, _fetch(numbers), known, each.clip)
             for each, (numbers, known) in zip(self._shares, found, strict=True)
         ]
 
     def _finish_with_ranks(self) -> list[tuple[Any, Flags]]:
-        with importing:
-            from thalweg.distribute.sharding.diagnostics import Part, over_ranks
         try:
-            parts = [Part(each.params, *each.finish()) for each in self._shares]
+            parts = [(each.params, *each.finish()) for each in self._shares]
         except Exception:
-            over_ranks(self.params, [])  # for which the others wait
+            self._sharing.diagnostics_of_whole(self.params, [])  # for which the others wait
             raise
-        return [(each.numbers, each.known) for each in over_ranks(self.params, parts)]
+        whole = self._sharing.diagnostics_of_whole(self.params, parts)
+        return [(numbers, known) for _, numbers, known in whole]
 
 
 def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Any, Flags]:

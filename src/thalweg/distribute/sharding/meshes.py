@@ -186,6 +186,12 @@ class LocalStep:
         """See `Sharing`."""
         return _Measured(ready, asked.variables, self.team)
 
+    def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
+        """What diagnostics have of whole variables: `over_ranks` of `sharding.diagnostics`."""
+        from thalweg.distribute.sharding.diagnostics import Part, over_ranks
+
+        return over_ranks(variables, [Part(*each) for each in parts])
+
     def begin_writing(self) -> None:
         """See `Sharing`."""
         if self.team is not None:
