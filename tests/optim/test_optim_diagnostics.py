@@ -404,6 +404,14 @@ def test_names_that_are_alike_are_told_apart() -> None:
     assert len(made.diagnostics.scalars(["ratio"])) == 3
 
 
+def test_parameters_without_names_are_numbered() -> None:
+    model = torch.nn.Linear(2, 1)
+    made = optim.AdamW(model.parameters(), diagnostics=1)
+    model(torch.ones(2)).sum().backward()
+    made.step()
+    assert list(made.diagnostics) == ["parameter 0", "parameter 1"]
+
+
 def test_shares_of_complex_numbers_are_of_both_parts() -> None:
     param = torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))
     made = optim.SGD([param], lr=0.1, momentum=0.9, diagnostics=1)
