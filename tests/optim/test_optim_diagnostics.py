@@ -23,7 +23,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.engines import diagnostics
 from thalweg.engines.measuring import combine_leaves, leaves_of
-from thalweg.errors import FailedPreconditionError, NumericsWarning
+from thalweg.errors import FailedPreconditionError, NotFoundError, NumericsWarning
 from thalweg.optim import tensorflow
 from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, measuring, to
 from thalweg.rules.heavy_ball import HEAVY_BALL
@@ -410,6 +410,8 @@ def test_parameters_without_names_are_numbered() -> None:
     model(torch.ones(2)).sum().backward()
     made.step()
     assert list(made.diagnostics) == ["parameter 0", "parameter 1"]
+    with pytest.raises(NotFoundError, match=r"'weight'\. It has parameter 0, parameter 1\."):
+        made.diagnostics["weight"]
 
 
 def test_shares_of_complex_numbers_are_of_both_parts() -> None:
