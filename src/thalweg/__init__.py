@@ -1,4 +1,4 @@
-"""TensorFlow's optimizers, with TensorFlow's numbers, on PyTorch tensors."""
+"""Optimizers for PyTorch: torch's with torch's numbers, TensorFlow's with TensorFlow's."""
 
 from __future__ import annotations
 

@@ -165,6 +165,15 @@ def test_rule_optimizer_refuses_unknown_keywords() -> None:
         RuleOptimizer("Lion")
 
 
+def test_an_unknown_keyword_is_told_the_rules_own() -> None:
+    rule = Rule(
+        name="Mine", update=plain, hypers=(Hyper("learning_rate", 0.1), Hyper("beta1", 0.9))
+    )
+    message = "beta_1.*Rule 'Mine' has learning_rate, beta1. Did you mean 'beta1'"
+    with pytest.raises(TypeError, match=message):
+        RuleOptimizer(rule, beta_1=0.9)
+
+
 def test_rules_hypers_may_be_schedules_and_callables() -> None:
     opt = RuleOptimizer(LION, schedules.ExponentialDecay(1.0, 1, 0.5), beta1=lambda: 0.0)
     w = thalweg.Variable([0.0])

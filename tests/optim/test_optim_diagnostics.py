@@ -24,7 +24,7 @@ from thalweg import optim
 from thalweg.engines import diagnostics
 from thalweg.engines.diagnostic_sums import sums_of_products
 from thalweg.engines.measuring import combine_leaves
-from thalweg.errors import FailedPreconditionError, NumericsWarning
+from thalweg.errors import FailedPreconditionError, NotFoundError, NumericsWarning
 from thalweg.optim import tensorflow
 from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, measuring, to
 from thalweg.rules.heavy_ball import HEAVY_BALL
@@ -404,6 +404,16 @@ def test_names_that_are_alike_are_told_apart() -> None:
     made.step()
     assert list(made.diagnostics) == ["weight (index 0)", "bias", "weight (index 2)"]
     assert len(made.diagnostics.scalars(["ratio"])) == 3
+
+
+def test_parameters_without_names_are_numbered() -> None:
+    model = torch.nn.Linear(2, 1)
+    made = optim.AdamW(model.parameters(), diagnostics=1)
+    model(torch.ones(2)).sum().backward()
+    made.step()
+    assert list(made.diagnostics) == ["parameter 0", "parameter 1"]
+    with pytest.raises(NotFoundError, match=r"'weight'\. It has parameter 0, parameter 1\."):
+        made.diagnostics["weight"]
 
 
 def test_shares_of_complex_numbers_are_of_both_parts() -> None:

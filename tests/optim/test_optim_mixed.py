@@ -291,6 +291,9 @@ def test_who_comes_first() -> None:
         ({...: {"rule": "Adan", "weight_dacay": 0.1}}, InvalidArgumentError,
          "'weight_dacay' of `...` is no option of Adan. Did you mean 'weight_decay'"),
         ({1.5: "Adam", ...: "SGD"}, InvalidTypeError, "not 1.5"),
+        ({2: "Adam", ...: "SGD"}, InvalidArgumentError,
+         r"Nothing is left for `...`: 2 selects .* of up to 2 dimensions, '1.bias' of 1 too. Give"
+         " 1 in place of"),
     ],
     ids=str,
 )  # fmt: skip

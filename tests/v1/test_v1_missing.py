@@ -22,6 +22,7 @@ MISSING = {
     "keras": "use thalweg.keras",
     "ConfigProto": "thalweg.tf.compat.v1 has it",
     "nothing_of_the_kind": "for the rest call torch",
+    "train.RuleOptimizer": "use thalweg.keras.optimizers.RuleOptimizer",
     "train.Supervisor": "use MonitoredTrainingSession",
     "train.WorkerSessionCreator": "workers are threads in the session of the chief",
     "train.import_meta_graph": "build the graph anew",

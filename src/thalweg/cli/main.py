@@ -96,7 +96,7 @@ def _show_error(message: str, debug: bool) -> None:
 @click.version_option(__version__, prog_name="thalweg")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """TensorFlow's optimizers, with TensorFlow's numbers, on PyTorch tensors.
+    """Optimizers for PyTorch: race them, time them, and look at their files.
 
     \b
     Examples:

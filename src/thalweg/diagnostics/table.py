@@ -102,7 +102,7 @@ class Table(Mapping[str, Row]):
     def __getitem__(self, name: str) -> Row:
         """The row of a parameter."""
         if name not in self._rows:
-            near = did_you_mean(str(name), self._rows)
+            near = did_you_mean(str(name), self._rows) or f"It has {', '.join([*self._rows][:5])}."
             raise NotFoundError(f"No parameter of the optimizer is named {name!r}. {near}".rstrip())
         return Row(*self.records[self._rows[name]].item())
 

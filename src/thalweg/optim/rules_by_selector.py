@@ -93,7 +93,24 @@ class RulesBySelector:
                 found.append(place)
         for place, each in enumerate(self._selectors):
             params.check_selects([place] if place in seen else [], each, "rules:")
+        self._check_rest(found, params, left_out)
         return found
+
+    def _check_rest(
+        self, found: Sequence[int], params: ModuleParams, left_out: Container[int]
+    ) -> None:
+        """Refuse `...` that is left nothing where a number took vectors with the matrices."""
+        if ... not in self._selectors or self._selectors.index(...) in found:
+            return
+        given = [(name, param) for name, param in params.named if id(param) not in left_out]
+        for (name, param), place in zip(given, found, strict=True):
+            largest = self._selectors[place]
+            if isinstance(largest, int) and param.dim() < largest:
+                raise InvalidArgumentError(
+                    f"Nothing is left for `...`: {largest} selects parameters of up to {largest}"
+                    f" dimensions, {name!r} of {param.dim()} too. Give {largest - 1} in place of"
+                    " `...`, or leave `...` out."
+                )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
         """The place of the one selector that comes first."""

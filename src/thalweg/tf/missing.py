@@ -52,6 +52,7 @@ INSTEAD = {
     "losses.mean_pairwise_squared_error": "write it with tf.square and tf.reduce_sum",
     "summary.audio": "use torch.utils.tensorboard.SummaryWriter.add_audio",
     "summary.create_file_writer": "use tf.summary.FileWriter, or torch.utils.tensorboard",
+    "contrib.data": "use tf.data",
     "contrib.slim": "use tf.contrib.layers, or tf.layers",
     "keras.backend": "use tf.keras.ops, or torch",
     "keras.optimizers.AdamW": "use thalweg.v1.contrib.opt.AdamWOptimizer",

@@ -21,6 +21,10 @@ _NO_REWRITE = (
 _READER = "use torch.utils.data, and feed the batches"
 _FACADE = "thalweg.tf.compat.v1 has it"
 
+# Names that are not TensorFlow's, which `thalweg scan --names` does not list.
+_OF_OTHER_FACES = {
+    "train.RuleOptimizer": "use thalweg.keras.optimizers.RuleOptimizer, in graphs too",
+}
 INSTEAD = {
     "ConfigProto": _FACADE,
     "GPUOptions": _FACADE,
@@ -142,7 +146,8 @@ def attribute_of(module: str) -> Callable[[str], Any]:
         full = f"thalweg.v1.{module}" if module else "thalweg.v1"
         there = vars(sys.modules[full]).items()
         names = [each for each, value in there if not isinstance(value, ModuleType)]
-        raise not_provided("thalweg.v1", path, INSTEAD, names, _TORCH)
+        known = {**INSTEAD, **_OF_OTHER_FACES}
+        raise not_provided("thalweg.v1", path, known, names, _TORCH)
 
     return missing
 

@@ -20,7 +20,7 @@ from thalweg.core.hyperparameters import check_value
 from thalweg.core.outcome import raise_within
 from thalweg.core.step import take
 from thalweg.engines import compute_dtype
-from thalweg.errors import RuleError
+from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.running import current_session, is_ours, is_symbolic
@@ -76,8 +76,8 @@ class RuleOptimizer(Optimizer):
                 " something else to every optimizer. Rename them."
             )
         given = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
+        vars(self)["rule"] = rule  # which the error about an unknown keyword names
         super().__init__(name or rule.name, **kwargs)
-        self.rule = rule
         if learning_rate is not None:
             learning_rate = check_value("learning_rate", learning_rate)
         learning_rate = kwargs.get("lr", learning_rate)
@@ -86,6 +86,13 @@ class RuleOptimizer(Optimizer):
         engines.check_rule(rule, {**own, **given})
         for key, value in {**own, **given}.items():
             self._set_hyper(key, value)
+
+    def _spelling_hint(self, keyword: str) -> str:
+        if type(self).__init__ is not RuleOptimizer.__init__:  # arguments of its own say more
+            return super()._spelling_hint(keyword)
+        own = [hyper.name for hyper in self.rule.hypers]
+        near = did_you_mean(keyword, own)
+        return f" Rule {self.rule.name!r} has {', '.join(own)}. {near}".rstrip()
 
     def _choose_rule(self) -> Rule:
         """The rule of this step; it may depend on hyperparameters."""

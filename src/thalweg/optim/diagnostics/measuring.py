@@ -73,7 +73,11 @@ class Diagnosing(Telling):
         params = [param for group in groups for param in group["params"]]
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        names = apart(titles_in(groups, params))
+        titles = [
+            f"parameter {at}" if title.startswith("Variable:0") else title
+            for at, title in enumerate(titles_in(groups, params))
+        ]
+        names = apart(titles)
         self._known = Parameters(self.asked.every, names, sizes, places)
         return self._known
 

@@ -1,6 +1,6 @@
 """Rules that say which parameter a variable of TensorFlow becomes, and how its axes are turned.
 
-A rules file has a line for each kind of variable:
+A rules file has a line for each kind of variable::
 
     # TensorFlow's name        parameter         axes
     layer*/kernel           -> layer*.weight     dense
