@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -14,13 +15,14 @@ from thalweg.core.meshes import any_on_mesh
 from thalweg.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
 from thalweg.engines.cpu.group import Group as CpuGroup
 from thalweg.engines.diagnostics import MEASURED, VariableDiagnostics, combined
-from thalweg.engines.engine import Columns, Ready, Request, Round
+from thalweg.engines.engine import Columns, Ready, Request, Round, Stages
 from thalweg.engines.plan import DensePlan
 from thalweg.ground.fetching import brought
 from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.core.gradient_stats import GradientStats
+    from thalweg.engines.cpu.diagnostics import TellingUpdate
 
 
 Fetch = Callable[[], Any]  # gives what a device may have
@@ -111,9 +113,7 @@ class StepWatch:
         fetch = _fetch(clip)
         left = list(range(len(owners)))
         if isinstance(ready, DensePlan) and all(isinstance(x, CpuGroup) for x in ready.groups):
-            with importing:
-                from thalweg.engines.cpu.diagnostics import telling_updates
-            telling = telling_updates(ready.groups, asked, stages)
+            telling = _updates_of(ready, asked, stages)
             for own in telling.values():
                 params = [owners[index] for index in own.members]
                 self._shares.append(_Share(params, own.combine, fetch))
@@ -151,6 +151,20 @@ class StepWatch:
             raise
         whole = self._sharing.diagnostics_of_whole(self.params, parts)
         return [(numbers, known) for _, numbers, known in whole]
+
+
+# Of plans that other steps repeat; each lives as long as its plan.
+_kept: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, TellingUpdate]]] = WeakKeyDictionary()
+
+
+def _updates_of(plan: DensePlan, asked: Request, stages: Stages) -> dict[int, TellingUpdate]:
+    """The updates that measure what they write, by `id` of the groups whose place they take."""
+    with importing:
+        from thalweg.engines.cpu.diagnostics import telling_updates
+    kept = _kept.get(plan)
+    if kept is None or kept[0] != stages:
+        kept = _kept[plan] = stages, telling_updates(plan.groups, asked, stages)
+    return kept[1]
 
 
 def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Any, Flags]:

@@ -48,11 +48,14 @@ class Diagnosing(Telling):
     def __init__(self, optimizer: Any, given: int | Diagnostics) -> None:
         self._start = self._decided = 0  # steps of before, and those that a device decided on
         self._known: Parameters | None = None
+        self._named: list[int] = []
+        self._names: list[str] = []
         asked = given if isinstance(given, Diagnostics) else Diagnostics(given)
         super().__init__(optimizer, asked)
 
     def count_anew(self) -> None:
         """Go on from the steps of a state that was loaded, as far as the host knows them."""
+        self._named = []  # a state has names, too
         if found := _steps_in(self._optimizer):
             self._start = found - self._optimizer._own.total - self._decided
 
@@ -71,14 +74,15 @@ class Diagnosing(Telling):
         """What tables are of."""
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
+        if self._named != (named := [id(param) for param in params]):  # else names are the same
+            titles = [
+                f"parameter {at}" if title.startswith("Variable:0") else title
+                for at, title in enumerate(titles_in(groups, params))
+            ]
+            self._named, self._names = named, apart(titles)
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        titles = [
-            f"parameter {at}" if title.startswith("Variable:0") else title
-            for at, title in enumerate(titles_in(groups, params))
-        ]
-        names = apart(titles)
-        self._known = Parameters(self.asked.every, names, sizes, places)
+        self._known = Parameters(self.asked.every, self._names, sizes, places)
         return self._known
 
     def note_loss(self, loss: object) -> None:
