@@ -14,7 +14,7 @@ from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BY
 from thalweg.engines.codecs.split8 import HALF
 from thalweg.engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, each_line, first_of, write_kernel
-from thalweg.engines.cpu.codegen_draws import begin_draws, define_draws, draw_for, rounded
+from thalweg.engines.cpu.codegen_draws import begin_draws, draw_for, rounded
 from thalweg.engines.cpu.work import STEP
 from thalweg.engines.draws import NARROW
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
@@ -109,20 +109,17 @@ def generate_blocks(
     written = {k: codec for k, codec in coded.items() if k in changed}
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn, lower)
-    drawing = [line for stream, number in drawn.items() for line in draw_for(stream, number)]
     elements = _CHUNK.format(
         step=STEP,
         pointers=indent_by(_point_at_elements(update, coded, lower), 1),
         decoding=indent_by(_each_block(_DECODE, coded), 1),
-        drawing=indent_by(drawing, 1),
+        drawing=indent_by(draw_for(drawn) if drawn else [], 1),
         elements=indent_by(_each_element(element), 1),
         encoding=indent_by([*_lines_of(_CLEAR, written), *_each_block(_ENCODE, written)], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded, lower)
-    if drawn:
-        definitions += "\n" + define_draws()
-    begin = begin_draws(update, [*drawn]) if drawn else []
+    begin = begin_draws(update, drawn.values()) if drawn else []
     lines = [*begin, *elements.strip().splitlines()]
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
