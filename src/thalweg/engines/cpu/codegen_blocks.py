@@ -45,25 +45,38 @@ for j in range({block}):
     p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
 """
 
+# A block as long as a step is decoded where its numbers are read.
+_STORED = """
+record = at{stream} + (begin >> {shift}) * {record}
+stored{stream}, scale{stream} = {kind}_pointer(record + {header}), float32_pointer(record)[0]
+"""
+
 # What lies beyond the last element must not be counted for a peak, whatever was decoded there.
 _CLEAR = """
 for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
 """
 
-_ENCODE = """
+# Peaks of all blocks come before any code: nobody waits for one.
+_SCALE = """
 {at_record}
-codes, peak = uint8_pointer(record + {header}), int32(0)
+peak = int32(0)
 for j in range({block}):
     size = magnitude_of(p{stream}[part + j])
     peak = size if size > peak else peak
 if (peak > {least}) & (peak <= {largest}):
-    scale = float_of(peak)
-    float32_pointer(record)[0] = scale
+    int32_pointer(record)[0] = peak
+else:
+    int32_pointer(record)[0] = {nan} if peak > {largest} else 0
+"""
+
+_ENCODE = """
+{at_record}
+codes, scale = uint8_pointer(record + {header}), float32_pointer(record)[0]
+if scale > float32(0):
     for j in range({block}):
         codes[j] = code_of({encode}(p{stream}[part + j], scale))
 else:
-    int32_pointer(record)[0] = {nan} if peak > {largest} else 0
     for j in range({block}):
         codes[j] = 0
 """
@@ -107,15 +120,18 @@ def generate_blocks(
     )
     changed = {stream for _, stream in update.written_results()}
     written = {k: codec for k, codec in coded.items() if k in changed}
+    whole = {k: codec for k, codec in coded.items() if codec.block == STEP}
+    parts = {k: codec for k, codec in coded.items() if k not in whole}
+    encoding = [_lines_of(_CLEAR, written), *(_each_block(x, written) for x in (_SCALE, _ENCODE))]
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn, lower)
     elements = _CHUNK.format(
         step=STEP,
         pointers=indent_by(_point_at_elements(update, coded, lower), 1),
-        decoding=indent_by(_each_block(_DECODE, coded), 1),
+        decoding=indent_by([*_lines_of(_STORED, whole), *_each_block(_DECODE, parts)], 1),
         drawing=indent_by(draw_for(drawn) if drawn else [], 1),
         elements=indent_by(_each_element(element), 1),
-        encoding=indent_by([*_lines_of(_CLEAR, written), *_each_block(_ENCODE, written)], 1),
+        encoding=indent_by([line for lines in encoding for line in lines], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded, lower)
@@ -150,6 +166,10 @@ class _Element(Element):
     def load_value(self, stream: int) -> str:
         if stream == self._lower:
             return f"join_bfloat(p0[i], p{stream}[i])"
+        codec = self._coded.get(stream)
+        if codec is not None and codec.block == STEP:
+            name = _name_of("decode", codec)
+            return f"{name}(float32(stored{stream}[i]), scale{stream})"
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
@@ -205,6 +225,8 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
             stream=stream,
             block=codec.block,
             at_record=_RECORD.format(stream=stream, shift=shift, record=size),
+            shift=shift,
+            record=size,
             header=SCALE_BYTES,
             kind="int8" if codec.signed else "uint8",
             least=LEAST_PEAK,
