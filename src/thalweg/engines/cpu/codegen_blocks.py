@@ -45,7 +45,7 @@ for j in range({block}):
     p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
 """
 
-# A block as long as a step is decoded where its numbers are read.
+# See `_is_whole`.
 _STORED = """
 record = at{stream} + (begin >> {shift}) * {record}
 stored{stream}, scale{stream} = {kind}_pointer(record + {header}), float32_pointer(record)[0]
@@ -120,7 +120,7 @@ def generate_blocks(
     )
     changed = {stream for _, stream in update.written_results()}
     written = {k: codec for k, codec in coded.items() if k in changed}
-    whole = {k: codec for k, codec in coded.items() if codec.block == STEP}
+    whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
     parts = {k: codec for k, codec in coded.items() if k not in whole}
     encoding = [_lines_of(_CLEAR, written), *(_each_block(x, written) for x in (_SCALE, _ENCODE))]
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
@@ -167,7 +167,7 @@ class _Element(Element):
         if stream == self._lower:
             return f"join_bfloat(p0[i], p{stream}[i])"
         codec = self._coded.get(stream)
-        if codec is not None and codec.block == STEP:
+        if codec is not None and _is_whole(codec):
             name = _name_of("decode", codec)
             return f"{name}(float32(stored{stream}[i]), scale{stream})"
         return super().load_value(stream)
@@ -190,6 +190,11 @@ def _each_element(element: Element) -> list[str]:
     if element.update.vectors:
         return each_line(element, "(offset + begin)", "count")
     return ["for i in range(count):", *indent_by(element.update_element(), 1).splitlines()]
+
+
+def _is_whole(codec: Codec) -> bool:
+    """Whether blocks are decoded in the update's own loop, which has no room for long formulas."""
+    return codec.block == STEP and not transcribe(codec.decode).helpers
 
 
 def _name_of(part: str, codec: Codec) -> str:
