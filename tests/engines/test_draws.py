@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rulebook import assert_same, bits, values
 from thalweg.core import section
 from thalweg.engines import Dispatcher, Selection, draws, philox
 from thalweg.engines.cpu import codegen_blocks, launch
-from thalweg.engines.cpu.codegen_draws import define_draws
+from thalweg.engines.cpu.codegen_draws import draw_for
 from thalweg.engines.engine import Columns, Request
 from thalweg.formula import Rule, Slot
 
@@ -42,10 +43,14 @@ def test_known_answers(counter: Any, key: Any, words: Any) -> None:
 
 def test_the_text_of_kernels_has_the_known_answers() -> None:
     """In Python's own numbers, which do not wrap."""
-    found: dict[str, Any] = {}
-    exec(define_draws(), found)
-    for counter, key, words in KNOWN:
-        assert found["draw_words"](*counter, *key) == words
+    for (group, step, number, stream), (low, high), words in KNOWN:
+        made: dict[int, int] = {}
+        given = {"origin": 8 * group, "begin": 0, "count": 8, "step": step, "number": number}
+        given |= {"key_low": low, "key_high": high, f"words{stream}": made}
+        pointers = {"uint16_pointer": int, "address_of": id}
+        exec("\n".join(draw_for({0: stream})), given | pointers)
+        halves = [each >> shift & ONES for each in (made[0], made[1]) for shift in (0, 32)]
+        assert tuple(halves) == words
 
 
 def drawn(count: int, first: int = 0, step: int = 3, number: int = 2, stream: int = 1, **key: Any):
@@ -115,9 +120,17 @@ def same_draw(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What has kernels draw one number for everything."""
 
     def set_draw(draw: int) -> None:
-        word = draw << 16 | draw
-        text = f"def draw_words(c0, c1, c2, c3, k0, k1):\n    return {', '.join([str(word)] * 4)}\n"
-        monkeypatch.setattr(codegen_blocks, "define_draws", lambda: text)
+        def lines(streams: Mapping[int, int]) -> list[str]:
+            pointers = [
+                f"drawn{x} = uint16_pointer(address_of(words{k}))" for x, k in streams.items()
+            ]
+            return [
+                *pointers,
+                "for j in range(count):",
+                *(f"    drawn{x}[j] = {draw}" for x in streams),
+            ]
+
+        monkeypatch.setattr(codegen_blocks, "draw_for", lines)
 
     launch.update_kernel.cache_clear()
     yield set_draw

@@ -128,8 +128,9 @@ def test_the_rule_of_a_group_is_looked_at(kind: int, place: int, change: dict[st
 
 def test_the_elements_of_all_rules_count(monkeypatch: pytest.MonkeyPatch) -> None:
     own = params(6)
-    for largest, wanted in ((36, 3), (35, 0)):
+    for largest, each, wanted in ((36, 1, 3), (35, 5, 0), (1, 6, 3)):
         monkeypatch.setattr(steady, "_LARGE", largest)
+        monkeypatch.setattr(steady, "_EACH", each)
         opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
         for step in range(5):
             give(own, step)

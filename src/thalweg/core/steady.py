@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 # Of the numbers of a step; the last is of a scalar that is complex, say.
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
-_LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile
+_LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile; or of
+_EACH = 8 << 10  # each variable, on average: a careful look at it holds the lock as long
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
@@ -245,7 +246,8 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
 def are_small(plans: Sequence[Planned]) -> bool:
     """Whether the plans of a step are so small that Python's lock may be held meanwhile."""
     groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
-    return sum(each.table.elements for each in groups) <= _LARGE
+    count = sum(len(each.members) for each in groups)
+    return sum(each.table.elements for each in groups) <= max(_LARGE, _EACH * count)
 
 
 def plan_of(planned: Planned) -> DensePlan:

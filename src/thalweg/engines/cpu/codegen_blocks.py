@@ -14,7 +14,7 @@ from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BY
 from thalweg.engines.codecs.split8 import HALF
 from thalweg.engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, each_line, first_of, write_kernel
-from thalweg.engines.cpu.codegen_draws import begin_draws, define_draws, draw_for, rounded
+from thalweg.engines.cpu.codegen_draws import begin_draws, draw_for, rounded
 from thalweg.engines.cpu.work import STEP
 from thalweg.engines.draws import NARROW
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
@@ -45,25 +45,38 @@ for j in range({block}):
     p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
 """
 
+# See `_is_whole`.
+_STORED = """
+record = at{stream} + (begin >> {shift}) * {record}
+stored{stream}, scale{stream} = {kind}_pointer(record + {header}), float32_pointer(record)[0]
+"""
+
 # What lies beyond the last element must not be counted for a peak, whatever was decoded there.
 _CLEAR = """
 for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
 """
 
-_ENCODE = """
+# Peaks of all blocks come before any code: nobody waits for one.
+_SCALE = """
 {at_record}
-codes, peak = uint8_pointer(record + {header}), int32(0)
+peak = int32(0)
 for j in range({block}):
     size = magnitude_of(p{stream}[part + j])
     peak = size if size > peak else peak
 if (peak > {least}) & (peak <= {largest}):
-    scale = float_of(peak)
-    float32_pointer(record)[0] = scale
+    int32_pointer(record)[0] = peak
+else:
+    int32_pointer(record)[0] = {nan} if peak > {largest} else 0
+"""
+
+_ENCODE = """
+{at_record}
+codes, scale = uint8_pointer(record + {header}), float32_pointer(record)[0]
+if scale > float32(0):
     for j in range({block}):
         codes[j] = code_of({encode}(p{stream}[part + j], scale))
 else:
-    int32_pointer(record)[0] = {nan} if peak > {largest} else 0
     for j in range({block}):
         codes[j] = 0
 """
@@ -107,22 +120,22 @@ def generate_blocks(
     )
     changed = {stream for _, stream in update.written_results()}
     written = {k: codec for k, codec in coded.items() if k in changed}
+    whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
+    parts = {k: codec for k, codec in coded.items() if k not in whole}
+    encoding = [_lines_of(_CLEAR, written), *(_each_block(x, written) for x in (_SCALE, _ENCODE))]
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn, lower)
-    drawing = [line for stream, number in drawn.items() for line in draw_for(stream, number)]
     elements = _CHUNK.format(
         step=STEP,
         pointers=indent_by(_point_at_elements(update, coded, lower), 1),
-        decoding=indent_by(_each_block(_DECODE, coded), 1),
-        drawing=indent_by(drawing, 1),
+        decoding=indent_by([*_lines_of(_STORED, whole), *_each_block(_DECODE, parts)], 1),
+        drawing=indent_by(draw_for(drawn) if drawn else [], 1),
         elements=indent_by(_each_element(element), 1),
-        encoding=indent_by([*_lines_of(_CLEAR, written), *_each_block(_ENCODE, written)], 1),
+        encoding=indent_by([line for lines in encoding for line in lines], 1),
     )
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded, lower)
-    if drawn:
-        definitions += "\n" + define_draws()
-    begin = begin_draws(update, [*drawn]) if drawn else []
+    begin = begin_draws(update, drawn.values()) if drawn else []
     lines = [*begin, *elements.strip().splitlines()]
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
@@ -153,6 +166,10 @@ class _Element(Element):
     def load_value(self, stream: int) -> str:
         if stream == self._lower:
             return f"join_bfloat(p0[i], p{stream}[i])"
+        codec = self._coded.get(stream)
+        if codec is not None and _is_whole(codec):
+            name = _name_of("decode", codec)
+            return f"{name}(float32(stored{stream}[i]), scale{stream})"
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
@@ -173,6 +190,11 @@ def _each_element(element: Element) -> list[str]:
     if element.update.vectors:
         return each_line(element, "(offset + begin)", "count")
     return ["for i in range(count):", *indent_by(element.update_element(), 1).splitlines()]
+
+
+def _is_whole(codec: Codec) -> bool:
+    """Whether blocks are decoded in the update's own loop, which has no room for long formulas."""
+    return codec.block == STEP and not transcribe(codec.decode).helpers
 
 
 def _name_of(part: str, codec: Codec) -> str:
@@ -208,6 +230,8 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
             stream=stream,
             block=codec.block,
             at_record=_RECORD.format(stream=stream, shift=shift, record=size),
+            shift=shift,
+            record=size,
             header=SCALE_BYTES,
             kind="int8" if codec.signed else "uint8",
             least=LEAST_PEAK,

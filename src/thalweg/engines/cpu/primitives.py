@@ -302,13 +302,15 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
 
 def _bfloat_by(code: Code, value: Value, bits: Value) -> Value:
     """Rounded by random bits; see `thalweg.engines.philox.round_to_bfloat`."""
-    write, sixteen = code.builder, ir.Constant(_I32, 16)
-    own = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
+    write, value = code.builder, code.cast_to(value, FLOAT32)
+    own = write.bitcast(value.llvm, _I32)
     size = write.and_(own, _word_of(0x7FFFFFFF))
-    moved = write.lshr(write.add(own, write.zext(bits.llvm, _I32)), sixteen)
     is_plain = write.icmp_unsigned("<", size, _word_of(0x7F7F0000))
-    nearest = write.zext(_float_to_bfloat(code, value).llvm, _I32)
-    return Value(write.trunc(write.select(is_plain, moved, nearest), _I16), UINT16)
+    # Beyond the largest, which is odd, ties go up as well: half a place rounds to the nearest.
+    added = write.select(is_plain, write.zext(bits.llvm, _I32), _word_of(0x8000))
+    moved = write.lshr(write.add(own, added), _word_of(16))
+    nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    return Value(write.trunc(write.select(nan, _word_of(0x7FC0), moved), _I16), UINT16)
 
 
 def _half_by(code: Code, value: Value, bits: Value) -> Value:
@@ -339,10 +341,10 @@ def _half_by(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _reserve_words(code: Code) -> Value:
-    """Room for what is drawn for some blocks, and for what lies before and after in its group."""
-    memory = code.reserve_stack(_I32, STEP // 2 + 8)
+    """Room for what is drawn for some blocks, and for what lies before and after."""
+    memory = code.reserve_stack(_I64, STEP // 4 + 16)
     memory.align = 64
-    return Value(memory, pointer_to(KINDS["uint32"]))
+    return Value(memory, pointer_to(INT64))
 
 
 # Numbers as codes of 8 bits
