@@ -139,6 +139,8 @@ def formula_source(rule: Rule) -> str:
     parts = [(part, each) for part, own in named for each in _functions_of(own)]
     passes = [getattr(each.function, "func", each.function) for each in rule.passes]
     parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(passes)]
+    beyond = [getattr(each.per_variable, "func", each.per_variable) for each in rule.levels]
+    parts += [("per_variable", each) for each in beyond]
     given = [(part, function) for part, function in parts if function is not None]
     helpers = _helpers_of([function for _, function in given])
     texts: list[str] = []

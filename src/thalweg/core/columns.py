@@ -24,6 +24,7 @@ from thalweg.formula import Rule
 
 if TYPE_CHECKING:
     from thalweg.core.gradient_stats import GradientStats
+    from thalweg.formula import Level
 
 Groups = Sequence[Hashable] | None
 ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
@@ -136,7 +137,7 @@ def processed(columns: Columns, known: GradientStats, dtypes: Sequence[Dtype]) -
 def per_variable(
     asked: Request, scalar_slots: Sequence[Sequence[Tensor]], columns: Columns, known: GradientStats
 ) -> tuple[Columns, list[Call]]:
-    """The same with what a rule makes of its measures.
+    """The same with what a rule makes of its measures, level by level.
 
     A variable that comes twice is measured once; its scalar slots move twice.
 
@@ -149,17 +150,35 @@ def per_variable(
     Returns:
         The columns, and what writes the scalar slots, as functions in C.
     """
+    rule = asked.rule
+    slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
+    now: dict[int, Any] = {}
+    for number, level in enumerate(rule.all_levels):
+        if number or rule.per_variable is None:  # those of the first are known to be wanted
+            known.want(tuple(level.measures.values()), columns)
+        measures = {name: known.measure(each, columns) for name, each in level.measures.items()}
+        there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
+        if not now:
+            if there is None:
+                _check_numbers(asked, scalar_slots)
+            # The scalar slots as they are in the course of the step.
+            now = {key: slot.item() if there is None else slot for key, slot in slots.items()}
+        columns = _leveled(level, asked, scalar_slots, columns, measures, now, there)
+    return columns, _writes_of(slots, now, columns.taken) if slots else []
+
+
+def _leveled(
+    level: Level,
+    asked: Request,
+    scalar_slots: Sequence[Sequence[Tensor]],
+    columns: Columns,
+    measures: Mapping[str, Any],
+    now: dict[int, Any],
+    there: Device,
+) -> Columns:
+    """The columns with what a level makes; `now` becomes what it makes of slots."""
     rule, variables = asked.rule, asked.variables
     names = [slot.name for slot in rule.measured_slots]
-    measures = {name: known.measure(each, columns) for name, each in rule.measures.items()}
-    there = next((each.device for each in measures.values() if isinstance(each, Tensor)), None)
-    slots = {id(slot): slot.detach() for own in scalar_slots for slot in own}
-    if there is None:
-        _check_numbers(asked, scalar_slots)
-    # The scalar slots as they are in the course of the step.
-    now: dict[int, Any] = {
-        key: slot.item() if there is None else slot for key, slot in slots.items()
-    }
     found: dict[str, list[Any]] = {}
     dtypes = [compute_dtype(var.dtype) for var in variables]
     for members in _in_turn(variables, dtypes):
@@ -168,10 +187,10 @@ def per_variable(
         for place, name in enumerate(names):
             own = [now[id(scalar_slots[i][place])] for i in members]
             given[name] = vectors.round_to(vectors.join_numbers(own, there), dtype, there)
-        given = given_to(rule, "per_variable", given)
+        given = given_to(rule, "per_variable", given, level.per_variable)
         given = {name: vectors.number(each, there) for name, each in given.items()}
         with np.errstate(all="ignore"):
-            made = rule.per_variable(**given)  # pyright: ignore[reportOptionalCall]
+            made = level.per_variable(**given)  # pyright: ignore[reportOptionalCall]
         for name, value in made.items():
             values = vectors.split_numbers(_over(rule, name, value, dtype, len(members), there))
             if name in names:
@@ -184,8 +203,7 @@ def per_variable(
                     of_all[i] = each
     separate = {**columns.separate}
     separate |= {name: vectors.join_numbers(each, there) for name, each in found.items()}
-    writes = _writes_of(slots, now, columns.taken) if slots else []
-    return columns._replace(separate=separate), writes
+    return columns._replace(separate=separate)
 
 
 def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> None:

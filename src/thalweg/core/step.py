@@ -304,7 +304,7 @@ def _execute_step(
             own = hooks.in_common, hooks.common_slots
             columns, written = per_optimizer(asked, columns, known, *own)
             moved += written
-        if known is not None and rule.per_variable is not None:
+        if known is not None and rule.all_levels:
             columns, written = per_variable(asked, scalar_slots, columns, known)
             moved += written
         if is_new:
@@ -480,7 +480,7 @@ def _divided(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Seq
     """Slots of elements, those of shape () beside `numbers`, and those with another shape."""
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]
-    scalars = rule.scalar_slots if rule.per_variable is None else rule.measured_slots
+    scalars = rule.measured_slots if rule.all_levels else rule.scalar_slots
     scalars = [slot for slot in scalars if slot.per is None]
     places = [
         [rule.slots.index(slot) for slot in kind]

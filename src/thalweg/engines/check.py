@@ -49,15 +49,16 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
                 from thalweg.engines.codecs.rules import fault_of
             if fault := fault_of(rule):
                 raise RuleError(f"{fault}.")
-        for measure in rule.measures.values():
-            slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
-            check_order(slots, measure, transcribe(measure), True)
-            check_given(place_of(measure), transcribe(measure).scalars, known, rule)
         if rule.passes:
             with importing:
                 from thalweg.engines.check_passes import check_passes
             check_passes(rule, known)
             known |= dict.fromkeys(rule.seen, _FIRST_STEP)
+        levels = (each.measures for each in rule.levels)
+        for measure in (each for own in (rule.measures, *levels) for each in own.values()):
+            slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
+            check_order(slots, measure, transcribe(measure), True)
+            check_given(place_of(measure), transcribe(measure).scalars, known, rule)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
@@ -83,12 +84,11 @@ def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
     if rule.per_optimizer is not None:
         beside = {**known, **dict.fromkeys(rule.measures, np.float64(1))}
         known |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", beside)
-    if rule.per_variable is not None:
-        one = np.ones(1, np.float32)
-        beside = dict.fromkeys(rule.measures, np.ones(1)) | {
-            slot.name: one * np.float32(slot.initial) for slot in rule.measured_slots
-        }
-        made = _call_on_host(rule, rule.per_variable, "per_variable", {**known, **beside})
+    one = np.ones(1, np.float32)
+    slots = {slot.name: one * np.float32(slot.initial) for slot in rule.measured_slots}
+    for level in rule.all_levels:
+        beside = dict.fromkeys(level.measures, np.ones(1)) | slots
+        made = _call_on_host(rule, level.per_variable, "per_variable", {**known, **beside})
         known |= {name: np.float32(np.ravel(value)[0]) for name, value in made.items()}
     return known
 

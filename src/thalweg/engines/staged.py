@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -24,6 +24,12 @@ from thalweg.ground.switches import no_grad
 
 Plan = Callable[[Request], Ready]
 _NOTHING = torch.empty(0)  # what is measured of a variable without elements
+
+
+@cache
+def _over_variable(formula: Any) -> Measure:
+    """The same one each time, by which engines know a kernel."""
+    return Measure(formula, makes="sum")
 
 
 class Moved(dict[int, tuple[Tensor, Tensor]]):
@@ -346,12 +352,38 @@ class StagedStep:
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        return self._last.compute_sums(formulas, stages, self._with_numbers(columns))
+        columns = self._with_numbers(columns)
+        of_lines = self._of_lines(formulas)
+        others = tuple(each for each in formulas if each not in of_lines)
+        found: dict[Any, Float64] = {}
+        if others:
+            found |= zip(others, self._last.compute_sums(others, stages, columns), strict=True)
+        if of_lines:
+            measures = tuple(map(_over_variable, of_lines))
+            several = self._last.compute_lines(measures, stages, columns)
+            for place, each in enumerate(of_lines):
+                sums = [float(own[place]) if own else 0.0 for own in several]
+                found[each] = np.array(sums, np.float64)
+        return [found[each] for each in formulas]
+
+    def _of_lines(self, formulas: Formulas) -> tuple[Any, ...]:
+        """Which measures of the rule may ask for numbers of rows and columns.
+
+        They are added up as a `Measure` of variables is.
+        """
+        rule = self._rule
+        if not rule.is_of_lines:
+            return ()
+        levels = (each.measures for each in rule.levels)
+        own = {each for known in (rule.measures, *levels) for each in known.values()}
+        return tuple(each for each in formulas if each in own)
 
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `Ready`."""
+        if self._of_lines(formulas):
+            return None
         return self._last.sums_on_device(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
