@@ -62,10 +62,10 @@ CASES = [
 MEASURING: list[tuple[str, dict[str, Any]]] = [
     ("LAMB", {"weight_decay": 0.0}),
     ("AdamH", {}),
-    ("StableAdamW", {}),
-    ("CautiousAdamW", {}),
+    ("StableAdamW", {"weight_decay": 0.0}),
+    ("CautiousAdamW", {"weight_decay": 0.0}),
     ("MARS", {}),
-    ("Prodigy", {"lr": 1.0, "d0": 1e-3}),
+    ("Prodigy", {"d0": 1e-3}),
     ("Adafactor", {}),
     ("SM3", {}),
 ]
@@ -185,7 +185,7 @@ def test_as_a_loop_around_what_measures_by_itself(
 ) -> None:
     params, others = params_of(torch.float64)[2:], params_of(torch.float64)[2:]
     own = {"lr": 0.02, **own}
-    if option in {"sphere": ("AdamH", "Prodigy"), "trust_ratio": ("Prodigy",)}.get(option, ()):
+    if name in {"sphere": ("AdamH", "Prodigy"), "trust_ratio": ("Prodigy",)}.get(option, ()):
         with pytest.raises(RuleError, match="already|by itself"):
             getattr(optim, name)(params, **own, **{option: True})
         return
@@ -547,7 +547,7 @@ def test_nan_stays_where_it_is_seen(option: str) -> None:
         ("SGD", {"radial_brake": 1.5}, "radial_brake must be from 0 to 1, not 1.5"),
         ("SGD", {"radial_brake": "much"}, "radial_brake must be a number, not 'much'"),
         ("SGD", {"row_floor": -1.0}, "row_floor must be a positive number, not -1.0"),
-        ("SGD", {"row_floor": True}, r"'0' has shape \(\), and row_floor is for parameters of two"),
+        ("SGD", {"row_floor": True}, "has shape .*, and row_floor is for parameters of two"),
         ("AdamW", {"cautious_decay": True, "sphere": True}, "cautious_decay=True and sphere=True"),
         ("SGD", {"cautious_decay": True}, "Rule 'TorchSGD with cautious decay': update .* has no"),
         ("ScheduleFreeSGD", {"cautious": True}, "ScheduleFreeSGD with cautious: parameters go w"),

@@ -140,7 +140,7 @@ class WholeMatrices:
                 # Matrices of one shape may be those of variables of several.
                 if len(set(map(Tensor.size, own))) > 1:
                     own = [each.reshape(block.shape[1:]) for each in own]
-                stacked = torch.stack(list(map(Tensor.detach, own)))
+                stacked = stacked_or_viewed(list(map(Tensor.detach, own)))
                 batch.slots[kind.name] = stacked.dtype
                 block.copy_(stacked.view(block.shape))
 
@@ -164,7 +164,7 @@ class WholeMatrices:
         """See `Matrices`."""
         for batch in self._batches:
             if all(batch.shape):
-                batch.give(name, torch.stack([found[member] for member in batch.members]))
+                batch.give(name, stacked_or_viewed([found[member] for member in batch.members]))
 
     def numbers(self) -> dict[str, Any]:
         """See `Matrices`."""
@@ -203,6 +203,23 @@ class WholeMatrices:
                         slot = slots[member][place]
                         value = value.reshape(slot.shape).to(slot.dtype, copy=True)
                         moved[id(slot)] = (slot.detach(), value)
+
+
+def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as one; a view of them where they lie one behind the other."""
+    first = tensors[0]
+    size = first.numel() * first.element_size()
+    begins = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
+    storage = first.untyped_storage().data_ptr()
+    if not all(
+        each.is_contiguous()
+        and each.data_ptr() == begin
+        and each.dtype == first.dtype
+        and each.untyped_storage().data_ptr() == storage
+        for each, begin in zip(tensors, begins, strict=True)
+    ):
+        return torch.stack(list(tensors))
+    return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
 
 
 def _bytes_of(tensor: Tensor) -> int:

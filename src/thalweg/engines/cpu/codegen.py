@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from thalweg.engines.codegen import LARGEST, FormulaWriter, Kernel, Update, digest, indent_by
 from thalweg.engines.cpu.machine_code import tuning
+from thalweg.engines.measuring import LANES
 from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL
 
 
@@ -63,6 +65,7 @@ _RESUMED = """def resumed(value, bits, one):
     return value if {saved} == bits else {compute}({loaded})"""
 
 LINE = 64  # bytes of a cache line
+SHORT = 8  # elements of a row that is too short for a loop of its own
 
 # Divisions and roots keep a processor from running far enough ahead of them to have its memory
 # fetched in time, above all where a page ends. Nobody fetches what is only written: copies, and
@@ -106,8 +109,12 @@ class Element:
         header = HEADER.format(literal=LITERAL, compute=self.compute)
         return header + "\n\n".join(found.values()) + "\n"
 
-    def update_element(self) -> list[str]:
-        """Read what the formula takes, compute it, and write what changes."""
+    def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
+        """Read what the formula takes, compute it, and write what changes.
+
+        Args:
+            vectors: As for `Update.local_scalars`.
+        """
         update = self.update
         reads = [
             f"{update.name_of(each)} = {self.begins_at(each)}" for each in update.read_streams()
@@ -120,7 +127,7 @@ class Element:
         if update.writes_copy():
             writes.append(self.store_copy("out0"))
         return [
-            *update.local_scalars(),
+            *update.local_scalars(vectors),
             *reads,
             *update.staged_gradient(),
             *update.compute_results(FormulaWriter()),
@@ -231,6 +238,9 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",
         "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
     }
+    short = {
+        name: f"{LITERAL}({spread_name(vector)}[i - done])" for name, vector in update.vectors.items()
+    }
     stored = STORAGE[element.compute]
     given = [
         vectors[name.rstrip("0123456789")].format(
@@ -238,9 +248,22 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         )
         for k, name in enumerate(update.vectors.values())
     ]
+    pointers = {
+        vector: f"{stored.pointer}(base[{place} + {k}])"
+        for k, vector in enumerate(update.vectors.values())
+    }
     return [
         f"rows, columns = {sides}",
         "done = 0",
+        *[f"{spread_name(vector)} = lanes()" for vector in pointers],
+        f"while done < {count} and columns <= {SHORT}:",
+        f"    block = min({LANES}, {count} - done)",
+        f"    start = {first} + done",
+        "    line = start // columns",
+        *indent_by(spread_vectors(pointers, "block"), 1).splitlines(),
+        "    for i in range(done, done + block):",
+        *indent_by(element.update_element(short), 2).splitlines(),
+        "    done += block",
         f"while done < {count}:",
         f"    line = ({first} + done) // columns",
         f"    stop = min((line + 1) * columns - {first}, {count})",
@@ -250,6 +273,43 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         *indent_by(element.update_element(), 2).splitlines(),
         "    done = stop",
     ]
+
+
+def spread_name(vector: str) -> str:
+    """The lanes that hold what each of some elements sees of a vector."""
+    return f"each_{vector}"
+
+
+def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
+    """Have lanes hold what the elements from `start` on, of row `line`, see of vectors.
+
+    Loops over short rows cost more than what they do, so that those run over this.
+
+    Args:
+        pointers: To where vectors of the tensor begin, by name.
+        count: How many elements there are.
+    """
+    moves = [
+        f"{spread_name(name)}[i] = all_{name}[{'line' if name.startswith('row') else 'along + j'}]"
+        for name in pointers
+    ]
+    return [
+        *[f"all_{name} = {pointer}" for name, pointer in pointers.items()],
+        "j = start - line * columns",
+        "below = line // rows",
+        "along = below * columns",
+        "below = line - below * rows",
+        f"for i in range({count}):",
+        *indent_by(moves, 1).splitlines(),
+        "    j += 1",
+        "    if j == columns:",
+        "        j = 0",
+        "        line += 1",
+        "        below += 1",
+        "        if below == rows:",
+        "            below = 0",
+        "            along += columns",
+    ] if pointers else ["pass"]
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:

@@ -31,6 +31,7 @@ from thalweg.rules.torch.arithmetic import (
 BETA2_DECAY = Hyper(
     "beta2_decay", -0.8, "the number of the step to this power is a square's weight"
 )
+_FEW = 3  # of which torch adds up one after the other
 LONGEST = Hyper("d", 1.0, "how long the mean step may be, where the rate is 1")
 
 
@@ -61,10 +62,23 @@ def rate_of(variable, step, count, share, d, eps2):
 
 def factor(*, row, column, row_var, col_var, weight, eps1):
     """Means of squares, and what their product is the mean square of an element of."""
-    row_var = row_var + (row / column.shape[-1] - row_var) * weight
-    col_var = col_var + (column / row.shape[-2] - col_var) * weight
-    mean = row_var.mean(dim=-2, keepdim=True).clamp(min=eps1)
-    return {"row_var": row_var, "col_var": col_var, "row": row_var / mean, "column": col_var}
+    # In place, as new memory for each number of a small kernel's rows costs more than arithmetic.
+    rows = (row / column.shape[-1]).sub_(row_var).mul_(weight).add_(row_var)
+    columns = (column / row.shape[-2]).sub_(col_var).mul_(weight).add_(col_var)
+    mean = mean_of_rows(rows).clamp_(min=eps1)
+    return {"row_var": rows, "col_var": columns, "row": rows / mean, "column": columns}
+
+
+def mean_of_rows(values):
+    """`values.mean(dim=-2, keepdim=True)`, which takes long over a few numbers of many matrices."""
+    count = values.shape[-2]
+    if count > _FEW or values.device.type != "cpu":
+        return values.mean(dim=-2, keepdim=True)
+    first, *others = values.split(1, dim=-2)
+    total = first.clone()
+    for each in others:
+        total += each
+    return total.div_(count)
 
 
 @like_update
