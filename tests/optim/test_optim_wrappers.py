@@ -1,4 +1,4 @@
-"""Wrappers of steps as options: `cautious`, `cautious_decay`, `trust_ratio`, `sphere` and others."""
+"""Wrappers of steps as options: `cautious`, `cautious_decay`, `sphere` and others."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_as_a_loop_around_what_measures_by_itself(
     params, others = params_of(torch.float64)[2:], params_of(torch.float64)[2:]
     own = {"lr": 0.02, **own}
     if name in {"sphere": ("AdamH", "Prodigy"), "trust_ratio": ("Prodigy",)}.get(option, ()):
-        with pytest.raises(RuleError, match="already|by itself"):
+        with pytest.raises(RuleError, match=r"already|by itself"):
             getattr(optim, name)(params, **own, **{option: True})
         return
     made = getattr(optim, name)(params, **own, **{option: True})

@@ -66,6 +66,7 @@ _RESUMED = """def resumed(value, bits, one):
 
 LINE = 64  # bytes of a cache line
 SHORT = 8  # elements of a row that is too short for a loop of its own
+_USUAL = 3  # elements of a row of most kernels of convolutions
 
 # Divisions and roots keep a processor from running far enough ahead of them to have its memory
 # fetched in time, above all where a page ends. Nobody fetches what is only written: copies, and
@@ -239,7 +240,8 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
         "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
     }
     short = {
-        name: f"{LITERAL}({spread_name(vector)}[i - done])" for name, vector in update.vectors.items()
+        name: f"{LITERAL}({spread_name(vector)}[i - done])"
+        for name, vector in update.vectors.items()
     }
     stored = STORAGE[element.compute]
     given = [
@@ -289,27 +291,36 @@ def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
         pointers: To where vectors of the tensor begin, by name.
         count: How many elements there are.
     """
-    moves = [
-        f"{spread_name(name)}[i] = all_{name}[{'line' if name.startswith('row') else 'along + j'}]"
-        for name in pointers
-    ]
+    if not pointers:
+        return ["pass"]
+
+    def see(place: str, j: str) -> list[str]:
+        of = {"row": "line", "column": f"along + {j}"}
+        return [f"{spread_name(name)}[{place}] = all_{name}[{of[name.rstrip('0123456789')]}]"
+                for name in pointers]  # fmt: skip
+
+    following = ["line += 1", "below += 1", "if below == rows:", "    below = 0",
+                 "    along += columns"]  # fmt: skip
     return [
         *[f"all_{name} = {pointer}" for name, pointer in pointers.items()],
         "j = start - line * columns",
         "below = line // rows",
         "along = below * columns",
         "below = line - below * rows",
-        f"for i in range({count}):",
-        *indent_by(moves, 1).splitlines(),
-        "    j += 1",
-        "    if j == columns:",
-        "        j = 0",
-        "        line += 1",
-        "        below += 1",
-        "        if below == rows:",
-        "            below = 0",
-        "            along += columns",
-    ] if pointers else ["pass"]
+        "i = 0",
+        f"while i < {count}:",
+        f"    while columns == {_USUAL} and j == 0 and i + {_USUAL} <= {count}:",
+        *(f"        {line}" for k in range(_USUAL) for line in see(f"i + {k}", str(k))),
+        f"        i += {_USUAL}",
+        *(f"        {line}" for line in following),
+        f"    if i < {count}:",
+        *(f"        {line}" for line in see("i", "j")),
+        "        i += 1",
+        "        j += 1",
+        "        if j == columns:",
+        "            j = 0",
+        *(f"            {line}" for line in following),
+    ]
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:

@@ -178,8 +178,7 @@ class _Short:
         if self._has_columns:
             sums = [f"sum{self._name}_{j}" for j in range(columns)]
             lines += [
-                f"{one} = {self._join(one, value)}"
-                for one, value in zip(sums, values, strict=True)
+                f"{one} = {self._join(one, value)}" for one, value in zip(sums, values, strict=True)
             ]
         return lines
 

@@ -42,7 +42,7 @@ def radial_brake(rule: Rule, kept: float = KEPT) -> Rule:
     """The rule of whose variables' growing norms a share of the growth is left.
 
     A step after which the norm is larger than before, decay beside the step included, is followed
-    by a multiplication of the variable, in the same pass; one after which it is smaller is as it is.
+    by a multiplication of the variable, in the same pass; one that makes it smaller is as it is.
 
     Raises:
         ValueError: `kept` is no number from 0 to 1.

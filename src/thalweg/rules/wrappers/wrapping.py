@@ -134,7 +134,7 @@ def check_share(name: str, value: float, highest: float | None) -> None:
         InvalidTypeError: It is no number.
         InvalidArgumentError: It is out of bounds.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore
         raise InvalidTypeError(f"{name} must be a number, not {value!r}.")
     is_fit = 0 < value < inf if highest is None else 0 <= value <= highest
     if not is_fit:
