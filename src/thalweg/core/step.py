@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg import engines
 from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
-from thalweg.core.columns import columns_of, per_variable, processed
+from thalweg.core.columns import columns_of, processed
 from thalweg.core.gradient_transforms import NOTHING, Decision, GradientTransforms, all_dense
 from thalweg.core.hooks import Hooks
 from thalweg.core.moved import Memory
@@ -305,6 +305,8 @@ def _execute_step(
             columns, written = per_optimizer(asked, columns, known, *own)
             moved += written
         if known is not None and rule.all_levels:
+            with importing:
+                from thalweg.core.levels import per_variable
             columns, written = per_variable(asked, scalar_slots, columns, known)
             moved += written
         if is_new:

@@ -6,14 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from thalweg.engines.codegen import Kernel, indent_by
-from thalweg.engines.cpu.codegen import (
-    SHORT,
-    STORAGE,
-    name_kernel,
-    spread_name,
-    spread_vectors,
-)
+from thalweg.engines.cpu.codegen import STORAGE, name_kernel
 from thalweg.engines.cpu.codegen_measure import Elements
+from thalweg.engines.cpu.codegen_vectors import SHORT, spread_name, spread_vectors
 from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS
 from thalweg.engines.measuring import LANES
 from thalweg.engines.transcribe import FUNCTION_PREFIX
