@@ -18,6 +18,7 @@ from thalweg.engines.given import check_given
 from thalweg.engines.matrices import check_shaped_slots, shape_beside, shaped_like
 from thalweg.engines.spread import sweeps_of, updates_of
 from thalweg.engines.transcribe import place_of, transcribe
+from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 from thalweg.ground.passes import Measure, Pass, Stage
 from thalweg.ground.switches import no_grad
@@ -404,7 +405,16 @@ class StagedStep:
         return self._last.sums_on_device(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`."""
+        """See `Ready`.
+
+        Raises:
+            RuleError: A measure may ask for numbers of rows, which no leaf has.
+        """
+        if self._of_lines(formulas):
+            raise RuleError(
+                f"Rule {self._rule.name!r} measures steps that see rows and columns, and cannot do"
+                " so over variables that several ranks have."
+            )
         return self._last.compute_leaves(formulas, stages, columns)
 
     def compute_lines(
