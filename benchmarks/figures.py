@@ -64,6 +64,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "optim-masters": drop_ins.masters,
     "optim-compiled": drop_ins.compiled,
     "modern": modern.modern,
+    "rows": modern.rows,
     "eight-bits": eight_bits.eight_bits,
     "rounding": rounding.rounding,
     "split-weights": eight_bits.split_weights,

@@ -58,6 +58,21 @@ def modern() -> list[Figure]:
     return figures
 
 
+def rows() -> list[Figure]:
+    """Adafactor of ResNet-50, and of kernels of 3 x 3 alone, whose rows have three elements."""
+    figures: list[Figure] = []
+    kernels = shapes.ShapeSet("kernels", ((512, 512, 3, 3),), (torch.float32,))
+    for chosen in (shapes.resnet50(), kernels):
+        made = problem.make_tensors(chosen).variables
+        contenders = [
+            Contender("thalweg", _step(optim.Adafactor, made, {})),
+            Contender("torch", _step(torch.optim.AdamW, made, {"fused": True})),
+        ]
+        timings = measure(contenders, rounds=9, block=0.1)
+        figures.append(compared(f"rows_Adafactor_{chosen.name}", timings, "thalweg", "torch", 1.0))
+    return figures
+
+
 def _step(cls: Any, parameters: list[Tensor], options: Mapping[str, Any]) -> Any:
     step = cls(parameters, lr=RATE, **options).step
     for _ in range(WARM_UP):

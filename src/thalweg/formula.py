@@ -26,7 +26,7 @@ from thalweg.ground.running import is_ours
 if TYPE_CHECKING:
     from thalweg.ground.around import Around as Around
     from thalweg.ground.around import StepMeasure as StepMeasure
-    from thalweg.ground.passes import Measure, Pass, Stage
+    from thalweg.ground.passes import Level, Measure, Pass, Stage
 
 Formula = Callable[..., Any]
 
@@ -35,6 +35,7 @@ FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouc
 _SCALARS = (np.float32, np.float64)
 SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
 _OFFERED = {
+    "Level": "passes",
     "Measure": "passes",
     "Pass": "passes",
     "Stage": "passes",
@@ -197,6 +198,9 @@ class Rule:
             over the variables, with scalar slots, as arrays of the compute dtype, and with scalars;
             returns a dict of arrays: further scalars of each variable for `update`, and the scalar
             slots as they are after the step.
+        levels: What is measured after that, each `Level` by a sweep of its own: its measures may
+            ask for what `per_variable` and levels before it have made of theirs, and its
+            `per_variable` makes further scalars and scalar slots.
         per_optimizer: Optional. Called once a step, before `per_variable`, with the measures it
             names, each summed over all variables of the step, with the slots per optimizer, all of
             float64, and with scalars, as arrays over the variables where these differ; returns a
@@ -232,6 +236,7 @@ class Rule:
     before: Formula | None = None
     measures: Mapping[str, Formula] = field(default_factory=dict)
     per_variable: Formula | None = None
+    levels: tuple[Level, ...] = ()
     per_optimizer: Formula | None = None
     passes: tuple[Pass | Measure | Stage, ...] = ()
     whole: bool = False
@@ -291,6 +296,15 @@ class Rule:
             )
 
     @lazy
+    def all_levels(self) -> tuple[Level, ...]:
+        """What `per_variable` is given, and then those beyond, one sweep each."""
+        if self.per_variable is None:
+            return self.levels
+        with importing:
+            from thalweg.ground.passes import Level
+        return (Level(self.measures, self.per_variable), *self.levels)
+
+    @lazy
     def made(self) -> tuple[str, ...]:
         """The names of what the passes make."""
         return tuple(name for each in self.passes for name in getattr(each, "of_elements", ()))
@@ -338,6 +352,7 @@ class Rule:
     def calls_users(self) -> bool:
         """Whether a step calls functions of the rule that are not the library's."""
         given = (self.prepare, self.per_variable, self.per_optimizer)
+        given += tuple(each.per_variable for each in self.levels)
         given += tuple(each.function for each in self.passes)
         return not all(map(is_ours, given))
 
@@ -361,10 +376,16 @@ class Rule:
     def numbers(self) -> tuple[Slot, ...]:
         """Those that `prepare` reads and makes, where variables have numbers of their own."""
         own = [slot for slot in self.scalar_slots if slot.per is None]
-        if self.per_variable is None or self.prepare is None or not own:
-            return () if self.per_variable is not None else tuple(own)
-        made, read = (inspect.signature(x).parameters for x in (self.prepare, self.per_variable))
-        return tuple(s for s in own if s.name in made and s.name not in read)
+        if not own or not self.all_levels:
+            return tuple(own)
+        if self.prepare is None:
+            return ()
+        made, *several = (
+            inspect.signature(function).parameters
+            for function in (self.prepare, *(each.per_variable for each in self.all_levels))
+            if function is not None
+        )
+        return tuple(s for s in own if s.name in made and not any(s.name in x for x in several))
 
     @lazy
     def measured_slots(self) -> tuple[Slot, ...]:

@@ -16,9 +16,10 @@ from torch._subclasses import FakeTensorMode
 
 from thalweg import Rule, rules
 from thalweg.core import norms
-from thalweg.core.columns import per_variable, processed
+from thalweg.core.columns import processed
 from thalweg.core.gradient_stats import known_of
 from thalweg.core.gradient_transforms import GradientTransforms
+from thalweg.core.levels import per_variable
 from thalweg.core.there import along, columns_there, derived_there
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.selection import Selection

@@ -33,6 +33,8 @@ def trained(engine, make, dtype, sparse=False):
         {"cautious_decay": True},
         {"trust_ratio": True},
         {"sphere": True},
+        {"radial_brake": True},
+        {"cautious": True, "trust_ratio": True, "radial_brake": 0.0},
         {"cautious": True, "cautious_decay": True, "clip_grad_norm": 0.5},
         {"sphere": True, "masters": True, "ema_decay": 0.9},
     ],
@@ -58,4 +60,25 @@ def test_bits_of_rows(option):
         return optim.SGD(params, lr=0.01, **{option: True})
 
     found, wanted = (trained(each, make, torch.float32, True) for each in ("cuda", "cpu"))
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LAMB", {"cautious": True}),
+        ("Prodigy", {"radial_brake": True}),
+        ("SM3", {"trust_ratio": True}),
+        ("SM3", {"cautious": True, "row_floor": True}),
+        ("AdamW", {"row_floor": True, "clip_grad_norm": 0.5}),
+        ("Muon", {"row_floor": True, "sphere": True}),
+    ],
+    ids=str,
+)
+def test_bits_of_levels_and_rows(name, options, dtype):
+    def make(params):
+        return getattr(optim, name)([x for x in params if x.dim() == 2], lr=0.01, **options)
+
+    found, wanted = (trained(each, make, dtype) for each in ("cuda", "cpu"))
     assert_same(found, wanted)

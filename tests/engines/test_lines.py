@@ -25,6 +25,8 @@ SHAPES = (
     (1, 1), (1, 7), (7, 1), (2, 3), (63, 5), (64, 5), (65, 5), (200, 3), (3, 1023), (3, 1024),
     (3, 1025), (2, 2100), (129, 1100), (5, 4, 3), (300, 2, 2), (2, 3, 65, 6), (4, 1, 1), (1, 130),
     (130, 1), (3, 8, 1030),
+    # Rows as short as those of kernels of convolutions, over more than one block of elements.
+    (40, 9, 3, 3), (3, 10, 7, 7), (700, 3), (3, 140, 8), (70, 9),
 )  # fmt: skip
 OVERS, REDUCES = ("row", "column", "variable"), ("sum", "largest")
 SIDES = {"row": 2, "column": 1}

@@ -41,6 +41,8 @@ OURS: dict[str, Any] = {
     "cautious": True,
     "trust_ratio": True,
     "sphere": True,
+    "row_floor": 0.1,
+    "radial_brake": 0.25,
     "state_storage": "8bit",
     "weights": "split",
     "lookahead": 2,

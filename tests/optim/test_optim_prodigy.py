@@ -190,7 +190,6 @@ def test_a_schedule_moves_all_rates() -> None:
         ({"lr": -1.0}, ValueError, "Invalid lr value"),
         ({"beta3": 1.0}, ValueError, "Invalid beta3 value"),
         ({"in_backward": True}, InvalidArgumentError, "Prodigy adds up over all of a step"),
-        ({"cautious": True}, RuleError, "Rule 'Prodigy' with cautious steps"),
         ({"sphere": True}, RuleError, "Rule 'Prodigy' on a sphere"),
     ],
 )

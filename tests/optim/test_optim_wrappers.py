@@ -1,4 +1,4 @@
-"""Wrappers of steps as options: `cautious`, `cautious_decay`, `trust_ratio` and `sphere`."""
+"""Wrappers of steps as options: `cautious`, `cautious_decay`, `sphere` and others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thalweg.rules import wrappers
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "modern.npz"
 MOVEMENT = 1e-6  # of which two orders of the same operations differ
-WRAPPERS = ("cautious", "trust_ratio", "sphere", "cautious_decay")
+WRAPPERS = ("cautious", "trust_ratio", "sphere", "radial_brake", "cautious_decay")
 OWN = {  # a class for each that does the same by itself
     "cautious": (("AdamW", {}), ("CautiousAdamW", {})),
     "cautious_decay": (("AdamW", {}), ("AdamWCautiousDecay", {})),
@@ -59,6 +59,21 @@ CASES = [
     *((optim, name, {}, "cautious_decay") for name in ("NAdamW", "AdEMAMix", "Muon", "NorMuon")),
     *((tensorflow, name, {}, "cautious_decay") for name in ("AdamW", "MomentumW")),
 ]
+MEASURING: list[tuple[str, dict[str, Any]]] = [
+    ("LAMB", {"weight_decay": 0.0}),
+    ("AdamH", {}),
+    ("StableAdamW", {"weight_decay": 0.0}),
+    ("CautiousAdamW", {"weight_decay": 0.0}),
+    ("MARS", {}),
+    ("Prodigy", {"d0": 1e-3}),
+    ("Adafactor", {}),
+    ("SM3", {}),
+]
+WITH_ROWS = [  # whose matrices' rows have floors
+    *RULES,
+    *((name, {}) for name in (*OF_MATRICES, "Adafactor", "SM3")),
+]
+STACKED = ["cautious", "radial_brake"]
 AROUND = [*BESIDE, {"state_device": "cpu"}, {"cautious_decay": True}]
 
 
@@ -139,12 +154,16 @@ class ByHand:
                 if self.option == "cautious":
                     mask = (step * param.grad < 0).double()
                     step *= mask / mask.mean().clamp(min=1e-3)
+                elif self.option == "radial_brake":
+                    pass
                 elif step.norm() > 0:
                     length = self.radius[place] if self.option == "sphere" else old.norm()
                     step *= self.rate * length / step.norm()
                 param.copy_(old + step)
                 if self.option == "sphere":
                     param *= self.radius[place] / param.norm()
+                elif self.option == "radial_brake" and param.norm() > old.norm():
+                    param *= (old.norm() + 0.5 * (param.norm() - old.norm())) / param.norm()
 
 
 @pytest.mark.parametrize("option", MEASURED)
@@ -157,6 +176,127 @@ def test_as_a_loop_around_torchs_own(name: str, own: dict[str, Any], option: str
     steps(made, params, 6)
     steps(plain, others, 6)
     torch.testing.assert_close(flat(params), flat(others), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("option", MEASURED)
+@pytest.mark.parametrize(("name", "own"), MEASURING)
+def test_as_a_loop_around_what_measures_by_itself(
+    name: str, own: dict[str, Any], option: str
+) -> None:
+    params, others = params_of(torch.float64)[2:], params_of(torch.float64)[2:]
+    own = {"lr": 0.02, **own}
+    if name in {"sphere": ("AdamH", "Prodigy"), "trust_ratio": ("Prodigy",)}.get(option, ()):
+        with pytest.raises(RuleError, match=r"already|by itself"):
+            getattr(optim, name)(params, **own, **{option: True})
+        return
+    made = getattr(optim, name)(params, **own, **{option: True})
+    plain = ByHand(getattr(optim, name)(others, **own), others, option)
+    steps(made, params, 6)
+    steps(plain, others, 6)
+    torch.testing.assert_close(flat(params), flat(others), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("option", STACKED)
+@pytest.mark.parametrize(("name", "own"), MEASURING)
+def test_engines_agree_on_what_measures_by_itself(
+    name: str, own: dict[str, Any], option: str, dtype: torch.dtype
+) -> None:
+    test_engines_agree(optim, name, own, option, dtype)
+
+
+def floored(old: Any, step: Any, rate: float, least: float) -> Any:
+    """What a step in NumPy's float64 becomes, by the formula of its source."""
+    lengths = [np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-8)
+               for x in (old, step / rate)]  # fmt: skip
+    return old + step * np.maximum(least * lengths[0] / lengths[1], 1)
+
+
+def braked(old: Any, new: Any, kept: float) -> Any:
+    """What a step leads to, likewise."""
+    before, after = np.linalg.norm(old), np.linalg.norm(new)
+    share = kept if after > before else 1.0
+    return new * (before + share * (after - before)) / after if after else new
+
+
+@pytest.mark.parametrize("share", [True, 0.05, 3.0], ids=str)
+@pytest.mark.parametrize(("option", "name"), [
+    ("row_floor", "SGD"), ("row_floor", "Adam"), ("row_floor", "Adagrad"), ("row_floor", "Muon"),
+    ("radial_brake", "SGD"), ("radial_brake", "Adam"), ("radial_brake", "AdamW"),
+])  # fmt: skip
+def test_as_the_formula_of_its_source(option: str, name: str, share: float) -> None:
+    number = {"row_floor": 0.3825, "radial_brake": 0.5}[option] if share is True else share
+    if option == "radial_brake":
+        share, number = (share, number) if share is True else (share / 3, share / 3)
+    decay = {"weight_decay": 0.1} if name == "AdamW" else {}
+    params, others = ([p for p in params_of(torch.float64) if p.dim() == 2] for _ in range(2))
+    own = {"lr": 0.02, **({"weight_decay": 0.0} if name == "Muon" else decay)}
+    made = getattr(optim, name)(params, **own, **{option: share})
+    plain = getattr(optim, name)(others, **own)
+    for number_of_step in range(5):
+        before = [param.detach().numpy().copy() for param in others]
+        for each, ours in ((made, params), (plain, others)):
+            steps(each, ours, 1, number_of_step)
+        for old, param in zip(before, others, strict=True):
+            new = param.detach().numpy()
+            if (new == old).all():
+                continue
+            if option == "row_floor":
+                new[:] = floored(old, new - old, 0.02, number)
+            else:
+                new[:] = braked(old * (1 - 0.02 * decay.get("weight_decay", 0.0)), new, number)
+    torch.testing.assert_close(flat(params), flat(others), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("name", "own"), WITH_ROWS)
+def test_engines_agree_on_floors_of_rows(
+    name: str, own: dict[str, Any], dtype: torch.dtype
+) -> None:
+    both: list[Any] = []
+    for engine in ("cpu", "reference"):
+        params = [param for param in params_of(dtype) if param.dim() == 2]
+        with thalweg.engine(engine):
+            made = getattr(optim, name)(params, lr=0.01, **own, row_floor=True)
+            both.append(kept(steps(made, params), params))
+    assert_same(*both)
+    assert all(each.isfinite().all() for each in both[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *AROUND,
+        {"cautious": True},
+        {"sphere": True},
+        {"cautious": True, "trust_ratio": True, "radial_brake": 0.0},
+        {"clip_grad_norm": 0.5, "cautious": True, "radial_brake": True, "masters": True},
+    ],
+    ids=str,
+)
+def test_floors_of_rows_beside_others(options: dict[str, Any]) -> None:
+    both: list[Any] = []
+    for engine in ("cpu", "reference"):
+        params = [param for param in params_of(torch.bfloat16) if param.dim() == 2]
+        with thalweg.engine(engine):
+            made = optim.AdamW(params, lr=0.01, weight_decay=0.1, row_floor=1.0, **options)
+            both.append(kept(steps(made, params, 4), params))
+    assert_same(*both)
+
+
+def test_zeros_have_floors_and_brakes() -> None:
+    for options in ({"row_floor": True}, {"radial_brake": True}):
+        param = torch.zeros(4, 3, requires_grad=True)
+        made = optim.SGD([param], lr=0.5, **options)
+        for grad in (torch.zeros(4, 3), torch.eye(4, 3)):
+            param.grad = grad
+            made.step()
+        wanted = -0.5 * torch.eye(4, 3) * (0.5 if "radial_brake" in options else 1.0)
+        torch.testing.assert_close(param.detach(), wanted)
+    param = torch.ones(2, 2, requires_grad=True)
+    param.grad = torch.ones(2, 2)
+    optim.SGD([param], lr=0.0, row_floor=True).step()
+    assert_same([param.detach()], [torch.ones(2, 2)])
 
 
 @pytest.mark.parametrize("option", WRAPPERS)
@@ -402,16 +542,17 @@ def test_nan_stays_where_it_is_seen(option: str) -> None:
     [
         ("SGD", {"cautious": 1}, "cautious must be a bool, not 1"),
         ("SGD", {"sphere": None}, "sphere must be a bool, not None"),
-        ("SGD", {"cautious": True, "sphere": True}, "cautious=True and sphere=True cannot be tog"),
         ("SGD", {"trust_ratio": True, "sphere": True}, "trust_ratio=True and sphere=True cannot"),
-        ("SGD", {"cautious": True, "trust_ratio": True}, "cautious=True and trust_ratio=True"),
+        ("SGD", {"radial_brake": True, "sphere": True}, "on a sphere no norm grows"),
+        ("SGD", {"radial_brake": 1.5}, "radial_brake must be from 0 to 1, not 1.5"),
+        ("SGD", {"radial_brake": "much"}, "radial_brake must be a number, not 'much'"),
+        ("SGD", {"row_floor": -1.0}, "row_floor must be a positive number, not -1.0"),
+        ("SGD", {"row_floor": True}, "has shape .*, and row_floor is for parameters of two"),
         ("AdamW", {"cautious_decay": True, "sphere": True}, "cautious_decay=True and sphere=True"),
         ("SGD", {"cautious_decay": True}, "Rule 'TorchSGD with cautious decay': update .* has no"),
-        ("LAMB", {"cautious": True}, "Rule 'LAMB' with cautious steps: its step depends on its"),
         ("ScheduleFreeSGD", {"cautious": True}, "ScheduleFreeSGD with cautious: parameters go w"),
-        ("AdamH", {"trust_ratio": True}, "Rule 'AdamH' with a trust ratio: its step depends on"),
-        ("SM3", {"cautious": True}, "Rule 'SM3.*' with cautious steps: its step depends on its"),
-        ("Adafactor", {"sphere": True}, "Rule 'TorchAdafactor.*' on a sphere: its step depends"),
+        ("AdamH", {"sphere": True}, "Rule 'AdamH' is on a sphere already"),
+        ("Prodigy", {"trust_ratio": True}, "Rule 'Prodigy' with a trust ratio: it finds by itself"),
     ],
 )
 def test_refused_by_name(name: str, options: dict[str, Any], message: str) -> None:
@@ -421,9 +562,9 @@ def test_refused_by_name(name: str, options: dict[str, Any], message: str) -> No
 
 def test_a_group_that_is_refused_is_not_added() -> None:
     params = params_of(torch.float32)
-    made = optim.Mixed([{"params": params[:2], "rule": "AdamW"}], cautious=True)
-    with pytest.raises(RuleError, match="'LAMB' with cautious steps"):
-        made.add_param_group({"params": params[2:], "rule": "LAMB"})
+    made = optim.Mixed([{"params": params[:2], "rule": "AdamW"}], sphere=True)
+    with pytest.raises(RuleError, match="'AdamH' is on a sphere already"):
+        made.add_param_group({"params": params[2:], "rule": "AdamH"})
     assert len(made.param_groups) == 1
     steps(made, params[:2])
 

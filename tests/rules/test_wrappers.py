@@ -18,19 +18,38 @@ from thalweg.errors import InvalidTypeError, RuleError
 from thalweg.formula import Hyper, moved
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import ADAM, ADAM_W, LARS, MOMENTUM, NOVOGRAD, PROXIMAL_ADAGRAD, SGD, modern
+from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR
 from thalweg.rules.weight_decay import with_decay
-from thalweg.rules.wrappers import cautious, cautious_decay, sphere, trust_ratio
+from thalweg.rules.wrappers import (
+    cautious,
+    cautious_decay,
+    radial_brake,
+    row_floor,
+    sphere,
+    trust_ratio,
+)
 
+MEASURING = (modern.LAMB, modern.STABLE_ADAMW, modern.PRODIGY, modern.MARS, LARS)
 WRAPPED = [
     *(
         wrap(rule)
-        for wrap in (cautious, trust_ratio, sphere)
+        for wrap in (cautious, trust_ratio, sphere, radial_brake)
         for rule in (ADAM, MOMENTUM, PROXIMAL_ADAGRAD)
     ),
+    *(wrap(rule) for wrap in (cautious, radial_brake) for rule in MEASURING),
+    *(trust_ratio(rule) for rule in (modern.LAMB, NOVOGRAD, cautious(SGD))),
+    *(sphere(rule) for rule in (LARS, modern.STABLE_ADAMW, cautious(ADAM))),
+    radial_brake(trust_ratio(cautious(ADAM_W))),
+    radial_brake(modern.ADAMH),
     *(cautious_decay(rule) for rule in (ADAM_W, modern.ADAMW_DECOUPLED, modern.STABLE_ADAMW)),
     *(wrap(cautious_decay(ADAM_W)) for wrap in (cautious, trust_ratio)),
 ]
-BY_ITSELF = [modern.LAMB, modern.ADAMH, modern.CAUTIOUS_ADAMW, LARS, NOVOGRAD, cautious(SGD)]
+OF_ROWS = [
+    *(row_floor(rule) for rule in (ADAM, MOMENTUM, modern.MUON, modern.SOAP, modern.SM3)),
+    *(wrap(modern.SM3) for wrap in (cautious, trust_ratio, sphere, radial_brake)),
+    *(wrap(TORCH_ADAFACTOR) for wrap in (cautious, trust_ratio, sphere, radial_brake, row_floor)),
+    sphere(cautious(row_floor(modern.NORMUON))),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -67,22 +86,65 @@ def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
     thalweg.check_rule(rule)
     again = pickle.loads(pickle.dumps(rule))
     thalweg.check_rule(again)
-    assert (again.name, again.slots) == (rule.name, rule.slots)
+    assert repr((again.name, again.slots)) == repr((rule.name, rule.slots))  # some begin at NaN
     assert_same(*(trained(each, torch.float32, "dense") for each in (rule, again)))
     known = {rule.name: rule}
     config = RuleOptimizer(rule).get_config()
     assert RuleOptimizer.from_config(config, custom_objects=known).rule is rule
 
 
-@pytest.mark.parametrize("rule", BY_ITSELF, ids=lambda rule: rule.name)
-@pytest.mark.parametrize("wrap", [cautious, trust_ratio, sphere], ids=lambda each: each.__name__)
-def test_what_measures_by_itself_has_no_step_to_measure(wrap: Any, rule: Rule) -> None:
-    with pytest.raises(RuleError, match=f"Rule {rule.name!r} .*: its step depends on its own meas"):
-        wrap(rule)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
+@pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)
+def test_engines_agree_on_rows(rule: Any, dtype: torch.dtype, kind: str) -> None:
+    test_engines_agree(rule, dtype, kind)
+
+
+@pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)
+def test_a_wrapped_rule_of_rows_is_a_rule(rule: Rule) -> None:
+    test_a_wrapped_rule_is_a_rule(rule)
+
+
+@pytest.mark.parametrize("rule", MEASURING, ids=lambda rule: rule.name)
+def test_rows_are_measured_before_variables(rule: Rule) -> None:
+    said = "follows from sums over whole" if rule.per_optimizer is None else "finds by itself how"
+    with pytest.raises(RuleError, match=f"Rule {rule.name!r} with floors of rows: it.* {said}"):
+        row_floor(rule)
+
+
+@pytest.mark.parametrize("wrap", [trust_ratio, sphere], ids=lambda each: each.__name__)
+def test_a_length_of_its_own_finding_is_kept(wrap: Any) -> None:
+    with pytest.raises(RuleError, match=r"Rule .Prodigy' .*: it finds by itself how long steps"):
+        wrap(modern.PRODIGY)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "rule"),
+    [(each, ADAM) for each in (cautious, trust_ratio, sphere, radial_brake, row_floor)]
+    + [(sphere, modern.LAMB), (radial_brake, LARS), (row_floor, modern.SM3)],
+    ids=lambda each: getattr(each, "__name__", "") or each.name,
+)
+def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
+    with pytest.raises(RuleError, match=f"Rule '{rule.name} (with|on) .*' is .* already"):
+        wrap(wrap(rule))
+    with pytest.raises(RuleError, match="Rule 'AdamH' is on a sphere already"):
+        sphere(modern.ADAMH)
+
+
+@pytest.mark.parametrize("given", [True, "0.5", -0.1, 1.5, float("nan")], ids=str)
+def test_shares_are_refused_by_name(given: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="kept must be"):
+        radial_brake(ADAM, given)
+    if given != 1.5:
+        with pytest.raises((ValueError, TypeError), match="least must be"):
+            row_floor(ADAM, given)
 
 
 @pytest.mark.parametrize("given", ["Adam", None, {}, optim.AdamW], ids=str)
-@pytest.mark.parametrize("wrap", [cautious, cautious_decay, trust_ratio, sphere])
+@pytest.mark.parametrize(
+    "wrap", [cautious, cautious_decay, trust_ratio, sphere, radial_brake, row_floor]
+)
 def test_what_is_no_rule_is_refused(wrap: Any, given: Any) -> None:
     said = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
     with pytest.raises(InvalidTypeError, match=said):

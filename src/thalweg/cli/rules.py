@@ -138,9 +138,12 @@ def formula_source(rule: Rule) -> str:
     named = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
     parts = [(part, each) for part, own in named for each in _functions_of(own)]
     before = [getattr(each.function, "func", each.function) for each in rule.passes]
-    measures = [each for own in rule.measures.values() for each in _functions_of(own)]
-    before += [each for each in measures if each not in [function for _, function in parts]]
+    all_measures = (rule.measures, *(each.measures for each in rule.levels))
+    sums = [each for own in all_measures for one in own.values() for each in _functions_of(one)]
+    before += [each for each in sums if each not in [function for _, function in parts]]
     parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(before)]
+    beyond = [getattr(each.per_variable, "func", each.per_variable) for each in rule.levels]
+    parts += [("per_variable", each) for each in beyond]
     given = [(part, function) for part, function in parts if function is not None]
     helpers = _helpers_of([function for _, function in given])
     texts: list[str] = []

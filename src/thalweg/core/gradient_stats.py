@@ -332,8 +332,14 @@ class GradientStats:
         found = self._measures.sums_on_device(*asked) if self._stays else None
         return (self._measures.compute_sums(*asked) if found is None else found)[0]
 
-    def want(self, formulas: Formulas) -> None:
-        """What else is to be measured from now on, in one sweep if that can be."""
+    def want(self, formulas: Formulas, columns: Columns | None = None) -> None:
+        """What else is to be measured from now on, in one sweep if that can be.
+
+        Args:
+            formulas: What is.
+            columns: What they may ask for, if that is more than there was.
+        """
+        self._columns = columns or self._columns
         own = [each for each in formulas if each in _STANDARD or not self._how.stages]
         self._wanted = tuple(each for each in own if each not in self._sums)
 

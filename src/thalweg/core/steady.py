@@ -235,6 +235,7 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
         and not (stages and gradient_squares in rule.measures.values())  # which follow from others
         and not rule.calls_users
         and rule.per_optimizer is None
+        and not rule.levels
         and not hooks.selection.check_numerics
         and hooks.sharing is None
         and hooks.there is None

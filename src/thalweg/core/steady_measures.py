@@ -118,7 +118,8 @@ def _program_of(rule: Rule, dtype: Dtype) -> Program:
     own: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
     own |= {slot.name: dtype for slot in rule.measured_slots}
     function: Any = rule.per_variable
-    wanted = inspect.signature(function).parameters
+    bound = getattr(function, "keywords", ())  # of a `functools.partial`
+    wanted = [name for name in inspect.signature(function).parameters if name not in bound]
     known = [name for name in wanted if name not in own]
     return Program(
         dtype, own, known, lambda given, _: function(**{name: given[name] for name in wanted})

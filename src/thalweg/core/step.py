@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg import engines
 from thalweg.core.checks import check_memories, check_numerics, sparse_and_constrained
-from thalweg.core.columns import columns_of, per_variable, processed
+from thalweg.core.columns import columns_of, processed
 from thalweg.core.gradient_transforms import NOTHING, Decision, GradientTransforms, all_dense
 from thalweg.core.hooks import Hooks
 from thalweg.core.moved import Memory
@@ -304,7 +304,9 @@ def _execute_step(
             own = hooks.in_common, hooks.common_slots
             columns, written = per_optimizer(asked, columns, known, *own)
             moved += written
-        if known is not None and rule.per_variable is not None:
+        if known is not None and rule.all_levels:
+            with importing:
+                from thalweg.core.levels import per_variable
             columns, written = per_variable(asked, scalar_slots, columns, known)
             moved += written
         if is_new:
@@ -480,7 +482,7 @@ def _divided(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Seq
     """Slots of elements, those of shape () beside `numbers`, and those with another shape."""
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]
-    scalars = rule.scalar_slots if rule.per_variable is None else rule.measured_slots
+    scalars = rule.measured_slots if rule.all_levels else rule.scalar_slots
     scalars = [slot for slot in scalars if slot.per is None]
     places = [
         [rule.slots.index(slot) for slot in kind]

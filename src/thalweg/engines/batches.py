@@ -56,6 +56,7 @@ class Batch:
 
     Attributes:
         shape: Rows and columns; matrices, too, where the rule sees rows and columns.
+        matrix: Rows and columns of each variable as one matrix.
         made: By name what passes make of each variable, in its shape.
         measured: By name what measures have made of the variables, and stages of that: of shape
             (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables, 1, 1, 1).
@@ -72,6 +73,7 @@ class Batch:
         own = [variables[index] for index in members]
         shapes = [shape or var.shape for var in own]
         self.members, self.shape = list(members), sides_of(rule, shapes[0])
+        self.matrix = matrix_shape(shapes[0])
         self.dtype: Dtype = compute_dtype(own[0].dtype)
         self.kind = kind_of(own[0])
         self.device = own[0].device
@@ -99,12 +101,12 @@ class Batch:
         every = (each for several in self.made.values() for each in several)
         self._memories = {each.untyped_storage().data_ptr() for each in every}
 
-    def matrices(self, name: str, rows: Sequence[int]) -> Tensor:
+    def matrices(self, name: str, rows: Sequence[int], shape: tuple[int, ...]) -> Tensor:
         """What passes have made of some of the variables: (rows, *shape)."""
         if name in self._blocks:
-            block = self._blocks[name].view(-1, *self.shape)
+            block = self._blocks[name].view(-1, *shape)
             return block if len(rows) == len(block) else block[list(rows)]
-        return torch.stack([self.made[name][row].reshape(self.shape) for row in rows])
+        return torch.stack([self.made[name][row].reshape(shape) for row in rows])
 
     def store(self, name: str, rows: Sequence[int], value: Tensor) -> None:
         """Have a value that passes have made be another one."""
@@ -152,8 +154,15 @@ class Batch:
                 found.setdefault(count, []).append(row)
         return list(found.values())
 
-    def scalar(self, name: str, columns: Columns, rows: Sequence[int]) -> Any:
+    def scalar(
+        self, name: str, columns: Columns, rows: Sequence[int], shape: tuple[int, ...]
+    ) -> Any:
         """A scalar of the step: a number, or a tensor of shape (rows, 1, 1) where it differs.
+
+        Args:
+            name, columns: Its name, and all of them.
+            rows: The variables.
+            shape: As the stage sees each.
 
         Raises:
             KeyError: There is none.
@@ -162,7 +171,7 @@ class Batch:
             value = columns.shared[self.dtype][name]
             return value if isinstance(value, Tensor) else float(value)
         vector = columns.separate[name][[self.members[row] for row in rows]]
-        ones = [1] * len(self.shape)
+        ones = [1] * len(shape)
         if isinstance(vector, Tensor):
             return vector.to(self.device, self.kind).view(-1, *ones)
         if (vector == vector[0]).all():
@@ -206,7 +215,10 @@ def alike(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
     """Positions of variables whose matrices have one shape, dtype, device and order in memory."""
     found: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
-        key = (*sides_of(rule, var.shape), var.dtype, var.device, var.is_contiguous())
+        sides = sides_of(rule, var.shape)
+        if rule.made and rule.is_of_lines:  # stages may see either
+            sides += matrix_shape(var.shape)
+        key = (*sides, var.dtype, var.device, var.is_contiguous())
         found.setdefault(key, []).append(index)
     return list(found.values())
 
@@ -239,9 +251,10 @@ def call_stage(
     """
     given: dict[str, Any] = {}
     asked = asked_by(stage)
+    shape = batch.matrix if stage.of_matrices else batch.shape
     for name in (*asked.needed, *asked.optional):
         if name in batch.made:
-            given[name] = batch.matrices(name, rows)
+            given[name] = batch.matrices(name, rows, shape)
         elif name in batch.slots:
             value = batch.kept.get(name, batch.vectors[name])
             given[name] = value if len(rows) == len(value) else value[list(rows)]
@@ -253,7 +266,7 @@ def call_stage(
             given[name] = value if len(rows) == len(value) else value[list(rows)]
         else:
             try:
-                given[name] = batch.scalar(name, columns, rows)
+                given[name] = batch.scalar(name, columns, rows, shape)
             except KeyError:
                 known = {**columns.shared[batch.dtype], **columns.separate}
                 if name in asked.needed:

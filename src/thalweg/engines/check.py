@@ -54,23 +54,30 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
                 from thalweg.engines.codecs.rules import fault_of
             if fault := fault_of(rule):
                 raise RuleError(f"{fault}.")
-        for measure in rule.measures.values():
-            slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
-            transcript = transcribe(measure)
-            check_sides(slots, measure, transcript, 2, first)
-            check_order(slots, measure, transcript, True)
-            check_given(place_of(measure), transcript.scalars, first, rule)
         if rule.passes:
             with importing:
                 from thalweg.engines.check_passes import check_passes
             check_passes(rule, first)
-            known |= dict.fromkeys(rule.seen, _FIRST_STEP)
+            seen = dict.fromkeys(rule.seen, _FIRST_STEP)
+            first, known = {**first, **seen}, {**known, **seen}
+        _check_measures(rule, rule.measures, first)
+        for level in rule.levels:
+            _check_measures(rule, level.measures, known)
         for part in FORMULAS:
             formula = getattr(rule, part)
             if formula is not None:
                 _check_formula(rule, part, formula, known)
     except RuleError as error:
         raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
+
+
+def _check_measures(rule: Rule, measures: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
+    for measure in measures.values():
+        transcript = transcribe(measure)
+        check_sides(slots, measure, transcript, 2, known)
+        check_order(slots, measure, transcript, True)
+        check_given(place_of(measure), transcript.scalars, known, rule)
 
 
 def _first_scalars(rule: Rule, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,10 +106,10 @@ def _made_of_measures(rule: Rule, known: Mapping[str, Any]) -> dict[str, Any]:
     if rule.per_optimizer is not None:
         beside = {**known, **dict.fromkeys(rule.measures, np.float64(1))}
         found |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", beside)
-    if rule.per_variable is not None:
-        slots = {s.name: np.full(2, s.initial, np.float32) for s in rule.measured_slots}
-        given = {**known, **found, **dict.fromkeys(rule.measures, np.ones(2)), **slots}
-        made = _call_on_host(rule, rule.per_variable, "per_variable", given)
+    slots = {s.name: np.full(2, s.initial, np.float32) for s in rule.measured_slots}
+    for level in rule.all_levels:
+        given = {**known, **found, **dict.fromkeys(level.measures, np.ones(2)), **slots}
+        made = _call_on_host(rule, level.per_variable, "per_variable", given)
         # Slots are written, and no scalars of `update`.
         own = {name: value for name, value in made.items() if name not in slots}
         found |= {name: np.float32(np.ravel(value)[0]) for name, value in own.items()}

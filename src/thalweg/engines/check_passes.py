@@ -75,7 +75,8 @@ def _try_stage(
     asked = asked_by(stage)
     heads = stage.heads
     for rows, columns in ((3, 2), (2, 3)):
-        shape = (2, rows, columns) if rule.is_of_lines else (rows * heads, columns)
+        of_lines = rule.is_of_lines and not stage.of_matrices
+        shape = (2, rows, columns) if of_lines else (rows * heads, columns)
         there: dict[str, Any] = {
             name: torch.rand(2, *shape, generator=dice, **how) for name in made
         }
@@ -84,7 +85,7 @@ def _try_stage(
             if slot.per is None and heads > 1 and slot.name in asked.needed + asked.optional:
                 _check_cut(slot, own, heads, shape)
             there[slot.name] = torch.full((2, *own), slot.initial, **how)
-        for name, over in measured.items():
+        for name, over in measured.items() if of_lines else ():
             sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[over]
             there[name] = torch.rand(2, *sides, generator=dice, dtype=torch.float64)
         there |= {name: float(each) for name, each in known.items() if name not in there}
@@ -124,7 +125,7 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]
     if slot.per is not None:
         return shape_beside(slot, torch.Size(shape))
     try:
-        found: Any = slot.shape(*shape)  # pyright: ignore[reportOptionalCall]
+        found: Any = slot.shape(*shape[-2:])  # pyright: ignore[reportOptionalCall]
         sizes = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (None,))
         is_shape = all(type(size) is int and size >= 0 for size in sizes)
     except Exception as error:

@@ -23,13 +23,20 @@ def _parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]
     return needed, tuple(each.name for each in found if each.default is not each.empty)
 
 
-def given_to(rule: Rule, role: str, known: Scalars) -> dict[str, Any]:
+def given_to(
+    rule: Rule, role: str, known: Scalars, function: Formula | None = None
+) -> dict[str, Any]:
     """The arguments of the rule's function of this role, out of what is known.
+
+    Args:
+        rule, role: The rule, and what the function is in it.
+        known: What is known.
+        function: The function, if there are several of the role.
 
     Raises:
         RuleError: It asks for what there is not.
     """
-    needed, optional = _parameter_names(getattr(rule, role))
+    needed, optional = _parameter_names(function or getattr(rule, role))
     try:
         arguments = {name: known[name] for name in needed}
     except KeyError:

@@ -89,7 +89,10 @@ class TileMeasures:
         found: list[list[Tensor]] = [[] for _ in self.targets]
         for own, members in zip(self._blocks, self._alike.values(), strict=True):
             for each, block in zip(self._measures, own, strict=True):
-                whole = combine_tiles(block, _TILED[each.over], each.reduce)
+                if block.shape[_TILED[each.over]] == 1:
+                    whole = block.add_(0.0)  # as below, without memory of its own
+                else:
+                    whole = combine_tiles(block, _TILED[each.over], each.reduce)
                 for member, value in zip(members, whole.unbind(0), strict=True):
                     found[member].append(value)
         return found

@@ -138,7 +138,8 @@ def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
             found.append(each.makes)
         elif isinstance(each, Measure) and each in known:
             found.append(tuple(own.makes for own in known[each]))
-    return [*found, *([tuple(rule.measures)] if rule.measures else []), ()]
+    levels = (each.measures for each in rule.levels)
+    return [*found, *(tuple(own) for own in (rule.measures, *levels) if own), ()]
 
 
 def count_read_streams(rule: Rule) -> int:

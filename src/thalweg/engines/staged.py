@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -18,12 +18,19 @@ from thalweg.engines.given import check_given
 from thalweg.engines.matrices import check_shaped_slots, shape_beside, shaped_like
 from thalweg.engines.spread import sweeps_of, updates_of
 from thalweg.engines.transcribe import place_of, transcribe
+from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 from thalweg.ground.passes import Measure, Pass, Stage
 from thalweg.ground.switches import no_grad
 
 Plan = Callable[[Request], Ready]
 _NOTHING = torch.empty(0)  # what is measured of a variable without elements
+
+
+@cache
+def _over_variable(formula: Any) -> Measure:
+    """The same one each time, by which engines know a kernel."""
+    return Measure(formula, makes="sum")
 
 
 class Moved(dict[int, tuple[Tensor, Tensor]]):
@@ -134,7 +141,7 @@ class WholeMatrices:
                 # Matrices of one shape may be those of variables of several.
                 if len(set(map(Tensor.size, own))) > 1:
                     own = [each.reshape(block.shape[1:]) for each in own]
-                stacked = torch.stack(list(map(Tensor.detach, own)))
+                stacked = stacked_or_viewed(list(map(Tensor.detach, own)))
                 batch.slots[kind.name] = stacked.dtype
                 block.copy_(stacked.view(block.shape))
 
@@ -158,7 +165,7 @@ class WholeMatrices:
         """See `Matrices`."""
         for batch in self._batches:
             if all(batch.shape):
-                batch.give(name, torch.stack([found[member] for member in batch.members]))
+                batch.give(name, stacked_or_viewed([found[member] for member in batch.members]))
 
     def numbers(self) -> dict[str, Any]:
         """See `Matrices`."""
@@ -197,6 +204,23 @@ class WholeMatrices:
                         slot = slots[member][place]
                         value = value.reshape(slot.shape).to(slot.dtype, copy=True)
                         moved[id(slot)] = (slot.detach(), value)
+
+
+def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as one; a view of them where they lie one behind the other."""
+    first = tensors[0]
+    size = first.numel() * first.element_size()
+    begins = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
+    storage = first.untyped_storage().data_ptr()
+    if not all(
+        each.is_contiguous()
+        and each.data_ptr() == begin
+        and each.dtype == first.dtype
+        and each.untyped_storage().data_ptr() == storage
+        for each, begin in zip(tensors, begins, strict=True)
+    ):
+        return torch.stack(list(tensors))
+    return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -346,16 +370,51 @@ class StagedStep:
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
-        return self._last.compute_sums(formulas, stages, self._with_numbers(columns))
+        columns = self._with_numbers(columns)
+        of_lines = self._of_lines(formulas)
+        others = tuple(each for each in formulas if each not in of_lines)
+        found: dict[Any, Float64] = {}
+        if others:
+            found |= zip(others, self._last.compute_sums(others, stages, columns), strict=True)
+        if of_lines:
+            measures = tuple(map(_over_variable, of_lines))
+            several = self._last.compute_lines(measures, stages, columns)
+            for place, each in enumerate(of_lines):
+                sums = [float(own[place]) if own else 0.0 for own in several]
+                found[each] = np.array(sums, np.float64)
+        return [found[each] for each in formulas]
+
+    def _of_lines(self, formulas: Formulas) -> tuple[Any, ...]:
+        """Which measures of the rule may ask for numbers of rows and columns.
+
+        They are added up as a `Measure` of variables is.
+        """
+        rule = self._rule
+        if not rule.is_of_lines:
+            return ()
+        levels = (each.measures for each in rule.levels)
+        own = {each for known in (rule.measures, *levels) for each in known.values()}
+        return tuple(each for each in formulas if each in own)
 
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `Ready`."""
+        if self._of_lines(formulas):
+            return None
         return self._last.sums_on_device(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`."""
+        """See `Ready`.
+
+        Raises:
+            RuleError: A measure may ask for numbers of rows, which no leaf has.
+        """
+        if self._of_lines(formulas):
+            raise RuleError(
+                f"Rule {self._rule.name!r} measures steps that see rows and columns, and cannot do"
+                " so over variables that several ranks have."
+            )
         return self._last.compute_leaves(formulas, stages, columns)
 
     def compute_lines(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thalweg.errors import RuleError
@@ -87,6 +87,27 @@ class Measure:
 
 
 @dataclass(frozen=True, eq=False)
+class Level:
+    """What is measured of variables by scalars that measures before it have led to.
+
+    Args:
+        measures: As those of a rule.
+        per_variable: As that of a rule.
+
+    Raises:
+        RuleError: One is no function.
+    """
+
+    measures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    per_variable: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        every = (*self.measures.values(), self.per_variable)
+        if not all(map(callable, every)):
+            raise RuleError(f"A Level needs functions, not {self.measures!r}, {self.per_variable}.")
+
+
+@dataclass(frozen=True, eq=False)
 class Stage:
     """Torch's functions over whole matrices, between two passes of a step.
 
@@ -105,6 +126,8 @@ class Stage:
         heads: Into how many blocks of rows a variable is cut first, each of which is a matrix of
             its own: shapes are (batch * heads, rows / heads, columns) then. Slots with a shape are
             cut along their first dimension, too.
+        of_matrices: Whether it sees matrices, (batch, rows, columns), in a rule with a `Measure`,
+            too, by which such a rule may wrap another one. It asks for no measures then.
 
     A variable of more than two dimensions is a matrix of its first one and all others.
 
@@ -115,6 +138,7 @@ class Stage:
     function: Callable[..., dict[str, Any]]
     every: int = 1
     heads: int = 1
+    of_matrices: bool = False
 
     def __post_init__(self) -> None:
         _check_function(self)
@@ -148,8 +172,15 @@ def check_passes(rule: Any) -> None:
             f"The slot {rule.shaped_slots[0].name!r} {of_rule} has a shape of its own, and there is"
             " no Stage that reads it."
         )
-    if rule.is_of_lines and (set(rule.heads) - {1} or any(slot.shape for slot in rule.slots)):
+    of_lines = [each for each in passes if isinstance(each, Stage) and not each.of_matrices]
+    has_heads = any(each.heads > 1 for each in of_lines)
+    is_shaped = of_lines == _stages_of(passes) and any(slot.shape for slot in rule.slots)
+    if rule.is_of_lines and (has_heads or is_shaped):
         raise RuleError(
             f"Stages {of_rule} see rows and columns of the last two dimensions: they have neither"
             " heads= nor slots with a shape=."
         )
+
+
+def _stages_of(passes: tuple[Any, ...]) -> list[Stage]:
+    return [each for each in passes if isinstance(each, Stage)]

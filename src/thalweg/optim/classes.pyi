@@ -29,9 +29,11 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -72,6 +74,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -82,6 +87,10 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -151,9 +160,11 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -192,6 +203,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -202,6 +216,10 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -270,9 +288,11 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -310,6 +330,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -320,6 +343,10 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -389,9 +416,11 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -430,6 +459,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -440,6 +472,10 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -508,9 +544,11 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -548,6 +586,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -558,6 +599,10 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -625,9 +670,11 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -664,6 +711,9 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -674,6 +724,10 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -741,9 +795,11 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -780,6 +836,9 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -790,6 +849,10 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -859,9 +922,11 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -902,6 +967,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -912,6 +980,10 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -980,9 +1052,11 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1021,6 +1095,9 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1031,6 +1108,10 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1094,9 +1175,11 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1129,6 +1212,9 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1139,6 +1225,10 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1207,9 +1297,11 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1247,6 +1339,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1257,6 +1352,10 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1323,9 +1422,11 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1362,6 +1463,9 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1372,6 +1476,10 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a

@@ -23,9 +23,11 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -56,6 +58,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -66,6 +71,10 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a

@@ -26,7 +26,14 @@ from thalweg.core.options.rounding import Rounding
 from thalweg.core.options.split import SplitWeights
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.options.update_targets import StateStorage
-from thalweg.core.options.wrappers import Cautious, CautiousDecay, Sphere, TrustRatio
+from thalweg.core.options.wrappers import (
+    Cautious,
+    CautiousDecay,
+    RadialBrake,
+    RowFloor,
+    Sphere,
+    TrustRatio,
+)
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -42,9 +49,11 @@ OPTIONS: tuple[type[Option], ...] = (
     Clipping,
     Unscaling,
     CautiousDecay,
+    RowFloor,
     Cautious,
     TrustRatio,
     Sphere,
+    RadialBrake,
     StateCodec,
     Lookahead,
     Average,

@@ -40,9 +40,11 @@ class SGD(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -74,6 +76,9 @@ class SGD(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -84,6 +89,10 @@ class SGD(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -147,9 +156,11 @@ class Momentum(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -182,6 +193,9 @@ class Momentum(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -192,6 +206,10 @@ class Momentum(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -256,9 +274,11 @@ class MomentumW(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -292,6 +312,9 @@ class MomentumW(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -302,6 +325,10 @@ class MomentumW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -366,9 +393,11 @@ class Adam(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -402,6 +431,9 @@ class Adam(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -412,6 +444,10 @@ class Adam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -475,9 +511,11 @@ class LazyAdam(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -510,6 +548,9 @@ class LazyAdam(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -520,6 +561,10 @@ class LazyAdam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -584,9 +629,11 @@ class AdamW(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -620,6 +667,9 @@ class AdamW(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -630,6 +680,10 @@ class AdamW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -693,9 +747,11 @@ class Adamax(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -728,6 +784,9 @@ class Adamax(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -738,6 +797,10 @@ class Adamax(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -802,9 +865,11 @@ class Nadam(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -838,6 +903,9 @@ class Nadam(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -848,6 +916,10 @@ class Nadam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -911,9 +983,11 @@ class Adagrad(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -946,6 +1020,9 @@ class Adagrad(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -956,6 +1033,10 @@ class Adagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1020,9 +1101,11 @@ class AdagradDA(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1056,6 +1139,9 @@ class AdagradDA(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1066,6 +1152,10 @@ class AdagradDA(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1129,9 +1219,11 @@ class Adadelta(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1164,6 +1256,9 @@ class Adadelta(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1174,6 +1269,10 @@ class Adadelta(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1239,9 +1338,11 @@ class RMSprop(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1275,6 +1376,9 @@ class RMSprop(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1285,6 +1389,10 @@ class RMSprop(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1352,9 +1460,11 @@ class Ftrl(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1391,6 +1501,9 @@ class Ftrl(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1401,6 +1514,10 @@ class Ftrl(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1465,9 +1582,11 @@ class ProximalAdagrad(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1501,6 +1620,9 @@ class ProximalAdagrad(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1511,6 +1633,10 @@ class ProximalAdagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -1574,9 +1700,11 @@ class ProximalGradientDescent(RuleOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -1609,6 +1737,9 @@ class ProximalGradientDescent(RuleOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -1619,6 +1750,10 @@ class ProximalGradientDescent(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a

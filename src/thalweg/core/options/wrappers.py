@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import ClassVar
+
+from torch import Tensor
 
 from thalweg.core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError, RuleError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 
-_MEASURES = "what one measures of a step would follow from what the other has measured"
+_LENGTHS = "both say how long a step is"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Option):
-    """The wrapper of the name of its only keyword, a bool. Sparse gradients are made dense.
+    """The wrapper of the name of its only keyword. Sparse gradients are made dense.
 
     Attributes:
         without: A slot that it adds, and what is said of parameters that are 0 when they get it.
@@ -30,7 +32,7 @@ class Wrapper(Option):
 
     def check_beside(self, others: Others) -> None:
         own = self.keywords()[0].name
-        for kind in Wrapper.__subclasses__():
+        for kind in (CautiousDecay, Cautious, TrustRatio, Sphere, RowFloor, RadialBrake):
             (other,) = (each.name for each in kind.keywords())
             if other in self.beside and others.of(kind).on:
                 raise InvalidArgumentError(
@@ -43,15 +45,17 @@ class Wrapper(Option):
         Raises:
             RuleError: The rule cannot have it; says why.
         """
-        return _wrapped(rule, self.keywords()[0].name)
+        (name,) = (each.name for each in self.keywords())
+        given = getattr(self, name)
+        return _wrapped(rule, name, *(() if given is True else (given,)))
 
 
-@cache
-def _wrapped(rule: Rule, name: str) -> Rule:
+@lru_cache(None)
+def _wrapped(rule: Rule, name: str, *given: float) -> Rule:
     with importing:
         from thalweg.engines.transcribe import transcribe
         from thalweg.rules import wrappers
-    found = getattr(wrappers, name)(rule)
+    found = getattr(wrappers, name)(rule, *given)
     try:
         transcribe(found.update)
     except RuleError as error:
@@ -82,7 +86,6 @@ class Cautious(Wrapper):
             https://arxiv.org/abs/2411.16085
     """
 
-    beside = {"trust_ratio": _MEASURES, "sphere": _MEASURES}
     cautious: bool = False
 
 
@@ -96,7 +99,7 @@ class TrustRatio(Wrapper):
             https://arxiv.org/abs/1904.00962
     """
 
-    beside = {"sphere": _MEASURES}
+    beside = {"sphere": _LENGTHS}
     trust_ratio: bool = False
 
 
@@ -114,3 +117,58 @@ class Sphere(Wrapper):
     changes_state = True
     without = ("radius", "is 0 and has no sphere, so sphere=True leaves its steps as they are.")
     sphere: bool = False
+
+
+class _Share(Wrapper):
+    """A wrapper by a number, of which there is a usual one."""
+
+    usual: ClassVar[float]
+    highest: ClassVar[float | None]
+
+    def __post_init__(self) -> None:
+        name = self.keywords()[0].name
+        given = getattr(self, name)
+        if isinstance(given, bool):
+            given = self.usual if given else None
+            object.__setattr__(self, name, given)  # as others are compared by it
+        if given is not None:
+            with importing:
+                from thalweg.rules.wrappers.wrapping import check_share
+            check_share(name, given, self.highest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFloor(_Share):
+    """Rows of matrices move at least by a share of their length, times the rate.
+
+    Attributes:
+        row_floor: Each row's step is made at least that long, as a share of the row, times the
+            rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            https://github.com/KellerJordan/modded-nanogpt/pull/328
+    """
+
+    usual, highest = 0.3825, None
+    row_floor: bool | float | None = None
+
+    def check_param(self, param: Tensor, title: str) -> None:
+        if self.row_floor is not None and param.dim() != 2:
+            raise InvalidArgumentError(
+                f"'{title}' has shape {tuple(param.shape)}, and row_floor is for parameters of two"
+                " dimensions: leave it to another optimizer, or to a group of Mixed whose rule is"
+                " not wrapped by thalweg.rules.wrappers.row_floor."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RadialBrake(_Share):
+    """Norms of parameters grow the more slowly.
+
+    Attributes:
+        radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+            included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps that
+            make it smaller are as they are. https://github.com/KellerJordan/modded-nanogpt/pull/294
+    """
+
+    usual, highest = 0.5, 1.0
+    beside = {"sphere": "on a sphere no norm grows"}
+    radial_brake: bool | float | None = None

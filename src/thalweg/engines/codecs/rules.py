@@ -31,7 +31,9 @@ def fault_of(rule: Rule) -> str:
         return f"{rule.name!r} works on whole matrices, beside slots that are kept as numbers"
     taken = [*rule.made, *(slot.name for slot in rule.element_slots)]
     coded = {slot.name for slot in rule.element_slots if slot.storage}
-    for name, measure in rule.measures.items():
+    levels = (each.measures for each in rule.levels)
+    every = [each for own in (rule.measures, *levels) for each in own.items()]
+    for name, measure in every:
         read = coded.intersection(taken[: len(transcribe(measure).positional) - 2])
         if coded and read:
             return (

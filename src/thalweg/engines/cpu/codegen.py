@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -106,8 +107,12 @@ class Element:
         header = HEADER.format(literal=LITERAL, compute=self.compute)
         return header + "\n\n".join(found.values()) + "\n"
 
-    def update_element(self) -> list[str]:
-        """Read what the formula takes, compute it, and write what changes."""
+    def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
+        """Read what the formula takes, compute it, and write what changes.
+
+        Args:
+            vectors: As for `Update.local_scalars`.
+        """
         update = self.update
         reads = [
             f"{update.name_of(each)} = {self.begins_at(each)}" for each in update.read_streams()
@@ -120,7 +125,7 @@ class Element:
         if update.writes_copy():
             writes.append(self.store_copy("out0"))
         return [
-            *update.local_scalars(),
+            *update.local_scalars(vectors),
             *reads,
             *update.staged_gradient(),
             *update.compute_results(FormulaWriter()),
@@ -161,15 +166,9 @@ class Element:
 
 
 def generate_update(update: Update, compute: str) -> Kernel:
-    """The kernel of an update of chunks of tensors, in "float32" or "float64".
-
-    Where elements see their row and column, what the table has of a tensor is its streams, its
-    vectors, and how many rows and columns its matrices have.
-    """
+    """The kernel of an update of chunks of tensors, in "float32" or "float64"."""
     element = Element(update, compute)
     definitions, pointers = element.define_functions(), point_at_chunk(update)
-    if update.vectors:
-        return write_kernel(element, definitions, pointers, each_line(element, "offset", "length"))
     return write_kernel(element, definitions, pointers, _update_chunk(definitions, element))
 
 
@@ -220,36 +219,6 @@ def point_at_chunk(update: Update) -> list[str]:
 def first_of(update: Update, stream: int) -> str:
     """Where a stream of the tensor of a chunk begins."""
     return f"base[tensor * {update.width} + {stream}]"
-
-
-def each_line(element: Element, first: str, count: str) -> list[str]:
-    """Update `count` elements, from element `first` of a tensor on, which see rows and columns."""
-    update = element.update
-    place = f"tensor * {update.width} + {update.vectors_at}"
-    sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
-    vectors = {
-        "row": "{name} = {pointer}(base[{place} + {k}])[line]",
-        "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
-    }
-    stored = STORAGE[element.compute]
-    given = [
-        vectors[name.rstrip("0123456789")].format(
-            name=name, pointer=stored.pointer, size=stored.size, place=place, k=k
-        )
-        for k, name in enumerate(update.vectors.values())
-    ]
-    return [
-        f"rows, columns = {sides}",
-        "done = 0",
-        f"while done < {count}:",
-        f"    line = ({first} + done) // columns",
-        f"    stop = min((line + 1) * columns - {first}, {count})",
-        # Where the columns would begin that element i finds its own in at [i].
-        f"    column = (line // rows - line) * columns + {first}",
-        *indent_by([*given, "for i in range(done, stop):"], 1).splitlines(),
-        *indent_by(element.update_element(), 2).splitlines(),
-        "    done = stop",
-    ]
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:

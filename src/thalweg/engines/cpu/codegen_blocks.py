@@ -13,12 +13,13 @@ from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
 from thalweg.engines.codecs.split8 import HALF
 from thalweg.engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
-from thalweg.engines.cpu.codegen import STORAGE, Element, each_line, first_of, write_kernel
+from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg.engines.cpu.codegen_draws import begin_draws, draw_for, rounded
 from thalweg.engines.cpu.work import STEP
 from thalweg.engines.draws import NARROW
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
 from thalweg.formula import Formula
+from thalweg.ground.locks import importing
 
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
@@ -188,6 +189,8 @@ class _Element(Element):
 def _each_element(element: Element) -> list[str]:
     """Update `count` elements from `begin` of a chunk on."""
     if element.update.vectors:
+        with importing:
+            from thalweg.engines.cpu.codegen_vectors import each_line
         return each_line(element, "(offset + begin)", "count")
     return ["for i in range(count):", *indent_by(element.update_element(), 1).splitlines()]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from thalweg.engines.codegen import Kernel, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, name_kernel
 from thalweg.engines.cpu.codegen_measure import Elements
+from thalweg.engines.cpu.codegen_vectors import SHORT, spread_name, spread_vectors
 from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS
 from thalweg.engines.measuring import LANES
 from thalweg.engines.transcribe import FUNCTION_PREFIX
@@ -37,7 +38,30 @@ def KERNEL_NAME(argument):
 {targets}
         row = tensor * scalar_step
 {scalars}
-        for tile in range(begin, end):
+        tile = begin
+        while tile < end and columns <= {short}:
+            last = min(end, tile + {lane_count} // (min({tile_rows}, rows) * columns))
+            matrix = tile // down
+            first = (tile - matrix * down) * {tile_rows}
+            line = matrix * rows + first
+            start = line * columns
+            offset, from_line = start, line
+            count = last // down
+            count = (count * rows + (last - count * down) * {tile_rows}) * columns - start
+{pointers_short}
+{spread}
+            for i in range(count):
+{values_short}
+            line, i = from_line, 0
+            for own in range(tile, last):
+                end_line = line + min({tile_rows}, rows - first)
+                column = own * columns
+{cases}
+                first += {tile_rows}
+                if first >= rows:
+                    first = 0
+            tile = last
+        for tile in range(tile, end):
             band = tile // across
             start = (tile - band * across) * {tile_columns}
             matrix = band // down
@@ -108,6 +132,75 @@ def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...],
         own = kept.setdefault((index, each.reduce), _Kept(index, each.reduce, {}))
         own.targets.setdefault(each.over, []).append(number)
     return formulas, [*kept.values()]
+
+
+class _Short:
+    """The parts that have to do with it in tiles of short rows, of which each case has its text.
+
+    Args:
+        kept: What is kept.
+        name: Names its lanes.
+    """
+
+    def __init__(self, kept: _Kept, name: int) -> None:
+        self._kept, self.lanes, self._name = kept, f"short_lanes{name}", name
+        self._has_columns = not kept.targets.keys().isdisjoint(("column", "variable"))
+
+    def _join(self, one: str, other: str) -> str:
+        if self._kept.reduce == "sum":
+            return f"({one} + {other})"
+        return f"{FUNCTION_PREFIX}maximum({one}, {other})"
+
+    def _fold(self, values: list[str]) -> str:
+        """Values in the least power of two of places, folded to one that is not -0."""
+        values = values + [self._kept.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
+        while len(values) > 1:
+            half = len(values) // 2
+            values = list(map(self._join, values[:half], values[half:]))
+        return values[0]
+
+    def begin(self, columns: int) -> list[str]:
+        """Before the rows of a tile."""
+        zeros = range(columns if self._has_columns else 0)
+        return [f"sum{self._name}_{j} = {self._kept.zero}" for j in zeros]
+
+    def add_row(self, columns: int) -> list[str]:
+        """What becomes of a row."""
+        values = [f"value{self._name}_{j}" for j in range(columns)]
+        lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
+        whole = self._fold(values)
+        lines += [f"target{k}[line] = {whole}" for k in self._kept.targets.get("row", ())]
+        if self._has_columns:
+            sums = [f"sum{self._name}_{j}" for j in range(columns)]
+            lines += [
+                f"{one} = {self._join(one, value)}" for one, value in zip(sums, values, strict=True)
+            ]
+        return lines
+
+    def end(self, columns: int) -> list[str]:
+        """After the rows of a tile."""
+        sums = [f"sum{self._name}_{j}" for j in range(columns)]
+        return [
+            f"target{k}[column + {j}] = {each}"
+            for k in self._kept.targets.get("column", ())
+            for j, each in enumerate(sums)
+        ] + [f"target{k}[own] = {self._fold(sums)}" for k in self._kept.targets.get("variable", ())]
+
+
+def _short_cases(kept: list[_Short]) -> list[str]:
+    """Add up the tile `own`, whose rows have one of a few lengths."""
+    lines: list[str] = []
+    for columns in range(1, SHORT + 1):
+        lines += [
+            f"if columns == {columns}:",
+            *(f"    {line}" for each in kept for line in each.begin(columns)),
+            "    while line < end_line:",
+            *(f"        {line}" for each in kept for line in each.add_row(columns)),
+            "        line += 1",
+            f"        i += {columns}",
+            *(f"    {line}" for each in kept for line in each.end(columns)),
+        ]
+    return lines
 
 
 class _Tile:
@@ -203,12 +296,38 @@ def generate_lines(
         for k, name in enumerate(sweep.vectors.values())
         if name.startswith("column")
     ]
+    short = [_Short(each, name) for name, each in enumerate(kept)]
+    spread = {
+        name: f"{kind.pointer}(base[tensor * streams + {len(storage) + k}])"
+        for k, name in enumerate(sweep.vectors.values())
+    }
+    lanes_of = {name: spread_name(name) for name in spread}
+    given = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
+             for x in sweep.arguments]  # fmt: skip
     results = ", ".join(f"v{index}" for index in range(len(formulas)))
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
         width=sides + 4 + len(measures),
-        lanes=indent_by([line for each in tiles for line in each.lanes], 1),
+        lanes=indent_by(
+            [
+                *(line for each in tiles for line in each.lanes),
+                *(f"{each.lanes} = lanes()" for each in short),
+                *(f"{each} = lanes()" for each in lanes_of.values()),
+            ],
+            1,
+        ),
+        short=SHORT,
+        pointers_short=indent_by(sweep.point_at_leaf() or ["pass"], 3),
+        spread=indent_by(spread_vectors(spread, "count"), 3),
+        values_short=indent_by(
+            [
+                f"{results} = measured({', '.join(['i', *given])})",
+                *(f"{each.lanes}[i] = v{own.value}" for each, own in zip(short, kept, strict=True)),
+            ],
+            4,
+        ),
+        cases=indent_by(_short_cases(short), 4),
         sides=sides,
         targets=indent_by(
             [

@@ -97,6 +97,10 @@ def update_kernel(
     update = Update(
         formula, storage, stages, grad, entries, before, copy, from_copy, vectors=dict(vectors)
     )
+    if update.vectors:
+        with importing:
+            from thalweg.engines.cpu.codegen_vectors import generate_seeing
+        return Compiled(generate_seeing(update, name), compute, tuple(update.vectors))
     if duplicates is None:
         return Compiled(generate_update(update, name), compute, tuple(update.vectors))
     with importing:

@@ -32,6 +32,7 @@ class Lines:
     ) -> None:
         self._views, self._vectors = list(map(view_of, shapes)), vectors
         self._bases: dict[tuple[str, ...], Int64] = {}
+        self._rooms: dict[tuple[Measure, ...], TileMeasures] = {}
         self._elements = sum(shape.numel() for shape in shapes)
         self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
@@ -48,6 +49,12 @@ class Lines:
             self._bases[key] = np.hstack([found, self._sides])
         return self._bases[key]
 
+    def _room_for(self, measures: tuple[Measure, ...]) -> TileMeasures:
+        """Memory that stays, as that of a step anew has a computer fetch pages for it."""
+        if measures not in self._rooms:
+            self._rooms[measures] = TileMeasures(self._views, measures)
+        return self._rooms[measures]
+
     def measure(
         self,
         kernel: Compiled,
@@ -56,7 +63,7 @@ class Lines:
         scalars: Mapping[str, Any],
         flush: bool,
     ) -> list[list[Tensor]]:
-        """Of each variable its measures.
+        """Of each variable its measures, in memory that the next ones of these are in, too.
 
         Args:
             kernel: From `launch.lines_kernel`.
@@ -65,7 +72,7 @@ class Lines:
             scalars: The kernel's by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        tiles = TileMeasures(self._views, measures)
+        tiles = self._room_for(tuple(measures))
         base = np.hstack([streams, self.base_of(kernel.vectors), self._tiles, tiles.targets])
         base, rows = np.ascontiguousarray(base), scalar_rows(kernel.scalars, scalars)
         block = np.array(

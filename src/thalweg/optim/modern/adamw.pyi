@@ -22,9 +22,11 @@ class AdamWKin(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -57,6 +59,9 @@ class AdamWKin(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -67,6 +72,10 @@ class AdamWKin(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -130,9 +139,11 @@ class AdamWCoupled(AdamWKin):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -165,6 +176,9 @@ class AdamWCoupled(AdamWKin):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -175,6 +189,10 @@ class AdamWCoupled(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -238,9 +256,11 @@ class AdamWDecoupled(AdamWKin):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -273,6 +293,9 @@ class AdamWDecoupled(AdamWKin):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -283,6 +306,10 @@ class AdamWDecoupled(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -346,9 +373,11 @@ class AdamWIndependent(AdamWKin):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -381,6 +410,9 @@ class AdamWIndependent(AdamWKin):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -391,6 +423,10 @@ class AdamWIndependent(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -454,9 +490,11 @@ class AdamWCautiousDecay(AdamWKin):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -489,6 +527,9 @@ class AdamWCautiousDecay(AdamWKin):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -499,6 +540,10 @@ class AdamWCautiousDecay(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -562,9 +607,11 @@ class NAdamW(AdamWKin):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -597,6 +644,9 @@ class NAdamW(AdamWKin):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -607,6 +657,10 @@ class NAdamW(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -670,9 +724,11 @@ class CautiousAdamW(AdamWKin):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -705,6 +761,9 @@ class CautiousAdamW(AdamWKin):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -715,6 +774,10 @@ class CautiousAdamW(AdamWKin):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -778,9 +841,11 @@ class StableAdamW(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -813,6 +878,9 @@ class StableAdamW(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -823,6 +891,10 @@ class StableAdamW(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a

@@ -22,9 +22,11 @@ class LaProp(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -57,6 +59,9 @@ class LaProp(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -67,6 +72,10 @@ class LaProp(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -133,9 +142,11 @@ class AdEMAMix(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -172,6 +183,9 @@ class AdEMAMix(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -182,6 +196,10 @@ class AdEMAMix(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -247,9 +265,11 @@ class ADOPT(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -284,6 +304,9 @@ class ADOPT(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -294,6 +317,10 @@ class ADOPT(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -358,9 +385,11 @@ class Adan(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -394,6 +423,9 @@ class Adan(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -404,6 +436,10 @@ class Adan(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -469,9 +505,11 @@ class LAMB(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -506,6 +544,9 @@ class LAMB(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -516,6 +557,10 @@ class LAMB(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -578,9 +623,11 @@ class AdamH(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -612,6 +659,9 @@ class AdamH(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -622,6 +672,10 @@ class AdamH(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a
@@ -685,9 +739,11 @@ class SM3(ModernOptimizer):
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
         cautious_decay: bool = False,
+        row_floor: bool | float | None = None,
         cautious: bool = False,
         trust_ratio: bool = False,
         sphere: bool = False,
+        radial_brake: bool | float | None = None,
         state_storage: str | tuple[tuple[str, str], ...] | Mapping[str, str] | None = None,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
@@ -720,6 +776,9 @@ class SM3(ModernOptimizer):
                 parameters on a GPU are counted there then.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+            row_floor: Each row's step is made at least that long, as a share of the row, times the
+                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+                https://github.com/KellerJordan/modded-nanogpt/pull/328
             cautious: Elements whose step would go against their gradient stay, and the steps of
                 others are divided by their share of the parameter, which counts as at least 0.001.
                 https://arxiv.org/abs/2411.16085
@@ -730,6 +789,10 @@ class SM3(ModernOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
+            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
+                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
+                that make it smaller are as they are.
+                https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
                 counterpart for those that are never negative, or a dict of slots' names with a

@@ -31,6 +31,8 @@ from thalweg.rules.torch.arithmetic import (
 BETA2_DECAY = Hyper(
     "beta2_decay", -0.8, "the number of the step to this power is a square's weight"
 )
+_PIECE = 1 << 14  # rows or columns that are computed at once
+_FEW = 3  # of which torch adds up one after the other
 LONGEST = Hyper("d", 1.0, "how long the mean step may be, where the rate is 1")
 
 
@@ -61,10 +63,30 @@ def rate_of(variable, step, count, share, d, eps2):
 
 def factor(*, row, column, row_var, col_var, weight, eps1):
     """Means of squares, and what their product is the mean square of an element of."""
-    row_var = row_var + (row / column.shape[-1] - row_var) * weight
-    col_var = col_var + (column / row.shape[-2] - col_var) * weight
-    mean = row_var.mean(dim=-2, keepdim=True).clamp(min=eps1)
-    return {"row_var": row_var, "col_var": col_var, "row": row_var / mean, "column": col_var}
+    # Of small matrices there are as many rows as elements: a cache holds those of a piece, and sums
+    # become means where they are, as new memory costs more than arithmetic.
+    share = row.new_empty(row.shape)
+    size = max(1, _PIECE // max(row.shape[-2], column.shape[-1]))
+    for first in range(0, row.shape[1], size):
+        sums, shares, before, sums_down, before_down = (
+            each[:, first : first + size] for each in (row, share, row_var, column, col_var)
+        )
+        sums.div_(column.shape[-1]).sub_(before).mul_(weight).add_(before)
+        shares.copy_(sums).div_(mean_of_rows(sums).clamp_(min=eps1))
+        sums_down.div_(row.shape[-2]).sub_(before_down).mul_(weight).add_(before_down)
+    return {"row_var": row, "col_var": column, "row": share, "column": column}
+
+
+def mean_of_rows(values):
+    """`values.mean(dim=-2, keepdim=True)`, which takes long over a few numbers of many matrices."""
+    count = values.shape[-2]
+    if count > _FEW or values.device.type != "cpu":
+        return values.mean(dim=-2, keepdim=True)
+    first, *others = values.split(1, dim=-2)
+    total = first.clone()
+    for each in others:
+        total += each
+    return total.div_(count)
 
 
 @like_update

@@ -4,10 +4,12 @@
 `thalweg.optim` have them as options, too. Sparse gradients of a wrapped rule are made dense.
 """
 
+from thalweg.rules.wrappers.brakes import radial_brake
+from thalweg.rules.wrappers.floors import row_floor
 from thalweg.rules.wrappers.lengths import sphere, trust_ratio
 from thalweg.rules.wrappers.masks import cautious, cautious_decay
 
-__all__ = ["cautious", "cautious_decay", "sphere", "trust_ratio"]
+__all__ = ["cautious", "cautious_decay", "radial_brake", "row_floor", "sphere", "trust_ratio"]
 
 
 def __dir__() -> list[str]:

@@ -33,7 +33,7 @@ def trust_ratio(rule: Rule) -> Rule:
     """The rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
 
     Raises:
-        RuleError: The rule has measures of its own, or no `learning_rate`.
+        RuleError: The rule has no `learning_rate`, or is wrapped so already.
     """
     check_rate(rule, "with a trust ratio")
     return wrapped(
@@ -80,7 +80,7 @@ def sphere(rule: Rule) -> Rule:
     at 0 takes the rule's own steps.
 
     Raises:
-        RuleError: The rule has measures of its own, no `learning_rate`, or a decay that comes
+        RuleError: The rule has no `learning_rate`, is wrapped so already, or has a decay that comes
             before its formula.
     """
     check_rate(rule, "on a sphere")

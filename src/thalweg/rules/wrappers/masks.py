@@ -42,7 +42,7 @@ def cautious(rule: Rule) -> Rule:
     The others' steps are divided by their share of all.
 
     Raises:
-        RuleError: The rule has measures of its own.
+        RuleError: The rule is wrapped so already.
     """
     is_either = any(hyper.name == "maximize" for hyper in rule.hypers)
     return wrapped(
