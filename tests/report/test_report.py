@@ -22,7 +22,7 @@ from thalweg.optim.diagnostics.reading import UNMEASURED, Reader
 from thalweg.optim.diagnostics.spikes import Spikes
 from thalweg.report import bins
 from thalweg.report.history import History, read_history
-from thalweg.report.page import draw
+from thalweg.report.page import Training, draw
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'"
 HEADER: dict[str, Any] = {
@@ -208,14 +208,34 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
     data, tags = read_page(page)
     assert HOSTILE not in page
     assert "img" not in tags
-    assert (data["title"], data["names"]) == (HOSTILE, ["a.weight", HOSTILE])
+    (own,) = data["trainings"]
+    assert (data["title"], own["names"]) == (HOSTILE, ["a.weight", HOSTILE])
     assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
     assert data["bins"] == {"first": 1, "width": 1, "count": 31, "last": 31}
-    ratio, gradient = (decode(each["codes"]) for each in data["columns"])
+    ratio, gradient = (decode(each["codes"]) for each in own["columns"])
     np.testing.assert_equal(ratio, [*[0.001] * 30, UNMEASURED, *[0.002] * 30, math.nan])
     assert gradient == [1.0] * 31 + [2.0] * 31
-    assert data["loss"]["mean"] == [*[1.0] * 30, "NaN"]
-    assert [each[:3] for each in data["warned"]][-1] == [-1, 31, "loss left its band"]
+    assert own["loss"]["mean"] == [*[1.0] * 30, "NaN"]
+    assert [each[:3] for each in own["warned"]][-1] == [-1, 31, "loss left its band"]
+
+
+def test_several_trainings_have_one_axis(run: Path) -> None:
+    longer, unmeasured = read_history(run), History()
+    unmeasured.losses = dict.fromkeys(range(1, 11), 2.0)
+    trainings = [
+        Training(longer, HOSTILE, "rate 1"), Training(unmeasured, "b", note="no"),
+        Training(History(), "c"),
+    ]  # fmt: skip
+    page = draw(trainings, HOSTILE, HOSTILE)
+    data, tags = read_page(page)
+    assert HOSTILE not in page
+    assert "img" not in tags
+    assert data["bins"] == {"first": 1, "width": 1, "count": 30, "last": 30}
+    first, second, third = data["trainings"]
+    assert (first["name"], first["summary"], second["note"]) == (HOSTILE, "rate 1", "no")
+    assert second["loss"]["mean"] == [2.0] * 10 + [None] * 20
+    assert second["facts"] == "Steps 1 to 10. Loss from 2 to 2."
+    assert [len(each["columns"]) for each in (first, second, third)] == [2, 0, 0]
 
 
 @pytest.mark.parametrize("columns", [[], ["cosine"], ["gradient_norm"]])
@@ -255,7 +275,7 @@ def test_a_large_page_is_small() -> None:
     for step in range(1, 10_001, 10):  # as many columns as there are at most
         row = drawn.lognormal(-6, 2, 300)
         found.rows[step] = {"ratio": row, "gradient_norm": row * 100}
-    assert len(draw(found, "large").encode()) < 3_000_000
+    assert len(draw([Training(found)], "large").encode()) < 3_000_000
 
 
 def test_the_largest_numbers_are_drawn(run: Path) -> None:

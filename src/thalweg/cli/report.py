@@ -34,7 +34,7 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
     """
     from thalweg.race.report import whole
     from thalweg.report.history import read_history
-    from thalweg.report.page import draw, tell_damaged
+    from thalweg.report.page import Training, draw, tell_damaged
     from thalweg.report.plain import plain_warned
 
     out = out or run.with_suffix(".html")
@@ -42,9 +42,9 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
         raise click.BadParameter(f"'{out}' is FILE itself.", param_hint="--out")
     history = read_history(run)
     check_writable(out.parent, [out])
-    page = draw(history, title or run.name).encode("utf-8", "replace")  # a path may be any bytes
+    page = draw([Training(history)], title or run.name)
     with whole(out) as file:
-        file.write(page)
+        file.write(page.encode("utf-8", "replace"))  # a path may be any bytes
     if as_json:
         told = {
             "saved": str(out),
