@@ -57,7 +57,7 @@ def test_the_page_of_a_race(names: str) -> None:
         losses.append({row["optimizer"]: row["losses"] for row in told["results"]})
         assert told["settings"]["measured_every"] == (1 if arguments else None)
     assert result.stdout.splitlines()[-1] == "Saved race.json, race.png, race.html"
-    assert "they are no times to compare" in " ".join(result.stdout.split())
+    assert "the times are not to be compared" in " ".join(result.stdout.split())
     assert losses[0] == losses[1]  # to the bit
 
     data = read_page(Path("race.html"))

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TIMES = "us/step: the optimizer's own part of a step, median; no time includes the first step."
-_MEASURED = (
-    "Times of those that the page shows layers of hold what measuring takes: they are no times to"
-    " compare."
-)
+_MEASURED = "Steps were measured for the page, which takes time: the times are not to be compared."
 PACKAGES = ("thalweg", "torch", "numpy", "llvmlite", "scikit-learn")
 
 
