@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html.parser
+import io
 import json
 import math
 import os
@@ -111,6 +112,15 @@ def test_files_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
         result = invoke(command, path)
         assert result.exit_code == 1
         assert "is no file of diagnostics" in result.stderr
+
+
+@pytest.mark.parametrize("begins", ["\ufeff", "\n", "\ufeff \r\n\n"])
+def test_files_that_begin_with_a_mark_or_blank_lines_are_read(begins: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", HEADER, record(1), record(2))
+    path.write_bytes(begins.encode() + path.read_bytes())
+    with Reader(path) as reader:
+        assert [each.step for each in reader.read_all()] == [1, 2]
+        assert reader.damaged == (begins[1:] != "" and begins[0] == "\ufeff")
 
 
 def test_other_versions_and_missing_files_are_refused(tmp_path: Path) -> None:
@@ -329,6 +339,31 @@ def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
     assert (first[0], second) == ("<", "a.weight")  # what is not finite stands first
     assert "not finite first, then the largest update" in result.stdout
     assert "1 damaged line was skipped." in result.stdout
+
+
+def test_ctrl_c_ends_watch_without_a_word(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rich.console import Console
+
+    from thalweg.cli import watch
+
+    class Stdout(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    screen = Stdout()
+    monkeypatch.setattr(watch.sys, "stdout", screen)
+    monkeypatch.setattr(watch, "make_console", lambda: Console(file=screen, force_terminal=True))
+    monkeypatch.setattr(watch.time, "sleep", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", str(run)])
+    assert ended.value.code == 130
+    assert "step 30" in screen.getvalue()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("command", ["watch", "report"])

@@ -6,6 +6,7 @@ cannot be read are counted and skipped, as a machine that stops in the middle of
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ class Reader:
         if not self._file.seekable():
             self._file.close()
             raise DataLossError(f"cannot read '{self.path}': it is a pipe, not a file.")
-        first = self._file.read(1)
+        first = self._file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
         self._file.seek(0)
         if first not in (b"", b"{"):
             self._file.close()
