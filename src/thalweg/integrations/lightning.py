@@ -14,7 +14,7 @@ class LogDiagnostics(Callback):
     """Logs the diagnostics of all optimizers of a trainer wherever that logs.
 
     The numbers are `gradient_norm/layer.weight` and so on, of several optimizers those of the
-    second begin with `1/`. An optimizer tells of itself if it was made with `diagnostics=`.
+    second begin with `1/`. An optimizer is measured if it was made with `diagnostics=`.
 
     Args:
         columns: Those that are logged.
