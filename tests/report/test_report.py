@@ -75,6 +75,24 @@ def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
         assert reader.damaged == 1
 
 
+@pytest.mark.parametrize(
+    "row", [[0.25, 1e-5], [None, "NaN"], ["Infinity", 0], [3, -1e300], ["0.5", True], [2, 2]]
+)
+def test_records_in_other_forms_have_the_same_numbers(row: list[Any], tmp_path: Path) -> None:
+    told = record(1, row)
+    other = dict(reversed(told.items()))
+    texts = [json.dumps(told), json.dumps(told, separators=(",", ":")), json.dumps(other)]
+    texts += [json.dumps(told, indent=1).replace("\n", " "), json.dumps(told)]
+    path = write(tmp_path / "run.jsonl", HEADER, *texts)
+    with Reader(path) as reader:
+        first, *others = reader.read_all()
+        assert reader.damaged == 0
+    assert first.rows["gradient_norm"].tolist() == [1.0, 2.0]
+    for each in others:
+        np.testing.assert_equal(each, first)
+    assert len(others) == 4
+
+
 def test_numbers_that_are_none(tmp_path: Path) -> None:
     path = write(
         tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0])

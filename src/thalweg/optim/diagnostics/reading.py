@@ -197,6 +197,11 @@ class _Words(dict[bytes, float]):
     Numbers of four digits come again and again: finding one takes a fifth of reading it.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Of each column the text of its latest row, and the row: counts are 0 in most steps.
+        self._latest: dict[str, tuple[bytes, np.ndarray]] = {}
+
     def __missing__(self, word: bytes) -> float:
         told = json.loads(word)
         if len(self) >= _KEPT:
@@ -225,13 +230,19 @@ class _Words(dict[bytes, float]):
             key = f'"{column}": ['.encode("utf-8", "replace")
             begin = line.find(key, end) + len(key)
             end = line.find(b"]", begin)
-            words = line[begin:end].split(b", ")
-            if begin < len(key) or len(words) != len(header.names):
+            text = line[begin:end]
+            latest = self._latest.get(column)
+            if latest is None or latest[0] != text:
+                words = text.split(b", ")
+                try:
+                    row = np.fromiter(map(self.__getitem__, words), np.float64, len(words))
+                except (ValueError, TypeError, OverflowError):
+                    return None
+                row.flags.writeable = False
+                self._latest[column] = latest = text, row
+            if begin < len(key) or len(latest[1]) != len(header.names):
                 return None
-            try:
-                rows[column] = np.fromiter(map(self.__getitem__, words), np.float64, len(words))
-            except (ValueError, TypeError, OverflowError):
-                return None
+            rows[column] = latest[1]
         return _make_record(json.loads(head + b"}"), header, rows)
 
 
