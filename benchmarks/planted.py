@@ -51,7 +51,7 @@ class Training:
         count = len(self.examples.inputs)
         self.order = torch.randint(count, (STEPS, batch), generator=generator)
         self.all_tokens: int | None = None
-        self.term: Callable[[], Tensor] | None = None  # of the loss, which is not told
+        self.term: Callable[[], Tensor] | None = None  # of the loss that is not logged
         self.groups: dict[str, dict[str, float]] = {}  # what a parameter's group has of its own
 
     def begin(self) -> None:
@@ -70,7 +70,7 @@ class Training:
         self.group = 1 + apart.index(WIDE)
 
     def take_step(self) -> tuple[float, Table]:
-        """One step: the loss, and what is told of it."""
+        """One step: the loss, and the table of it."""
         rows = self.order[self.step]
         self.step += 1
         inputs = self.examples.inputs[rows, :CONTEXT]
@@ -286,7 +286,9 @@ def main() -> None:
         return
     seeds = list(TUNED_ON if given.tuned_on else SEEDS)[: 1 if given.quick else None]
     clean = {(kind, seed): run(seed, kind) for kind in CLEAN for seed in seeds}
-    print("| fault | named in time | named first | told after, steps | loss left its band after |")
+    print(
+        "| fault | named in time | named first | reported after, steps | loss left its band after |"
+    )
     print("|---|---|---|---|---|")
     found_all = 0
     for plant in PLANTS:

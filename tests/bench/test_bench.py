@@ -421,8 +421,12 @@ def test_arguments_are_those_of_the_rules_and_states_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("state_storage=zip", "has 'zip'"), ("nonsense=1", "nonsense"), ("1", "1")]
-)
+    ("given", "said"),
+    [("state_storage=zip", "has 'zip'"), ("nonsense=1", "nonsense"), ("1", "1"),
+     ("lr=fast", "optim:AdamW with lr='fast': TypeError"), ("betas=(0.9,)", "IndexError"),
+     ("capturable=True", "AssertionError: If capturable=True"), ("params=3", "'params'"),
+     ("in_backward=True", "which is timed, idles")],
+)  # fmt: skip
 def test_strange_arguments_of_rules_are_refused(run, given, said):
     result = run("--rules", "optim:AdamW", "--set", given, "--rounds", "1")
     assert result.exit_code == 2

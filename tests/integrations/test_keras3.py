@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 import os
@@ -693,3 +694,56 @@ def test_steps_are_told_of(given: str) -> None:
     names = [f"{weight.path}:0" for weight in model.trainable_variables]
     assert (list(told.table), told.table.step) == (names, 4)  # of eight batches
     assert (told.table.unchanged == 0).all()
+
+
+def test_diagnostics_are_logged_by_callbacks(tmp_path: Path) -> None:
+    from thalweg import optim
+    from thalweg.integrations.keras3.diagnostics import LogDiagnostics
+    from thalweg.optim.diagnostics import Diagnostics
+
+    class Own(keras.Model):
+        """Its steps are those of an optimizer of torch's kind."""
+
+        def __init__(self, told: Diagnostics) -> None:
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+            self.build((None, 5))
+            params = [(var.path, var.value) for var in self.trainable_variables]
+            self.fused: Any = optim.AdamW(params, lr=0.01, diagnostics=told)
+
+        def build(self, shape: Any) -> None:
+            self.layer.build(shape)
+            self.built = True
+
+        def call(self, x: Any) -> Any:
+            return self.layer(x)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            self.fused.zero_grad()
+            loss = self.compute_loss(x, y, self(x))
+            loss.backward()
+            self.fused.step()
+            return {"mine": loss.detach()}
+
+    tables: list[Any] = []
+    batches: list[dict[str, float]] = []
+    told = Diagnostics(3, [tables.append])
+    model = Own(told)
+    model.compile(loss="mse")
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: batches.append(logs))
+    file = keras.callbacks.CSVLogger(tmp_path / "run.csv")
+    history = train(model, 2, callbacks=[LogDiagnostics(told, [note, file], ["ratio", "clip"])])
+    assert list(history.history) == ["mine"]  # nobody else is given them
+    assert [table.step for table in tables] == [3, 6]
+    numbers = [table.scalars(["ratio", "clip"]) for table in tables]
+    assert len(numbers[0]) == 4
+    expected = [numbers[step // 3 - 1] if step % 3 == 0 else {} for step in range(1, 9)]
+    assert [{k: v for k, v in logs.items() if k != "mine"} for logs in batches] == expected
+    with (tmp_path / "run.csv").open() as text:
+        rows = [*csv.DictReader(text)]
+    assert [{k: float(row[k]) for k in numbers[0]} for row in rows] == numbers
+    with pytest.raises(InvalidTypeError, match="told must be a Diagnostics, not 3"):
+        LogDiagnostics(3, [])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidArgumentError, match="columns has 'norm'"):
+        LogDiagnostics(told, [], ["norm"])

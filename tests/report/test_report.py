@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html.parser
+import io
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from thalweg.diagnostics.spikes import Spikes
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
 from thalweg.report import bins
 from thalweg.report.history import History, read_history
-from thalweg.report.page import draw
+from thalweg.report.page import Training, draw
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'"
 HEADER: dict[str, Any] = {
@@ -74,6 +75,24 @@ def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
         assert reader.damaged == 1
 
 
+@pytest.mark.parametrize(
+    "row", [[0.25, 1e-5], [None, "NaN"], ["Infinity", 0], [3, -1e300], ["0.5", True], [2, 2]]
+)
+def test_records_in_other_forms_have_the_same_numbers(row: list[Any], tmp_path: Path) -> None:
+    told = record(1, row)
+    other = dict(reversed(told.items()))
+    texts = [json.dumps(told), json.dumps(told, separators=(",", ":")), json.dumps(other)]
+    texts += [json.dumps(told, indent=1).replace("\n", " "), json.dumps(told)]
+    path = write(tmp_path / "run.jsonl", HEADER, *texts)
+    with Reader(path) as reader:
+        first, *others = reader.read_all()
+        assert reader.damaged == 0
+    assert first.rows["gradient_norm"].tolist() == [1.0, 2.0]
+    for each in others:
+        np.testing.assert_equal(each, first)
+    assert len(others) == 4
+
+
 def test_numbers_that_are_none(tmp_path: Path) -> None:
     path = write(
         tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0])
@@ -111,6 +130,15 @@ def test_files_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
         result = invoke(command, path)
         assert result.exit_code == 1
         assert "is no file of diagnostics" in result.stderr
+
+
+@pytest.mark.parametrize("begins", ["\ufeff", "\n", "\ufeff \r\n\n"])
+def test_files_that_begin_with_a_mark_or_blank_lines_are_read(begins: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", HEADER, record(1), record(2))
+    path.write_bytes(begins.encode() + path.read_bytes())
+    with Reader(path) as reader:
+        assert [each.step for each in reader.read_all()] == [1, 2]
+        assert reader.damaged == (begins[1:] != "" and begins[0] == "\ufeff")
 
 
 def test_other_versions_and_missing_files_are_refused(tmp_path: Path) -> None:
@@ -208,14 +236,34 @@ def test_the_page(run: Path, tmp_path: Path) -> None:
     data, tags = read_page(page)
     assert HOSTILE not in page
     assert "img" not in tags
-    assert (data["title"], data["names"]) == (HOSTILE, ["a.weight", HOSTILE])
+    (own,) = data["trainings"]
+    assert (data["title"], own["names"]) == (HOSTILE, ["a.weight", HOSTILE])
     assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
     assert data["bins"] == {"first": 1, "width": 1, "count": 31, "last": 31}
-    ratio, gradient = (decode(each["codes"]) for each in data["columns"])
+    ratio, gradient = (decode(each["codes"]) for each in own["columns"])
     np.testing.assert_equal(ratio, [*[0.001] * 30, UNMEASURED, *[0.002] * 30, math.nan])
     assert gradient == [1.0] * 31 + [2.0] * 31
-    assert data["loss"]["mean"] == [*[1.0] * 30, "NaN"]
-    assert [each[:3] for each in data["warned"]][-1] == [-1, 31, "loss left its band"]
+    assert own["loss"]["mean"] == [*[1.0] * 30, "NaN"]
+    assert [each[:3] for each in own["warned"]][-1] == [-1, 31, "loss left its band"]
+
+
+def test_several_trainings_have_one_axis(run: Path) -> None:
+    longer, unmeasured = read_history(run), History()
+    unmeasured.losses = dict.fromkeys(range(1, 11), 2.0)
+    trainings = [
+        Training(longer, HOSTILE, "rate 1"), Training(unmeasured, "b", note="no"),
+        Training(History(), "c"),
+    ]  # fmt: skip
+    page = draw(trainings, HOSTILE, HOSTILE)
+    data, tags = read_page(page)
+    assert HOSTILE not in page
+    assert "img" not in tags
+    assert data["bins"] == {"first": 1, "width": 1, "count": 30, "last": 30}
+    first, second, third = data["trainings"]
+    assert (first["name"], first["summary"], second["note"]) == (HOSTILE, "rate 1", "no")
+    assert second["loss"]["mean"] == [2.0] * 10 + [None] * 20
+    assert second["facts"] == "Steps 1 to 10. Loss from 2 to 2."
+    assert [len(each["columns"]) for each in (first, second, third)] == [2, 0, 0]
 
 
 @pytest.mark.parametrize("columns", [[], ["cosine"], ["gradient_norm"]])
@@ -255,7 +303,7 @@ def test_a_large_page_is_small() -> None:
     for step in range(1, 10_001, 10):  # as many columns as there are at most
         row = drawn.lognormal(-6, 2, 300)
         found.rows[step] = {"ratio": row, "gradient_norm": row * 100}
-    assert len(draw(found, "large").encode()) < 3_000_000
+    assert len(draw([Training(found)], "large").encode()) < 3_000_000
 
 
 def test_the_largest_numbers_are_drawn(run: Path) -> None:
@@ -309,6 +357,31 @@ def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
     assert (first[0], second) == ("<", "a.weight")  # what is not finite stands first
     assert "not finite first, then the largest update" in result.stdout
     assert "1 damaged line was skipped." in result.stdout
+
+
+def test_ctrl_c_ends_watch_without_a_word(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rich.console import Console
+
+    from thalweg.cli import watch
+
+    class Stdout(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    screen = Stdout()
+    monkeypatch.setattr(watch.sys, "stdout", screen)
+    monkeypatch.setattr(watch, "make_console", lambda: Console(file=screen, force_terminal=True))
+    monkeypatch.setattr(watch.time, "sleep", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", str(run)])
+    assert ended.value.code == 130
+    assert "step 30" in screen.getvalue()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("command", ["watch", "report"])

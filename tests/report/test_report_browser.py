@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from thalweg.report.history import History
-from thalweg.report.page import draw
+from thalweg.report.page import Training, draw
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -28,6 +29,7 @@ HOSTILE = "</script><img src=x onerror=fail()>"
 # Points at the middle of the second row of a strip, opens all, and leaves what it saw in the page.
 LOOK = """<script>
 addEventListener("load", () => {
+  const all = (selector) => [...document.querySelectorAll(selector)];
   const strip = document.querySelectorAll(".strip[tabindex]")[0];
   const box = strip.getBoundingClientRect();
   const send = (type, target, x, y) => target.dispatchEvent(
@@ -40,7 +42,7 @@ addEventListener("load", () => {
   strip.focus();
   strip.dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}));
   document.querySelectorAll("details").forEach((each) => { each.open = true; });
-  document.querySelectorAll("#view input")[1].click();
+  document.querySelectorAll(".switch input")[1].click();
   const canvas = document.querySelector(".strip canvas");
   const pixel = canvas.getContext("2d").getImageData(1, 0, 1, 1).data;
   const result = document.createElement("output");
@@ -48,8 +50,9 @@ addEventListener("load", () => {
   result.textContent = JSON.stringify({
     drawn: document.documentElement.dataset.drawn, told, shown, hidden, inner: innerWidth,
     wide: document.documentElement.scrollWidth, images: document.images.length,
-    names: [...document.querySelectorAll(".name")].every((e) => e.scrollWidth <= e.clientWidth),
-    pixel: [...pixel],
+    cut: all(".name").filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent),
+    pixel: [...pixel], headings: all("h1, h2.title, #contents a").map((e) => e.textContent),
+    relative: all(".switch input:checked").map((e) => e.value),
     navigation: performance.now(),
   });
   parent.document.body.append(result);
@@ -76,13 +79,20 @@ def history() -> History:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
-    page = draw(history(), HOSTILE).replace("</body>", f"{LOOK}</body>")
+def test_the_page_in_a_browser(width: int, several: bool, tmp_path: Path) -> None:
+    trainings = [Training(history())]
+    if several:
+        unmeasured, diverged = History(), history()
+        unmeasured.losses = {step: 4.0 + step for step in range(1, 401)}
+        diverged.losses |= {600: math.nan, 601: 1e300}
+        trainings = [Training(history(), HOSTILE, HOSTILE), Training(diverged, "b"),
+                     Training(unmeasured, "c" * 99, note=HOSTILE)]  # fmt: skip
+    page = draw(trainings, HOSTILE, HOSTILE).replace("</body>", f"{LOOK}</body>")
     frame = tmp_path / "frame.html"  # no window is as narrow as a telephone, but a frame in it
-    frame.write_text(
-        f'<body><iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(page)}">'
-    )
+    look = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(page)}">'
+    frame.write_text(f'<meta charset="utf-8"><body>{look}', "utf-8")
     command = (
         str(CHROMIUM),
         *FLAGS,
@@ -101,6 +111,10 @@ def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
     assert found["inner"] == width
     assert found["wide"] <= width
     assert found["images"] == 0
-    assert found["names"]
+    names = [HOSTILE, "b", "c" * 99] if several else []
+    numbered = [f"{number}. {name}" for number, name in enumerate(names, 1)]
+    assert found["headings"] == [HOSTILE, *names, *numbered]
+    assert found["relative"] == ["usual"] * (2 if several else 1)
+    assert not found["cut"]
     assert found["pixel"][3] == 255
     assert found["navigation"] < 10_000  # generous: other processes may have the cores

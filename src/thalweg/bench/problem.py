@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,19 @@ def make_optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> An
     if entry.named is None:
         return RuleOptimizer(entry.rule, RATE, **(options or {}))
     return entry.named.make(RATE, **(options or {}))
+
+
+def try_options(entry: Entry, options: Mapping[str, object], dtypes: Iterable[torch.dtype]) -> None:
+    """Take two steps over a few elements; raises what an optimizer with these options raises."""
+    if options.get("in_backward"):
+        raise ValueError(
+            "in_backward updates in the backward pass, and step(), which is timed, idles."
+        )
+    few = tuple((shape, dtype) for dtype in set(dtypes) for shape in ((4, 4), (4,)))
+    made = make_tensors(ShapeSet("few", *zip(*few, strict=True)))
+    step = thalweg_step(entry, made, options)
+    for _ in range(2):
+        step()
 
 
 def thalweg_step(

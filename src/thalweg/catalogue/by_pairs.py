@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -13,6 +13,9 @@ from thalweg import optim
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
+
+if TYPE_CHECKING:
+    from thalweg.diagnostics import Diagnostics
 
 
 class ByPairs:
@@ -30,6 +33,8 @@ class ByPairs:
         self.learning_rate, self._options = learning_rate, options
         self._made: list[Any] = []  # at the first step
         self._matrices: set[int] | None = None
+        self._measured: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
 
     @property
     def is_of_matrices(self) -> bool:
@@ -43,6 +48,21 @@ class ByPairs:
             variables: Those, such as the hidden matrices of a model; before the first step.
         """
         self._matrices = {id(var) for var in variables}
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether its steps can be measured, as those of the library's own classes."""
+        return hasattr(self.made_of, "diagnostics")
+
+    def measure(self, diagnostics: Diagnostics, named: Iterable[tuple[str, Any]]) -> None:
+        """Have steps measured; before the first one.
+
+        Args:
+            diagnostics: Which steps, and who is given the tables.
+            named: The variables, with the names that tables have for them.
+        """
+        self._measured = {"diagnostics": diagnostics}
+        self._names = {id(var): name for name, var in named}
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -74,14 +94,21 @@ class ByPairs:
         made_of, options = self.made_of, {"lr": self.learning_rate, **self._options}
         if getattr(made_of, "_of_matrices", False):
             own, others = self._split(variables, lambda var: var.dim() > 1)
-            matrices = {"params": own, "rule": made_of, **options}
-            rest = {"params": others, "rule": "AdamW", "lr": self.learning_rate}
-            return [optim.Mixed([group for group in (matrices, rest) if group["params"]])]
+            matrices = {"params": self._name(own), "rule": made_of, **options}
+            rest = {"params": self._name(others), "rule": "AdamW", "lr": self.learning_rate}
+            groups = [group for group in (matrices, rest) if group["params"]]
+            return [optim.Mixed(groups, **self._measured)]
         if made_of.__name__ != "Muon":
-            return [made_of(variables, **options)]
+            return [made_of(self._name(variables), **options, **self._measured)]
         flat, others = self._split(variables, lambda var: var.dim() == 2)
         kinds = ((made_of, flat, options), (torch.optim.AdamW, others, {"lr": options["lr"]}))
         return [kind(own, **given) for kind, own, given in kinds if own]
+
+    def _name(self, variables: list[Any]) -> list[Any]:
+        """Variables with their names, where tables need them."""
+        if not self._names:
+            return variables
+        return [(self._names[id(var)], var) for var in variables]
 
     def _split(
         self, variables: list[Any], fits: Callable[[Any], bool]

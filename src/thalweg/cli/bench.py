@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from thalweg.bench.catalogue import Entry
+    from thalweg.bench.shapes import ShapeSet
     from thalweg.bench.timing import Timings
     from thalweg.formula import Rule
 
@@ -168,6 +169,8 @@ def bench(
         if peers is None
         else _split_names(peers, others.installed_peers(), "peer")
     )
+    for name, entry in entries.items() if options else ():
+        _try_options(name, entry, options, chosen)
     if plot is not None:
         _check_plot(plot)
     before = torch.get_num_threads()
@@ -192,6 +195,17 @@ def _print_table(made: Callable[[int], object], warning: str) -> None:
     if warning:
         console.print(Text(f"Warning: {warning}", style="bold red"), soft_wrap=True)
     console.print(made(console.width))
+
+
+def _try_options(name: str, entry: Entry, options: dict[str, object], shapes: ShapeSet) -> None:
+    from thalweg.bench.problem import try_options
+
+    try:
+        try_options(entry, options, shapes.dtypes)
+    except Exception as error:  # of a constructor or a step, which may raise anything
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        message = f"{name} with {given}: {type(error).__name__}: {error}"
+        raise click.BadParameter(message, param_hint="--set") from error
 
 
 def _check_plot(path: Path) -> None:
@@ -263,14 +277,9 @@ def _measure_all(
                     told = True
                     console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)
 
-            try:
-                rows += compare.compare(
-                    name, entry, shapes, wanted, rounds=rounds, options=options, progress=done,
-                    doing=doing,
-                )  # fmt: skip
-            except (TypeError, ValueError, NotImplementedError) as error:
-                if not options:
-                    raise
-                raise click.BadParameter(str(error), param_hint="--set") from None
+            rows += compare.compare(
+                name, entry, shapes, wanted, rounds=rounds, options=options, progress=done,
+                doing=doing,
+            )  # fmt: skip
             progress.remove_task(task)
     return rows

@@ -10,30 +10,30 @@ from pathlib import Path
 import click
 
 
-def check_writable(folder: Path, files: list[Path]) -> None:
+def check_writable(folder: Path, files: list[Path], option: str = "--out") -> None:
     """Refuse a folder that cannot be written to, and files that are folders or devices.
 
     Raises:
-        click.BadParameter: Names it, as --out.
+        click.BadParameter: Names it, as the option.
         click.Abort: The folder is not there, and nobody wants it.
     """
     try:
-        _ask_for(folder)
+        _ask_for(folder, option)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise refuse_folder("--out", folder, error) from error
+        raise refuse_folder(option, folder, error) from error
     for file in files:
         if file.is_dir():
-            raise click.BadParameter(f"'{file}' is a folder.", param_hint="--out")
+            raise click.BadParameter(f"'{file}' is a folder.", param_hint=option)
         # What is written takes the place of what is there: a device would be gone for all.
         if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
             raise click.BadParameter(
-                f"'{file}' is a device, not a file that can be replaced.", param_hint="--out"
+                f"'{file}' is a device, not a file that can be replaced.", param_hint=option
             )
 
 
-def _ask_for(folder: Path) -> None:
+def _ask_for(folder: Path, option: str) -> None:
     """Make a folder that is not there, if somebody is there to agree."""
     try:
         folder.stat()
@@ -41,7 +41,7 @@ def _ask_for(folder: Path) -> None:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             command = f"mkdir -p {shlex.quote(str(folder))}"
             raise click.BadParameter(
-                f"there is no folder '{folder}'; make it first: {command}", param_hint="--out"
+                f"there is no folder '{folder}'; make it first: {command}", param_hint=option
             ) from None
         click.confirm(f"There is no folder '{folder}'. Make it?", abort=True, err=True)
         folder.mkdir(parents=True, exist_ok=True)

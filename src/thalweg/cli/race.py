@@ -16,13 +16,21 @@ from thalweg.cli.outputs import check_writable, refuse_folder
 from thalweg.cli.ranks import launch_ranks
 
 if TYPE_CHECKING:
+    from thalweg.race.contestants import Contestant
     from thalweg.race.outcome import Outcome
 
 
 SWEEP = "sweep"
 PROBLEMS = ("digits", "lines", "stdlib", "lm")
 OF_TARGETS = ("trials", "studies", "resume", "jobs")  # options that go with --target alone
-OF_RACES = ("lr", "epochs", "seeds", "nproc", "logdir")  # and those that do not go with it
+OF_RACES = (
+    "lr",
+    "epochs",
+    "seeds",
+    "nproc",
+    "logdir",
+    "report",
+)  # and those that do not go with it
 BATCHES = {"lm": 16}  # where they are smaller than the most ranks
 
 
@@ -151,6 +159,13 @@ def _parse_problems(
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for TensorBoard events; every race gets a new folder in it.",
 )
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A page of the first seed: the loss of each contestant, and of those of thalweg.optim "
+    "(optim:AdamW) all layers, step by step, as thalweg report draws them. Measuring takes time: "
+    "do not compare times then.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.option(
     "--target",
@@ -196,6 +211,7 @@ def race(
     problems: tuple[str, ...],
     out: Path,
     logdir: Path | None,
+    report: Path | None,
     as_json: bool,
     target: bool,
     trials: int,
@@ -219,6 +235,7 @@ def race(
       thalweg race --optimizers Adam,Nadam --lr sweep --seeds 5
       thalweg race --problem stdlib --logdir runs
       thalweg race --problem lm --optimizers optim:AdamW,optim:Muon
+      thalweg race --optimizers optim:AdamW,torch:AdamW --report race.html
       thalweg race --nproc 2
       thalweg race --target --trials 5 --studies 3
     """
@@ -248,10 +265,13 @@ def race(
     if seed + seeds > 2**63:
         raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
     each = range(seed, seed + seeds)
-    chosen = Chosen(optimizers, lr, epochs, each, threads, problem, out, logdir, as_json)
+    chosen = Chosen(optimizers, lr, epochs, each, threads, problem, out, logdir, report, as_json)
     written = [out / "race.json", out / "race.png"]
-    _choose_contestants(chosen)
+    racing = _choose_contestants(chosen)
     check_writable(out, written)
+    if report is not None:
+        _check_page(report, written, racing)
+        written.append(report)
     if nproc > 1:
         launch_ranks(nproc, _run_race, chosen, written)
     else:
@@ -269,6 +289,7 @@ class Chosen(NamedTuple):
     problem: str
     out: Path
     logdir: Path | None
+    report: Path | None
     as_json: bool
 
 
@@ -288,6 +309,7 @@ _INSTEAD = {
     "seeds": "--studies says how many there are",
     "nproc": "a trial runs in one process, and --jobs of them at once",
     "logdir": "it writes no events",
+    "report": "no steps of trials are measured",
 }
 
 
@@ -295,7 +317,7 @@ def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _choose_contestants(chosen: Chosen) -> list[Any]:
+def _choose_contestants(chosen: Chosen) -> list[Contestant]:
     from thalweg.race.contestants import line_up
     from thalweg.race.errors import RaceError
     from thalweg.race.problems import DEFAULT_OPTIMIZERS
@@ -314,6 +336,21 @@ def _choose_contestants(chosen: Chosen) -> list[Any]:
         raise click.UsageError(str(error)) from error
 
 
+def _check_page(page: Path, written: list[Path], racing: list[Contestant]) -> None:
+    """Refuse a page that cannot be written, or that would show no layer of anyone."""
+    from thalweg.race.measured import is_measurable
+
+    check_writable(page.parent, [page], "--report")
+    if page.absolute() in [each.absolute() for each in written]:
+        raise click.BadParameter(f"the race writes '{page}' itself.", param_hint="--report")
+    if not any(is_measurable(each.make(each.learning_rate)) for each in racing):
+        names = ", ".join(each.name for each in racing)
+        raise click.UsageError(
+            f"--report shows layers of optimizers of thalweg.optim, and none races: {names}. Name"
+            " one, as in --optimizers optim:AdamW,torch:AdamW."
+        )
+
+
 def _run_race(chosen: Chosen, written: list[Path]) -> None:
     """The race on this rank; rank 0 shows it and writes the files."""
     from thalweg.cli.live import watch_race
@@ -327,6 +364,7 @@ def _run_race(chosen: Chosen, written: list[Path]) -> None:
         return outcome.race_seeds(
             PROBLEMS[chosen.problem], contestants, seeds=chosen.seeds, sweeps=chosen.lr.sweep,
             epochs=chosen.epochs, threads=chosen.threads, progress=progress, strategy=strategy,
+            measures=chosen.report is not None and strategy.ranks.rank == 0,
         )  # fmt: skip
 
     if strategy.ranks.rank:
@@ -338,6 +376,10 @@ def _run_race(chosen: Chosen, written: list[Path]) -> None:
             result = ran(progress)
         report.save(result, written[0])
         plot.save(result, written[1])
+        if chosen.report is not None:
+            from thalweg.race import page
+
+            page.save(result, chosen.report)
         if events_folder is not None:
             events.save(result, events_folder)
             written.append(events_folder)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from thalweg.cli.escaped import escape_text
 from thalweg.cli.outputs import check_writable
+from thalweg.cli.progress import watch_shares
+
+if TYPE_CHECKING:
+    from thalweg.report.history import History
+
+LARGE = 1 << 25  # bytes from which on progress is shown: they take about two seconds
 
 
 @click.command(short_help="Draw a page of what a training's steps say of themselves.")
@@ -33,18 +40,17 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
       thalweg report run.jsonl -o page.html --title "GPT-2 small, rate 6e-4"
     """
     from thalweg.race.report import whole
-    from thalweg.report.history import read_history
-    from thalweg.report.page import draw, tell_damaged
+    from thalweg.report.page import Training, draw, tell_damaged
     from thalweg.report.plain import plain_warned
 
     out = out or run.with_suffix(".html")
     if out.exists() and run.exists() and out.samefile(run):
         raise click.BadParameter(f"'{out}' is FILE itself.", param_hint="--out")
-    history = read_history(run)
+    history = _read(run)
     check_writable(out.parent, [out])
-    page = draw(history, title or run.name).encode("utf-8", "replace")  # a path may be any bytes
+    page = draw([Training(history)], title or run.name)
     with whole(out) as file:
-        file.write(page)
+        file.write(page.encode("utf-8", "replace"))  # a path may be any bytes
     if as_json:
         told = {
             "saved": str(out),
@@ -58,3 +64,13 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
     if history.damaged:
         click.echo(tell_damaged(history.damaged), err=True)
     click.echo(f"Saved {escape_text(out)}")
+
+
+def _read(run: Path) -> History:
+    from thalweg.report.history import read_history
+
+    if not run.is_file() or run.stat().st_size < LARGE:
+        return read_history(run)
+    name = escape_text(run.name)
+    with watch_shares(name) as progress:
+        return read_history(run, lambda share: progress(share, lambda: name))

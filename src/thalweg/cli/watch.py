@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import click
 
 from thalweg.cli.console import make_console
 from thalweg.cli.escaped import escape_text
-from thalweg.cli.options import Whole
+from thalweg.cli.options import INTERRUPTED, Whole
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
@@ -64,12 +65,13 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
             return
         latest.read_new()
         # Refreshed when there is something new: what watches must not take time from a training.
-        with Live(console=console, auto_refresh=False, screen=False) as live:
+        with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
             while True:
                 live.update(_lay_out(latest, console, layers), refresh=True)
                 time.sleep(INTERVAL)
                 while not latest.read_new():
                     time.sleep(INTERVAL)
+        sys.exit(INTERRUPTED)  # and nothing is said: Ctrl-C is the way it ends
 
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:

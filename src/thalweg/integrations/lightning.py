@@ -7,14 +7,14 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from thalweg.optim.diagnostics import COLUMNS, NewTables
+from thalweg.diagnostics import COLUMNS, NewTables
 
 
 class LogDiagnostics(Callback):
     """Logs the diagnostics of all optimizers of a trainer wherever that logs.
 
     The numbers are `gradient_norm/layer.weight` and so on, of several optimizers those of the
-    second begin with `1/`. An optimizer tells of itself if it was made with `diagnostics=`.
+    second begin with `1/`. An optimizer is measured if it was made with `diagnostics=`.
 
     Args:
         columns: Those that are logged.

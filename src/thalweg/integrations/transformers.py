@@ -8,14 +8,14 @@ from typing import Any
 from transformers import TrainerCallback
 
 from thalweg.errors import InvalidTypeError
-from thalweg.optim.diagnostics import COLUMNS, NewTables
+from thalweg.diagnostics import COLUMNS, NewTables
 
 
 class LogDiagnostics(TrainerCallback):
     """Logs the diagnostics of a trainer's optimizer wherever that logs.
 
     `trainer.add_callback(LogDiagnostics(trainer))`; the numbers are `gradient_norm/layer.weight`
-    and so on. The optimizer tells of itself if it was made with `diagnostics=`.
+    and so on. The optimizer is measured if it was made with `diagnostics=`.
 
     Args:
         trainer: The trainer.

@@ -67,7 +67,7 @@ Progress = Callable[[Race, Part], None]
 def race_seeds(
     load: Callable[[int], Problem], contestants: Sequence[Contestant], *, seeds: Sequence[int],
     sweeps: bool = False, epochs: int | None = None, threads: int = 1,
-    progress: Progress | None = None, strategy: Strategy | None = None,
+    progress: Progress | None = None, strategy: Strategy | None = None, measures: bool = False,
 ) -> Outcome:  # fmt: skip
     """Race over one seed or several.
 
@@ -77,6 +77,7 @@ def race_seeds(
         seeds: Which.
         sweeps: Whether contestants try learning rates in the first, and go on with the best.
         epochs, threads, strategy: See `run`.
+        measures: Whether steps of the first are measured; see `run`.
         progress: Called from time to time with the race under way.
 
     Returns:
@@ -98,6 +99,7 @@ def race_seeds(
             race = run(
                 load(seed), sweep.enter_rates(contestants) if searching else contestants,
                 epochs=epochs, seed=seed, threads=threads, strategy=strategy,
+                measures=measures and number == 0,
                 progress=None if progress is None else partial(_tell_part, progress, part),
             )  # fmt: skip
         except KeyboardInterrupt:

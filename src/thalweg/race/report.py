@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TIMES = "us/step: the optimizer's own part of a step, median; no time includes the first step."
+_MEASURED = "Steps were measured for the page, which takes time: the times are not to be compared."
 PACKAGES = ("thalweg", "torch", "numpy", "llvmlite", "scikit-learn")
 
 
@@ -90,9 +91,10 @@ def cells_of(standing: Standing) -> list[str]:
 
 def write_footnotes(races: Sequence[Race]) -> list[str]:
     """How the table ranks, and what it cannot tell."""
+    measured = [] if races[0].measured_every is None else [_MEASURED]
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
-        return [f"Ranked by test accuracy, then train loss. {chance} {_TIMES}"]
+        return [f"Ranked by test accuracy, then train loss. {chance} {_TIMES}", *measured]
     best, *others = rank_contestants(races)
     near = [each.name for each in others if each.first == 1]
     return [
@@ -101,6 +103,7 @@ def write_footnotes(races: Sequence[Race]) -> list[str]:
         f" interval of a paired t-test. {_TIMES}",
         f"Not to be told from {best.name}: {', '.join(near)}." if near
         else f"{best.name} is ahead of all others.",
+        *measured,
     ]  # fmt: skip
 
 
@@ -172,6 +175,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
             "block": BLOCK,
             "threads": race.threads,
             "ranks": race.ranks,
+            "measured_every": race.measured_every,
         },
         "versions": list_versions(),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count()},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from thalweg.race.contestants import Contestant
 from thalweg.race.errors import EntryError
 from thalweg.race.problems import Problem
 from thalweg.race.problems.problem import Scores
+
+if TYPE_CHECKING:
+    from thalweg.race.measured import Measured
 
 BLOCK = 11
 EVALUATIONS = 10
@@ -45,7 +48,10 @@ def rate_of(contestant: Contestant, optimizer: object) -> float | None:
 
 @dataclass
 class Lane:
-    """One contestant's model, optimizer and history. Times are in seconds, one for each step."""
+    """One contestant's model, optimizer and history. Times are in seconds, one for each step.
+
+    What was `measured` of its steps takes a part of these times.
+    """
 
     contestant: Contestant
     model: nn.Module
@@ -55,6 +61,7 @@ class Lane:
     optimizer_times: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     diverged_at: int | None = None
+    measured: Measured | None = None
 
     @property
     def name(self) -> str:
@@ -98,6 +105,7 @@ class Race:
     step: int = 0
     seconds: float = 0.0
     stopped: bool = False
+    measured_every: int | None = None
 
     def stop(self) -> None:
         """End it before its time: the scores that count are the latest that all have."""
@@ -122,7 +130,7 @@ class Race:
 def run(
     problem: Problem, contestants: Sequence[Contestant], *, epochs: int | None = None,
     seed: int = 0, threads: int = 1, progress: Callable[[Race], None] | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | None = None, measures: bool = False,
 ) -> Race:  # fmt: skip
     """Run a race.
 
@@ -135,6 +143,7 @@ def run(
             does not wait for busy cores, and gives the same numbers on every machine.
         progress: Called after every block of steps of one contestant.
         strategy: Optional. The ranks that share each batch; all of them call this.
+        measures: Whether steps are measured, each or as many as a page has columns.
 
     Returns:
         The race with everyone's history; times are those of this rank. Ctrl-C stops a race of one
@@ -155,6 +164,8 @@ def run(
         lanes = [_make_lane(contestant, problem, start) for contestant in contestants]
         ranks = strategy.num_replicas_in_sync
         race = Race(problem, lanes, epochs, seed, threads, len(order), ranks)
+        if measures:
+            _measure_lanes(race)
         try:
             _take_turns(race, order, strategy, start_time, progress)
         except KeyboardInterrupt:
@@ -169,6 +180,15 @@ def _make_lane(contestant: Contestant, problem: Problem, start: nn.Module) -> La
     if isinstance(lane.optimizer, ByPairs) and lane.optimizer.is_of_matrices:
         lane.optimizer.choose_matrices(problem.hidden_matrices(lane.model))
     return lane
+
+
+def _measure_lanes(race: Race) -> None:
+    from thalweg.race.measured import Measured  # of use to few
+    from thalweg.report.bins import MOST
+
+    race.measured_every = math.ceil(race.steps / MOST)
+    for lane in race.lanes:
+        lane.measured = Measured(lane.optimizer, lane.model, race.measured_every)
 
 
 def _evaluate(lane: Lane, problem: Problem) -> Scores:
@@ -221,6 +241,8 @@ def _advance_lane(lane: Lane, problem: Problem, order: Tensor, strategy: Strateg
             raise EntryError(message) from error
         lane.model_times.append(middle - begin)
         lane.optimizer_times.append(perf_counter() - middle)
+        if lane.measured is not None:
+            lane.measured.add_step(len(lane.losses), lane.losses[-1])
         if not math.isfinite(lane.losses[-1]):
             lane.diverged_at = len(lane.losses)
             return

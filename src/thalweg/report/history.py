@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from thalweg.diagnostics.spikes import COLUMNS, Spikes, Warned
 
 DRAWN = ("ratio", "gradient_norm")
 WANTED = frozenset((*DRAWN, *COLUMNS))
+TOLD = 100  # records between two looks at how much was read
 
 
 class History:
@@ -19,7 +21,8 @@ class History:
     Attributes:
         names: Of all parameters, in the order of the file.
         losses: By step, in the order of steps.
-        rows: By step and column, a number per parameter in the order of `names` as it was then.
+        rows: By step and drawn column, a number per parameter in the order of `names` as it was
+            then.
         warned: What is not usual.
         resumed: The steps at which the training went on from an earlier one.
         every: How many steps lie between records.
@@ -52,8 +55,8 @@ class History:
         if record.loss is not None:
             self.losses[step] = record.loss
         if record.rows:
-            self.rows[step] = {key: self._place(header.names, row)
-                               for key, row in record.rows.items()}  # fmt: skip
+            self.rows[step] = {key: self._place(header.names, record.rows[key])
+                               for key in DRAWN if key in record.rows}  # fmt: skip
         self.warned += self._spikes.feed(record.rows, header.names, step, record.loss, header.sizes)
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -79,13 +82,19 @@ class History:
             self.names += [name for name in dict.fromkeys(names) if name not in known]
             known = {name: place for place, name in enumerate(self.names)}
             self._places[names] = [known[name] for name in names]
+        if self._places[names] == list(range(len(self.names))):
+            return row
         placed = np.full(len(self.names), UNMEASURED)
         placed[self._places[names]] = row
         return placed
 
 
-def read_history(path: Path) -> History:
+def read_history(path: Path, tell: Callable[[float], object] = lambda share: None) -> History:
     """All of a file.
+
+    Args:
+        path: The file.
+        tell: Called from time to time with the share that was read.
 
     Raises:
         MissingFileError: There is no such file.
@@ -93,7 +102,9 @@ def read_history(path: Path) -> History:
     """
     found = History()
     with Reader(path, WANTED) as reader:
-        for record in reader.read_all():
+        for number, record in enumerate(reader.read_all()):
             found.add(record)
+            if number % TOLD == 0:
+                tell(reader.share)
         found.damaged = reader.damaged
     return found

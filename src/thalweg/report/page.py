@@ -1,11 +1,11 @@
-"""One page that shows a training: strips of layers by steps, the loss above, what went first."""
+"""One page that shows trainings: strips of layers by steps, the loss above, what went first."""
 
 from __future__ import annotations
 
 import html
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from string import Template
 from typing import Any, NamedTuple
@@ -17,6 +17,24 @@ from thalweg.report.plain import json_number, plain_number
 from thalweg.version import __version__
 
 LISTED = 200  # warnings
+# What the page's script is made of, each using those before it.
+SCRIPTS = ("numbers", "colors", "elements", "curve", "training", "pointing", "page")
+
+
+class Training(NamedTuple):
+    """A training, as a page shows it.
+
+    Attributes:
+        history: What is known of its steps.
+        name: Beside others.
+        summary: What there is to say of it, besides what its history does.
+        note: Why it has no strips, if that is so.
+    """
+
+    history: History
+    name: str = ""
+    summary: str = ""
+    note: str = ""
 
 
 class Drawn(NamedTuple):
@@ -36,15 +54,22 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def draw(history: History, title: str) -> str:
-    """The page as HTML, which needs nothing beside it."""
+def draw(trainings: Sequence[Training], title: str, facts: str = "") -> str:
+    """The page as HTML, which needs nothing beside it.
+
+    Args:
+        trainings: One or several, over the same axis of steps.
+        title: Of the page.
+        facts: What there is to say of all.
+    """
     files = resources.files("thalweg.report")
-    parts = {kind: (files / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")}
-    return Template(parts["html"]).substitute(
+    html_text, style = ((files / f"page.{kind}").read_text("utf-8") for kind in ("html", "css"))
+    scripts = [(files / "scripts" / f"{each}.js").read_text("utf-8") for each in SCRIPTS]
+    return Template(html_text).substitute(
         title=html.escape(title),
-        style=parts["css"],
-        script=parts["js"],
-        data=_as_text(describe(history, title)),
+        style=style,
+        script="".join(scripts),
+        data=_as_text(describe(trainings, title, facts)),
     )
 
 
@@ -54,19 +79,41 @@ def _as_text(value: object) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def describe(history: History, title: str) -> dict[str, Any]:
+def describe(trainings: Sequence[Training], title: str, facts: str = "") -> dict[str, Any]:
     """What the page draws, as its script reads it."""
-    steps = sorted(history.losses.keys() | history.rows.keys())
-    first, last = (steps[0], steps[-1]) if steps else (0, 0)
-    spacing = 1 if len(history.losses) > len(history.rows) else history.every
-    bins = make_bins(first, last, spacing if len(history.rows) > 1 else 1)
+    steps = [step for each in trainings for step in _span(each.history)]
+    first, last = min(steps, default=0), max(steps, default=0)
+    bins = make_bins(first, last, min(_find_spacing(each.history) for each in trainings))
+    return {
+        "title": title,
+        "facts": facts,
+        "foot": f"{_tell_bins(bins)} thalweg {__version__}.",
+        "bins": {**bins._asdict(), "last": last},
+        "trainings": [_describe_training(each, bins) for each in trainings],
+    }
+
+
+def _span(history: History) -> list[int]:
+    """The first and the last step; empty without any."""
+    steps = history.losses.keys() | history.rows.keys()
+    return [min(steps), max(steps)] if steps else []
+
+
+def _find_spacing(history: History) -> int:
+    if len(history.losses) > len(history.rows) or len(history.rows) <= 1:
+        return 1
+    return history.every
+
+
+def _describe_training(training: Training, bins: Bins) -> dict[str, Any]:
+    history = training.history
     places = {name: place for place, name in enumerate(history.names)}
     warned = sorted(history.warned, key=lambda each: each.step)
     return {
-        "title": title,
-        "facts": ". ".join(_tell_facts(history, first, last)) + ".",
-        "foot": f"{_tell_bins(bins)} thalweg {__version__}.",
-        "bins": {**bins._asdict(), "last": last},
+        "name": training.name,
+        "summary": training.summary,
+        "facts": ". ".join(_tell_facts(history)) + ".",
+        "note": training.note,
         "names": history.names,
         "loss": _bin_losses(history, bins),
         "columns": [
@@ -80,9 +127,11 @@ def describe(history: History, title: str) -> dict[str, Any]:
     }
 
 
-def _tell_facts(history: History, first: int, last: int) -> Iterable[str]:
+def _tell_facts(history: History) -> Iterable[str]:
+    first, last = _span(history) or (0, 0)
     every = "each step" if history.every == 1 else f"every {history.every} steps"
-    yield f"Steps {first:,} to {last:,}, {len(history.names):,} layers, measured {every}"
+    layers = f", {len(history.names):,} layers, measured {every}" if history.names else ""
+    yield f"Steps {first:,} to {last:,}{layers}"
     finite = [each for each in history.losses.values() if math.isfinite(each)]
     if finite:
         latest = next(reversed(history.losses.values()))

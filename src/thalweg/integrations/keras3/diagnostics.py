@@ -1,0 +1,55 @@
+"""In Keras 3: diagnostics for callbacks that log, by the `logs` that Keras gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from thalweg.errors import InvalidTypeError
+from thalweg.integrations.keras3.backend import import_keras
+from thalweg.diagnostics import COLUMNS, Diagnostics, Table
+from thalweg.diagnostics.table import check_columns
+
+keras: Any = import_keras()
+
+
+class LogDiagnostics(keras.callbacks.CallbackList):
+    """Gives callbacks such as `CSVLogger` the numbers of diagnostics beside all other logs.
+
+    Of a batch they get those of its step, if that was measured, of an epoch those of its last one:
+    `gradient_norm/kernel` and so on. Callbacks outside, the progress bar among them, do not.
+
+    Args:
+        told: What the optimizer was made with, as `diagnostics=told`.
+        callbacks: Those that get the numbers.
+        columns: Those that are logged.
+
+    Raises:
+        InvalidTypeError: `told` is no `Diagnostics`.
+        InvalidArgumentError: A column is not known.
+    """
+
+    def __init__(
+        self, told: Diagnostics, callbacks: Sequence[Any], columns: Iterable[str] = COLUMNS
+    ) -> None:
+        given: object = told
+        if not isinstance(given, Diagnostics):
+            raise InvalidTypeError(f"told must be a Diagnostics, not {told!r}.")
+        self._columns = check_columns(columns)
+        self._of_batch: dict[str, float] = {}
+        self._of_epoch: dict[str, float] = {}
+        super().__init__(list(callbacks))
+        told.add(self._keep_table)
+
+    def _keep_table(self, table: Table) -> None:
+        self._of_batch = self._of_epoch = table.scalars(self._columns)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log what is new."""
+        new, self._of_batch = self._of_batch, {}
+        super().on_train_batch_end(batch, {**(logs or {}), **new})
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log what the epoch's last measured step was."""
+        new, self._of_epoch = self._of_epoch, {}
+        super().on_epoch_end(epoch, {**(logs or {}), **new})
