@@ -106,6 +106,8 @@ def _try_stage(
         title = f"Stage {place_of(stage.function)}"
         check_found(rule, title, found, given, dict.fromkeys([*made, *measured]))
         written = [name for name, each in tensors.items() if each._version != before[name]]
+        # What a measure gave is the stage's own where it puts something in its place.
+        written = [name for name in written if name not in measured or name not in found]
         if written:
             raise RuleError(
                 f"{title} writes to {', '.join(written)}, which it was given: return a new tensor."

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from thalweg.errors import InvalidTypeError
 from thalweg.diagnostics import COLUMNS, NewTables
+from thalweg.errors import InvalidTypeError
 
 
 class LogDiagnostics(TrainerCallback):

@@ -312,8 +312,8 @@ def generate_lines(
         lanes=indent_by(
             [
                 *(line for each in tiles for line in each.lanes),
-                *(f"{each.lanes} = lanes()" for each in short),
-                *(f"{each} = lanes()" for each in lanes_of.values()),
+                *(f"{each.lanes} = lanes({LANES})" for each in short),
+                *(f"{each} = lanes({LANES})" for each in lanes_of.values()),
             ],
             1,
         ),

@@ -51,7 +51,7 @@ def each_line(element: Element, first: str, count: str) -> list[str]:
     return [
         f"rows, columns = {sides}",
         "done = 0",
-        *[f"{spread_name(vector)} = lanes()" for vector in pointers],
+        *[f"{spread_name(vector)} = lanes({LANES})" for vector in pointers],
         f"while done < {count} and columns <= {SHORT}:",
         f"    block = min({LANES}, {count} - done)",
         f"    start = {first} + done",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from thalweg.errors import InvalidTypeError
-from thalweg.integrations.keras3.backend import import_keras
 from thalweg.diagnostics import COLUMNS, Diagnostics, Table
 from thalweg.diagnostics.table import check_columns
+from thalweg.errors import InvalidTypeError
+from thalweg.integrations.keras3.backend import import_keras
 
 keras: Any = import_keras()
 
