@@ -90,7 +90,7 @@ def main() -> None:
         title = f"{name} {', '.join(f'{k}={v}' for k, v in own.items())}"
         print(f"{title:30} {ratio:5.2f}   {told * 1e3:6.1f} ms, {plain * 1e3:6.1f} ms", flush=True)
     for part in PARTS:
-        updates.telling_kernel.cache_clear()
+        updates.diagnosed_kernel.cache_clear()
         with without(part):
             ratio, told, plain = compare("AdamW", {}, rounds)
         title = f"AdamW without {part}"

@@ -215,7 +215,7 @@ def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
 
 @many("case", CASES)
 def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits, and all steps in one call that are so without, but those that are told of."""
+    """The same bits, and all steps in one call that are so without, but the measured ones."""
     calls, plain = [0], SteadyApply.take
 
     def take(*given: Any) -> bool:
@@ -255,12 +255,12 @@ def test_detached() -> None:
     optimizer.apply_gradients([([1.0, 1.0], w)])
     detach(optimizer)
     assert told.table is None
-    assert "_telling" not in vars(optimizer)
+    assert "_recorder" not in vars(optimizer)
     for _ in range(4):
         optimizer.apply_gradients([([1.0, 1.0], w)])
     assert seen == [1]
     for refused in (lambda: detach(optimizer), lambda: to(optimizer)):
-        with pytest.raises(FailedPreconditionError, match="Adam tells nothing of its steps"):
+        with pytest.raises(FailedPreconditionError, match="Adam is not measured"):
             refused()
     with pytest.raises(FailedPreconditionError, match="of no optimizer yet"):
         told.log_loss(1.0)
@@ -308,7 +308,7 @@ def test_steps_of_the_users_own_are_refused(make: Callable[[], Any]) -> None:
     optimizer = make()
     with pytest.raises(NotImplementedError, match=f"of {type(optimizer).__name__} are not defined"):
         attach(optimizer)
-    assert "_telling" not in vars(optimizer)
+    assert "_recorder" not in vars(optimizer)
 
 
 def test_what_is_refused() -> None:
@@ -318,16 +318,16 @@ def test_what_is_refused() -> None:
             attach(optimizer, bad)  # type: ignore[arg-type]
     with pytest.raises(InvalidTypeError, match="a sink is"):
         attach(optimizer, sinks=[3])  # type: ignore[list-item]
-    assert "_telling" not in vars(optimizer)
+    assert "_recorder" not in vars(optimizer)
     attach(optimizer)
-    with pytest.raises(FailedPreconditionError, match="Adam tells of its steps already"):
+    with pytest.raises(FailedPreconditionError, match="Adam is measured already"):
         attach(optimizer)
     with pytest.raises(InvalidTypeError, match="must be one of thalweg"):
         attach(object())
     other = optim.SGD([torch.nn.Parameter(torch.ones(1))])
     with pytest.raises(InvalidTypeError, match="if you make it with diagnostics=10"):
         attach(other)
-    with pytest.raises(FailedPreconditionError, match="SGD tells nothing of its steps: make it"):
+    with pytest.raises(FailedPreconditionError, match="SGD is not measured: make it"):
         to(other)
 
 
@@ -421,7 +421,7 @@ def test_what_wraps_and_what_gates(cls: Callable[[Any], Any]) -> None:
     assert list(told.table) == ["w0:0", "w1:0"]
     assert to(inner) is told
     detach(optimizer)
-    assert inner._telling is None
+    assert inner._recorder is None
 
 
 def test_masters_and_accumulated_gradients() -> None:
@@ -452,7 +452,7 @@ def test_copies_tell_nothing_and_states_are_as_ever(make: Callable[[], Any]) -> 
         copy.deepcopy(optimizer),
         pickle.loads(pickle.dumps(optimizer)),
     ):
-        assert made._telling is None
+        assert made._recorder is None
         assert attach(made) is not told
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What is told of parameters: beside numbers made by hand, and without a trace in a training."""
+"""Diagnostics of parameters: beside numbers made by hand, and without a trace in a training."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ def test_shares_of_complex_numbers_are_of_both_parts() -> None:
 
 
 def test_lines_go_up_where_a_device_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its table is told of in a later step, with the loss of its own."""
+    """Its table reaches the sinks in a later step, with the loss of its own."""
     monkeypatch.setattr(measuring.StepWatch, "is_there", True)
     file, params = io.StringIO(), params_of(shapes=((3,),))
     made = optim.SGD(params, lr=0.1, diagnostics=2)
@@ -452,7 +452,7 @@ def test_steps_between_are_one_native_call() -> None:
     assert made.diagnostics.step == 10
     assert made.last_step.count == 10
     quick = made._own.quick
-    for _ in range(5):  # which a step that is told of leaves as it is
+    for _ in range(5):  # which a measured step leaves as it is
         run(params, made, 10)
     assert made._own.quick is quick
     assert quick.taken == 7 + 45

@@ -30,8 +30,8 @@ class Due:
 
     def take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
         """Take the step if it can be planned; whether it was taken."""
-        made, telling = self._make(optimizer, kept, given), optimizer._telling
-        kept.quick = made if made is None or telling is None else telling.between(made)
+        made, recorder = self._make(optimizer, kept, given), optimizer._recorder
+        kept.quick = made if made is None or recorder is None else recorder.between(made)
         return kept.quick is not None and kept.quick.take(optimizer, kept, given)
 
 

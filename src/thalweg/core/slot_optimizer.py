@@ -13,9 +13,9 @@ from thalweg.engines.selection import EngineName
 class SlotOptimizer(TrackableSlots):
     """The part of an optimizer that chooses its engine."""
 
-    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*TrackableSlots._NOT_COPIED, "_telling")
+    _NOT_COPIED: ClassVar[tuple[str, ...]] = (*TrackableSlots._NOT_COPIED, "_recorder")
     _engine: EngineName | None = None
-    _telling: Any = None  # what tells of some steps, once `thalweg.diagnostics` has attached it
+    _recorder: Any = None  # what records some steps, once `thalweg.diagnostics` has attached it
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

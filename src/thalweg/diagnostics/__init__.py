@@ -1,10 +1,10 @@
-"""What is told of each variable in some steps, where it is written, and what of it is not usual.
+"""Per-variable numbers of some steps, the sinks that get them, and warnings of what is unusual.
 
 from thalweg import diagnostics, keras
 from thalweg.diagnostics import JsonLines
 
 optimizer = keras.optimizers.Adam()
-told = diagnostics.attach(optimizer, every=10, sinks=[JsonLines("run.jsonl")])
+recorder = diagnostics.attach(optimizer, every=10, sinks=[JsonLines("run.jsonl")])
 """
 
 from __future__ import annotations

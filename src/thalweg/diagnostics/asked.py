@@ -1,4 +1,4 @@
-"""`Diagnostics`: in which steps something is told, and where to."""
+"""`Diagnostics`: which steps are measured, and which sinks get the tables."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Source(Protocol):
         ...
 
     def settle(self) -> None:
-        """Tell of what was measured."""
+        """Send on what was measured."""
         ...
 
     def table(self) -> Table | None:
-        """The table of the last step that was told of; None before the first."""
+        """The table of the last measured step; None before the first."""
         ...
 
     def is_gone(self) -> bool:
@@ -60,8 +60,8 @@ class Diagnostics:
         >>> from thalweg import optim
         >>> from thalweg.optim.diagnostics import Diagnostics
         >>> model = torch.nn.Linear(2, 1)
-        >>> told = Diagnostics(every=1, sinks=[lambda table: print(*table)])
-        >>> optimizer = optim.AdamW(model.named_parameters(), diagnostics=told)
+        >>> recorder = Diagnostics(every=1, sinks=[lambda table: print(*table)])
+        >>> optimizer = optim.AdamW(model.named_parameters(), diagnostics=recorder)
         >>> model(torch.ones(2)).sum().backward()
         >>> optimizer.step()
         weight bias
@@ -81,12 +81,12 @@ class Diagnostics:
         self.sinks: list[Given] = []
         self._failed: set[int] = set()
         self._source: Source | None = None
-        self._loss: tuple[int, float] | None = None  # of a step that is to be told of, its number
+        self._loss: tuple[int, float] | None = None  # of a step that is to be measured, its number
         for each in sinks:
             self.add(each)
 
     def add(self, sink: Given) -> None:
-        """Have a sink told from now on.
+        """Add a sink.
 
         Raises:
             InvalidTypeError: It is none.
@@ -100,16 +100,16 @@ class Diagnostics:
 
     @property
     def table(self) -> Table | None:
-        """The table of the last step that was told of; None before the first.
+        """The table of the last measured step; None before the first.
 
         A device that has measured it is waited for here.
         """
         return None if self._source is None else self._source.table()
 
     def log_loss(self, loss: Any, after: bool = False) -> None:
-        """Tell the sinks of the loss of the step to come: call it before `step`.
+        """Send the sinks the loss of the step to come: call it before `step`.
 
-        In a step that is told of it is a part of the record, else it stands alone. `step(closure)`
+        In a measured step it is a part of the record, else it stands alone. `step(closure)`
         does so with the loss that the closure returns.
 
         Args:
@@ -135,22 +135,22 @@ class Diagnostics:
         if step % self.every == 0 and not after:
             self._loss = step, number
         else:
-            self._tell("loss", self._source.known_parameters(), step, number)
+            self._send("loss", self._source.known_parameters(), step, number)
 
     def take_loss(self, step: int) -> float | None:
         """The loss of a step, if that was logged; once."""
         logged, self._loss = self._loss, None
         return logged[1] if logged is not None and logged[0] == step else None
 
-    def tell(self, table: Table, loss: float | None) -> None:
+    def send(self, table: Table, loss: float | None) -> None:
         """Give the sinks a table, with the loss of its step if there was one."""
-        self._tell("table", table, loss)
+        self._send("table", table, loss)
 
     def close(self) -> None:
         """Write out what waits, such as a table that a device has, and close files of events."""
         if self._source is not None:
             self._source.settle()
-        self._tell("close")
+        self._send("close")
 
     def belong_to(self, source: Source) -> None:
         """Be those of an optimizer from now on.
@@ -170,7 +170,7 @@ class Diagnostics:
         """Be those of no optimizer."""
         self._source = None
 
-    def _tell(self, what: str, *given: Any) -> None:
+    def _send(self, what: str, *given: Any) -> None:
         for sink in tuple(self.sinks):  # one may take itself out
             try:
                 if isinstance(sink, Sink):

@@ -1,7 +1,6 @@
-"""Diagnostics of optimizers whose constructors are TensorFlow's, which know no such option.
+"""Diagnostics of optimizers whose constructors are TensorFlow's, which have no such option.
 
-A step that is told of is taken the careful way, as the first one is, and what is to be known of it
-is measured there. All others are taken as ever.
+A measured step is taken the careful way, as the first one is. All others are taken as ever.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from thalweg.core.plan_cache import PlanCache
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.diagnostics.asked import Diagnostics, Given
 from thalweg.diagnostics.measuring import StepWatch
+from thalweg.diagnostics.recorder import Recorder, apart
 from thalweg.diagnostics.table import Parameters
-from thalweg.diagnostics.telling import Telling, apart
 from thalweg.engines.engine import Request
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
 from thalweg.ground.running import is_symbolic
@@ -28,7 +27,7 @@ from thalweg.variable import titles_of
 
 
 def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagnostics:
-    """Have an optimizer of Keras or of TensorFlow 1 tell of its steps from now on.
+    """Measure steps of an optimizer of Keras or of TensorFlow 1 from now on.
 
     Args:
         optimizer: The optimizer, one that wraps it, one of `thalweg.integrations.keras3`, or what
@@ -36,11 +35,11 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagn
         every, sinks: As those of `Diagnostics`.
 
     Returns:
-        What has the tables, and is told of losses.
+        What has the tables, and takes losses.
 
     Raises:
         InvalidTypeError: It is no such optimizer.
-        FailedPreconditionError: It tells of its steps already.
+        FailedPreconditionError: Its steps are measured already.
         NotImplementedError: Its variables are updated one by one, by functions of a subclass, or
             such functions were called when a graph was built.
 
@@ -48,16 +47,16 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagn
         >>> from thalweg import Variable, diagnostics, keras
         >>> w = Variable([1.0, 2.0], name="w")
         >>> optimizer = keras.optimizers.Adam(0.5)
-        >>> told = diagnostics.attach(optimizer)
+        >>> recorder = diagnostics.attach(optimizer)
         >>> _ = optimizer.apply_gradients([([3.0, -4.0], w)])
-        >>> told.table["w:0"].gradient_norm
+        >>> recorder.table["w:0"].gradient_norm
         5.0
     """
     own, asked = _find_optimizer(optimizer), Diagnostics(every, sinks)
     with own._locked():
-        if own._telling is not None:
+        if own._recorder is not None:
             raise FailedPreconditionError(
-                f"{_title(own)} tells of its steps already: detach(optimizer) first, or add sinks"
+                f"{_title(own)} is measured already: detach(optimizer) first, or add sinks"
                 " with to(optimizer, sink)."
             )
         if own._one_by_one():
@@ -67,12 +66,12 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagn
             )
         if any(map(is_symbolic, own._slots.owners())) and own._is_recorded():
             raise _of_graph(own)
-        vars(own)["_telling"] = Attached(own, asked)
+        vars(own)["_recorder"] = Attached(own, asked)
     return asked
 
 
 def detach(optimizer: Any) -> None:
-    """Have an optimizer tell of its steps no more; what waits is told first.
+    """Measure steps of an optimizer no more; tables on their way reach the sinks first.
 
     Args:
         optimizer: As that of `attach`.
@@ -82,14 +81,14 @@ def detach(optimizer: Any) -> None:
     """
     own = _find_optimizer(optimizer)
     with own._locked():
-        if own._telling is None:
-            raise FailedPreconditionError(f"{_title(own)} tells nothing of its steps.")
-        own._telling.settle()
-        vars(own).pop("_telling").asked.leave()
+        if own._recorder is None:
+            raise FailedPreconditionError(f"{_title(own)} is not measured.")
+        own._recorder.settle()
+        vars(own).pop("_recorder").asked.leave()
 
 
 def to(optimizer: Any, *sinks: Given) -> Diagnostics:
-    """Have sinks told of an optimizer that tells of its steps.
+    """Add sinks to an optimizer whose steps are measured.
 
     Args:
         optimizer: One of `thalweg.optim` that was made with `diagnostics=`, or as that of `attach`.
@@ -99,18 +98,18 @@ def to(optimizer: Any, *sinks: Given) -> Diagnostics:
         What has the sinks, for `log_loss`.
 
     Raises:
-        FailedPreconditionError: The optimizer tells nothing of its steps.
+        FailedPreconditionError: Its steps are not measured.
         InvalidTypeError: A sink is none.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        telling, missing = getattr(getattr(optimizer, "_own", None), "diagnosing", None), _MAKE
+        recorder, missing = getattr(getattr(optimizer, "_own", None), "diagnosing", None), _MAKE
     else:
-        telling, missing = _find_optimizer(optimizer)._telling, "diagnostics.attach(optimizer)"
-    if telling is None:
-        raise FailedPreconditionError(f"{_title(optimizer)} tells nothing of its steps: {missing}.")
+        recorder, missing = _find_optimizer(optimizer)._recorder, "diagnostics.attach(optimizer)"
+    if recorder is None:
+        raise FailedPreconditionError(f"{_title(optimizer)} is not measured: {missing}.")
     for each in sinks:
-        telling.asked.add(each)
-    return telling.asked
+        recorder.asked.add(each)
+    return recorder.asked
 
 
 _MAKE = "make it with diagnostics=10"
@@ -133,14 +132,14 @@ def _find_optimizer(given: Any) -> Any:
     """What takes the steps.
 
     Raises:
-        InvalidTypeError: Nothing that tells of them so.
+        InvalidTypeError: It is nothing whose steps are measured so.
     """
     found = given
     for name in ("op", "optimizer", "wrapped"):  # of a train operation, of one of Keras 3
         found = found if isinstance(found, SlotOptimizer) else getattr(found, name, found)
     if isinstance(found, SlotOptimizer):
         return found._innermost()
-    hint = f" One of thalweg.optim tells of its steps if you {_MAKE}."
+    hint = f" Steps of thalweg.optim's are measured if you {_MAKE}."
     raise InvalidTypeError(
         f"optimizer must be one of thalweg.keras.optimizers or thalweg.v1, not {given!r}."
         f"{hint if isinstance(given, torch.optim.Optimizer) else ''}"
@@ -156,10 +155,10 @@ class _Watch(StepWatch):
         return [var if copy is None else copy for var, copy in pairs]
 
 
-class Attached(Telling):
-    """What an optimizer has while it tells of its steps.
+class Attached(Recorder):
+    """What an optimizer has while its steps are measured.
 
-    A table has all variables that were in a step that was told of, by their names.
+    A table has all variables that were in a measured step, by their names.
 
     Args:
         optimizer: The optimizer.
@@ -195,7 +194,7 @@ class Attached(Telling):
         return self.known_parameters(), rows
 
     def refuse_graph(self) -> NoReturn:
-        """Refuse a graph in which nothing can be told of steps.
+        """Refuse a graph in which no step can be measured.
 
         Raises:
             NotImplementedError: In any case.
@@ -214,7 +213,7 @@ class Attached(Telling):
         )
 
     def between(self, step: Any) -> Between:
-        """What takes steps in one call that are not told of."""
+        """What takes, in one call, steps that are not measured."""
         return Between(step, self)
 
     @contextmanager
@@ -236,7 +235,7 @@ class Attached(Telling):
         if watch is None or not is_taken:
             return
         if watch.is_begun:
-            self.tell_of(watch, step, hooks.taken)
+            self.record(watch, step, hooks.taken)
         else:
             warn(
                 f"There is no table of step {step}: its variables were updated one by one, as"
@@ -246,12 +245,12 @@ class Attached(Telling):
 
 
 class Between:
-    """A step in one call, left out where something is told of it; see `SteadyApply`."""
+    """A step in one call, unless it is to be measured; see `SteadyApply`."""
 
     is_due = False
 
-    def __init__(self, step: Any, telling: Attached) -> None:
-        self._step, self._telling = step, telling
+    def __init__(self, step: Any, recorder: Attached) -> None:
+        self._step, self._recorder = step, recorder
 
     @property
     def taken(self) -> int:
@@ -260,17 +259,17 @@ class Between:
 
     def is_over(self, pairs: list[Any]) -> bool:
         """Whether it may be a step over pairs."""
-        return not self._telling.is_due() and self._step.is_over(pairs)
+        return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        """Take it, if nothing is told of it and everything is as it was."""
-        if optimizer._telling is not self._telling:
+        """Take it, if it is not to be measured and everything is as it was."""
+        if optimizer._recorder is not self._recorder:
             kept.quick = None
             return False
-        if self._telling.is_due():
+        if self._recorder.is_due():
             return False
         before = self._step.taken
         try:
             return self._step.take(optimizer, kept, given)
         finally:
-            self._telling.add_taken(self._step.taken - before)
+            self._recorder.add_taken(self._step.taken - before)

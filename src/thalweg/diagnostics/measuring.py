@@ -22,7 +22,7 @@ from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.core.gradient_stats import GradientStats
-    from thalweg.engines.cpu.diagnostics import TellingUpdate
+    from thalweg.engines.cpu.diagnostics import DiagnosedUpdate
 
 
 Fetch = Callable[[], Any]  # gives what a device may have
@@ -113,14 +113,14 @@ class StepWatch:
         fetch = _fetch(clip)
         left = list(range(len(owners)))
         if isinstance(ready, DensePlan) and all(isinstance(x, CpuGroup) for x in ready.groups):
-            telling = _updates_of(ready, asked, stages)
-            for own in telling.values():
+            diagnosed = _updates_of(ready, asked, stages)
+            for own in diagnosed.values():
                 params = [owners[index] for index in own.members]
                 self._shares.append(_Share(params, own.combine, fetch))
-            told = {index for own in telling.values() for index in own.members}
+            told = {index for own in diagnosed.values() for index in own.members}
             left = [index for index in left if index not in told]
-            writers = [telling.get(id(group), group) for group in ready.groups]
-            if telling:
+            writers = [diagnosed.get(id(group), group) for group in ready.groups]
+            if diagnosed:
                 calls = [call for each in writers for call in each.make_calls(columns)]
                 rounds = iter([Round(range(len(owners)), [*calls, ready.mark_written])])
         if left:
@@ -154,16 +154,16 @@ class StepWatch:
 
 
 # Of plans that other steps repeat; each lives as long as its plan.
-_kept: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, TellingUpdate]]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, DiagnosedUpdate]]] = WeakKeyDictionary()
 
 
-def _updates_of(plan: DensePlan, asked: Request, stages: Stages) -> dict[int, TellingUpdate]:
+def _updates_of(plan: DensePlan, asked: Request, stages: Stages) -> dict[int, DiagnosedUpdate]:
     """The updates that measure what they write, by `id` of the groups whose place they take."""
     with importing:
-        from thalweg.engines.cpu.diagnostics import telling_updates
+        from thalweg.engines.cpu.diagnostics import diagnosed_updates
     kept = _kept.get(plan)
     if kept is None or kept[0] != stages:
-        kept = _kept[plan] = stages, telling_updates(plan.groups, asked, stages)
+        kept = _kept[plan] = stages, diagnosed_updates(plan.groups, asked, stages)
     return kept[1]
 
 

@@ -50,8 +50,8 @@ class Record(NamedTuple):
     Attributes:
         header: The one before it.
         step: Its number.
-        loss: None if it was not told.
-        rows: A number per parameter, by column; empty for a step that tells its loss alone.
+        loss: None if it was not recorded.
+        rows: A number per parameter, by column; empty for a step with a loss alone.
     """
 
     header: Header

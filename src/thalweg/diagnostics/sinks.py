@@ -19,7 +19,7 @@ _NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has
 
 
 class Sink(ABC):
-    """What is told of steps."""
+    """What gets tables and losses."""
 
     @abstractmethod
     def table(self, table: Table, loss: float | None) -> None:

@@ -24,7 +24,7 @@ RENEWED = 5  # rows between two looks at them, once the window is full
 FLOOR = 0.10  # the least deviation, in natural logarithms: quiet layers are not held to their noise
 DEVIATIONS = 8.0  # a number is a spike beyond this, and beyond its factor
 FACTORS = {"ratio": 4.0, "gradient_norm": 8.0, "nonzero": 8.0}
-# One that is alone is noise, of which gradients have long tails: it is told once it has lasted, or
+# One alone is noise, of which gradients have long tails: it is reported once it has lasted, or
 # once the loss leaves its band soon after, or already has.
 SPIKE_ROWS, RECENT_ROWS = 3, 10
 LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25  # a loss beyond its median by both has left its band
@@ -133,7 +133,7 @@ class Spikes:
         return [each.name_by(self._names) for each in seen] + found
 
     def feed_table(self, table: Table, loss: float | None = None) -> list[Warned]:
-        """What is not usual in the step of a table, as `feed` tells it."""
+        """What is not usual in the step of a table, as `feed` returns it."""
         own = table.parameters
         rows = {
             key: np.where(table.measured[key], table.records[key], UNMEASURED) for key in COLUMNS
@@ -162,7 +162,7 @@ class _Seen(NamedTuple):
     kind: str = "spike"
 
     def name_by(self, names: Sequence[str]) -> Warned:
-        """As it is told."""
+        """As it is reported."""
         return Warned(names[self.place], self.step, self.what, self.number, self.usual, self.kind)
 
 
@@ -213,16 +213,16 @@ class _Lasting:
     def __init__(self, layers: int) -> None:
         self._rows = np.zeros(layers, np.int64)
         self._since = np.zeros(layers, np.int64)
-        self._told = np.zeros(layers, bool)
+        self._reported = np.zeros(layers, bool)
 
     def find_new(self, holds: np.ndarray, step: int) -> np.ndarray:
-        """Where it has lasted long enough, and was not told before."""
+        """Where it has lasted long enough, and was not reported before."""
         self._since[self._rows == 0] = step
         self._since = np.minimum(self._since, step)  # which is an earlier one after a resume
         self._rows = np.where(holds, self._rows + 1, 0)
         lasted = (self._rows >= LASTING_ROWS) & (step - self._since >= LASTING_STEPS)
-        is_new = lasted & ~self._told
-        self._told = lasted | (self._told & holds)
+        is_new = lasted & ~self._reported
+        self._reported = lasted | (self._reported & holds)
         return np.flatnonzero(is_new)
 
 
@@ -232,7 +232,9 @@ class _Spiking:
     def __init__(self, layers: int, what: str, factor: float) -> None:
         self.usual, self._what, self._factor = _Usual(layers), what, factor
         self._above = np.zeros(layers, np.int64)  # rows without a break
-        self._begun: dict[int, tuple[int, _Seen]] = {}  # row and warning of each that is not told
+        self._begun: dict[
+            int, tuple[int, _Seen]
+        ] = {}  # row and warning of each that is not reported yet
         self._row = 0
 
     def judge(self, logs: np.ndarray, step: int) -> list[_Seen]:
@@ -258,7 +260,7 @@ class _Spiking:
         return [self._begun.pop(place)[1] for place in lasted if place in self._begun]
 
     def take_recent(self) -> list[_Seen]:
-        """Those of the last rows that were not told."""
+        """Those of the last rows that were not reported."""
         recent = [seen for row, seen in self._begun.values() if self._row - row <= RECENT_ROWS]
         self._begun.clear()
         return recent

@@ -156,10 +156,10 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 class NewTables:
-    """Tells of optimizers what it has not told before, for callbacks of trainers.
+    """Finds tables that are new since the last look, for callbacks of trainers.
 
     Args:
-        columns: Those that are told.
+        columns: Those that are logged.
     """
 
     def __init__(self, columns: Iterable[str] = COLUMNS) -> None:

@@ -118,10 +118,10 @@ def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
 
     Raises:
         FailedPreconditionError: A graph is being built, or more than a rule updates the variables.
-        NotImplementedError: Something is told of its steps.
+        NotImplementedError: Its steps are measured.
     """
-    if owner._telling is not None:
-        owner._telling.refuse_ranks()
+    if owner._recorder is not None:
+        owner._recorder.refuse_ranks()
     if is_deferred(*chain.from_iterable(given)) or current_session() is not None:
         raise FailedPreconditionError(
             "Slots are shared out in eager mode alone: make the strategy without shard_slots."

@@ -1,4 +1,4 @@
-"""What diagnostics tell of a step, to the last bit: sums, largest magnitudes and counts.
+"""What diagnostics measure in a step, to the last bit: sums, largest magnitudes and counts.
 
 Of each variable, in the order of `MEASURED`. Numbers are those that the update reads and leaves, in
 the type of its arithmetic. The move of an element is what was stored minus what was there, rounded
@@ -58,7 +58,7 @@ Found = dict[str, Any]  # by name: sums as (leaves,), all else as one number
 
 
 class VariableDiagnostics:
-    """What is told of one variable, in two sweeps of its own: before the writes, and after them.
+    """What is measured of one variable in two sweeps of its own: before the writes, and after.
 
     Args:
         asked: The step.

@@ -105,7 +105,7 @@ class StepCache:
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
         self.due: Sequence[Repeated] = ()  # of which it may be made
-        self.diagnosing: Diagnosing | None = None  # what is told of some steps
+        self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
 
     @property
@@ -135,7 +135,7 @@ class StepCache:
     def note_repeated(self, *shares: Repeated) -> None:
         """A step was repeated: the next one may be taken in one call."""
         if self.watch is not None and self._is_quick(shares):
-            return  # this one was not taken in one call because it is told of; the next may be
+            return  # this one was not taken in one call because it is measured; the next may be
         self.forget_quick()
         if shares[0].part.kept.count_repeated():
             for _, hooks, _ in shares:
@@ -624,7 +624,7 @@ class FusedOptimizer(Scaled):
 
     @property
     def diagnostics(self) -> Table | None:
-        """What is known of each parameter in the last step that was told of; None before one.
+        """Numbers of each parameter in the last measured step; None before one.
 
         A device that has measured it is waited for here.
         """

@@ -1,4 +1,4 @@
-"""What is told of each parameter in some steps."""
+"""Per-parameter numbers of some steps."""
 
 from __future__ import annotations
 

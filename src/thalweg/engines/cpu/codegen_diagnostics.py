@@ -1,4 +1,4 @@
-"""Write the source of an update that also tells of itself, leaf by leaf; see `diagnostics`.
+"""Write the source of an update that also measures itself, leaf by leaf; see `diagnostics`.
 
 Each element is updated as by the plain kernel. Beside that its gradient, weight, momentum and move,
 which are in registers, go into largest magnitudes, as integers that order them, and into room on
@@ -22,7 +22,7 @@ def KERNEL_NAME(argument):
     slices, flush = work[1], work[2]
     bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
     base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
-    scalars, told = float32_pointer(work[7]), float64_pointer(work[8])
+    scalars, results = float32_pointer(work[7]), float64_pointer(work[8])
     one = float32(flush | 1)
 {lanes}
 {kept}
@@ -85,17 +85,17 @@ _BITS = {
 }
 
 
-def can_tell(update: Update) -> bool:
+def can_diagnose(update: Update) -> bool:
     """Whether there is a kernel for it: of float32, with a gradient of 32 bits or fewer."""
     return update.storage[0] != "float64" and update.storage[1] in _BITS
 
 
-def generate_telling(update: Update, first: int, momentum: int | None, sign: int) -> Kernel:
-    """The kernel of an update in float32 that tells of itself.
+def generate_diagnosed(update: Update, first: int, momentum: int | None, sign: int) -> Kernel:
+    """The kernel of an update in float32 that measures itself.
 
     Args:
-        update: What becomes of an element; one for which `can_tell`.
-        first: How many of its stages come before what is told of a gradient.
+        update: What becomes of an element; one for which `can_diagnose`.
+        first: How many of its stages come before a gradient is measured.
         momentum: The stream of the momentum; None for none.
         sign: -1 if it is that of negatives of gradients, else 1.
 
@@ -108,7 +108,7 @@ def generate_telling(update: Update, first: int, momentum: int | None, sign: int
     magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
     scalars = [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))]
 
-    places = {name: f"told[{len(MEASURED)} * chunk + {k}]" for k, name in enumerate(MEASURED)}
+    places = {name: f"results[{len(MEASURED)} * chunk + {k}]" for k, name in enumerate(MEASURED)}
     keep = [f"{places[name]} = lanes_{name}[0]" for name in sums]
     keep += [f"{places[name]} = float64(float_of({name}))" for name in PEAKS]
     keep += [f"{places[name]} = float64({name})" for name in COUNTS]
@@ -148,31 +148,31 @@ def _update_element(
     # A product with one flushes what any arithmetic of the update flushes; LLVM cannot tell that it
     # is one. Loads and stages keep denormals that nothing has computed with.
     before = [
-        f"told_old = {element.load_value(0)}",
+        f"old_value = {element.load_value(0)}",
         *_keep("gradient", f"{update.apply_stages(update.stages[:first], gradient)} * one"),
-        f"told_raw = {magnitude}",
-        _largest("most", "told_raw"),
-        "least = told_raw if told_raw < least else least",
+        f"raw_value = {magnitude}",
+        _largest("most", "raw_value"),
+        "least = raw_value if raw_value < least else least",
     ]
     if momentum is not None:
         minus = "-" if sign < 0 else ""
         before += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
     is_written = any(stream == 0 for _, stream in update.written_results())
-    new = STORAGE[update.storage[0]].load.format("p0[i]") if is_written else "told_old"
+    new = STORAGE[update.storage[0]].load.format("p0[i]") if is_written else "old_value"
     after = [
-        f"told_new = {new}",
-        *_keep("update", "told_new - told_old"),
-        *_keep("weight", "told_new * one"),
-        "unchanged = int32(unchanged + int32((told_new == told_old) & (told_raw != 0)))",
+        f"new_value = {new}",
+        *_keep("update", "new_value - old_value"),
+        *_keep("weight", "new_value * one"),
+        "unchanged = int32(unchanged + int32((new_value == old_value) & (raw_value != 0)))",
     ]
     return [*lines[:at], *before, *lines[at:], *after]
 
 
 def _keep(name: str, value: str) -> list[str]:
     return [
-        f"told_{name} = {value}",
-        f"kept_{name}[at] = told_{name}",
-        _largest(f"{name}_peak", f"magnitude_of(told_{name})"),
+        f"now_{name} = {value}",
+        f"kept_{name}[at] = now_{name}",
+        _largest(f"{name}_peak", f"magnitude_of(now_{name})"),
     ]
 
 

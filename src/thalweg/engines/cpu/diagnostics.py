@@ -1,4 +1,4 @@
-"""Updates on the CPU that tell of themselves, in place of those of groups; see `diagnostics`."""
+"""Updates on the CPU that measure themselves, in place of those of groups; see `diagnostics`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.engines.arrays import Float64
 from thalweg.engines.codegen import Update
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.codegen import STORAGE
-from thalweg.engines.cpu.codegen_diagnostics import can_tell, generate_telling
+from thalweg.engines.cpu.codegen_diagnostics import can_diagnose, generate_diagnosed
 from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.measure import Leaves
 from thalweg.engines.diagnostics import MEASURED, PEAKS, momentum_of
@@ -24,14 +24,14 @@ from thalweg.formula import Formula
 _OF_MOMENTUM = ("product", "momentum", "agreement")
 
 
-class TellingUpdate:
-    """The update of a group of variables that tells of itself.
+class DiagnosedUpdate:
+    """The update of a group of variables that measures itself.
 
     Args:
         group: A `Group` of this engine, aimed at the gradients of the step.
         sizes: Elements of each of its variables.
-        kernel: Of `telling_kernel`.
-        has_momentum: Whether the kernel tells of a momentum.
+        kernel: Of `diagnosed_kernel`.
+        has_momentum: Whether the kernel measures a momentum.
 
     Attributes:
         members: Positions of the variables in the step.
@@ -67,10 +67,10 @@ class TellingUpdate:
         return made, np.tile(known, (len(made), 1))
 
 
-def telling_updates(
+def diagnosed_updates(
     groups: Sequence[Any], asked: Request, first: Stages
-) -> dict[int, TellingUpdate]:
-    """Updates that tell of themselves, by `id` of the groups whose place they take.
+) -> dict[int, DiagnosedUpdate]:
+    """Updates that measure themselves, by `id` of the groups whose place they take.
 
     Elements that see rows and columns, that are encoded or rounded by random bits, and float64 have
     none.
@@ -80,14 +80,14 @@ def telling_updates(
         asked: What the plan was made for.
         first: The stages that the gradients go through before they are measured.
     """
-    made: dict[int, TellingUpdate] = {}
+    made: dict[int, DiagnosedUpdate] = {}
     for group in groups:
         own = streams_of(asked, group.members)
         if group.kernel.vectors or own.draws or not STORAGE.keys() >= {*own.names}:
             continue
         place, sign = momentum_of(asked.rule)
         stream = None if place is None else place + 2
-        kernel = telling_kernel(
+        kernel = diagnosed_kernel(
             asked.rule.update,
             asked.stages,
             own.names,
@@ -99,12 +99,12 @@ def telling_updates(
             sign,
         )
         if kernel is not None:
-            made[id(group)] = TellingUpdate(group, own.sizes, kernel, place is not None)
+            made[id(group)] = DiagnosedUpdate(group, own.sizes, kernel, place is not None)
     return made
 
 
 @cache
-def telling_kernel(
+def diagnosed_kernel(
     formula: Formula,
     stages: tuple[Formula, ...],
     storage: tuple[str, ...],
@@ -115,8 +115,8 @@ def telling_kernel(
     momentum: int | None,
     sign: int,
 ) -> Compiled | None:
-    """The compiled kernel of `generate_telling`; None if there is none for these types."""
+    """The compiled kernel of `generate_diagnosed`; None if there is none for these types."""
     update = Update(formula, storage, stages, True, (), before, copy, from_copy)
-    if not can_tell(update):
+    if not can_diagnose(update):
         return None
-    return Compiled(generate_telling(update, first, momentum, sign), np.float32)
+    return Compiled(generate_diagnosed(update, first, momentum, sign), np.float32)

@@ -45,8 +45,8 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
     Raises:
         InvalidTypeError: A hook needs values that only a run has.
     """
-    if optimizer._telling is not None:
-        optimizer._telling.refuse_graph()
+    if optimizer._recorder is not None:
+        optimizer._recorder.refuse_graph()
     graph = first_graph(var for _, var in given)
     with graph.as_default(), graph.as_one(), graph.name_scope(optimizer._name):
         pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]

@@ -228,8 +228,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def _take_step(self, hooks: KerasHooks, given: Any) -> Outcome | None:
         """Take a step, and say how it went; None if it belongs in a graph."""
         how = NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
-        kept, telling = self._plans.now(), self._telling
-        with contextlib.nullcontext() if telling is None else telling.around(hooks):
+        kept, recorder = self._plans.now(), self._recorder
+        with contextlib.nullcontext() if recorder is None else recorder.around(hooks):
             if executing_eagerly():
                 outcome = repeat(hooks, kept, given, how)
                 if outcome is not None:

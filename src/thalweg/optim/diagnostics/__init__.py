@@ -1,10 +1,10 @@
-"""What is told of each parameter in some steps, where it is written, and what of it is not usual.
+"""Per-parameter numbers of some steps, the sinks that get them, and warnings of what is unusual.
 
 from thalweg import optim
 from thalweg.optim.diagnostics import Diagnostics, JsonLines
 
-told = Diagnostics(every=10, sinks=[JsonLines("run.jsonl")])
-optimizer = optim.AdamW(model.named_parameters(), diagnostics=told)
+recorder = Diagnostics(every=10, sinks=[JsonLines("run.jsonl")])
+optimizer = optim.AdamW(model.named_parameters(), diagnostics=recorder)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step in one call, left out where something is told of it."""
+"""A step in one call, unless it is to be measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thalweg.optim.steady import SteadyStep
 
 
 class StepBetween(SteadyStep):
-    """A step that is taken again in one call, but for those that are told of."""
+    """A step that is taken again in one call, unless it is to be measured."""
 
     def take(self, optimizer: Any, has_sums: bool = False) -> bool:
         """See `SteadyStep`."""

@@ -1,4 +1,4 @@
-"""What an optimizer of torch's kind tells of its steps."""
+"""Diagnostics of optimizers of torch's kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from thalweg.core.groups import states_of, titles_in
 from thalweg.diagnostics.asked import Diagnostics
 from thalweg.diagnostics.measuring import StepWatch
+from thalweg.diagnostics.recorder import Recorder, apart
 from thalweg.diagnostics.table import Parameters
-from thalweg.diagnostics.telling import Telling, apart
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.ground.locks import importing
 from thalweg.optim.columns import STEP
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
-    """Have an optimizer tell of its steps; called again when it has other parameters.
+    """Have steps of an optimizer measured; called again when it has other parameters.
 
-    One that is made from the state of another shares the options, and tells no sink of the other.
+    One that is made from the state of another shares the options, and has no sink of the other.
 
     Raises:
         FailedPreconditionError: `given` is another optimizer's.
@@ -37,7 +37,7 @@ def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
         own.diagnosing = Diagnosing(optimizer, given)
 
 
-class Diagnosing(Telling):
+class Diagnosing(Recorder):
     """What an optimizer with `diagnostics` keeps.
 
     Args:
@@ -86,13 +86,13 @@ class Diagnosing(Telling):
         return self._known
 
     def note_loss(self, loss: object) -> None:
-        """Tell the sinks what a closure returned, if it is a number."""
+        """Send the sinks what a closure returned, if it is a number."""
         if self.asked.sinks:
             with suppress(InvalidTypeError):
                 self.asked.log_loss(loss)
 
     def step_between(self) -> type[SteadyStep]:
-        """What takes steps in one call that are not told of."""
+        """What takes, in one call, steps that are not measured."""
         with importing:
             from thalweg.optim.diagnostics.between import StepBetween
         return StepBetween
@@ -102,7 +102,7 @@ class Diagnosing(Telling):
         """A block in which a step is taken carefully."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise FailedPreconditionError(
-                "A step that a CUDA graph captures is told of in no replay: leave out diagnostics=."
+                "No replay of a captured CUDA graph measures its step: leave out diagnostics=."
             )
         own, step = optimizer._own, self.next_step()
         is_due, before = step % self.asked.every == 0, own.total
@@ -113,7 +113,7 @@ class Diagnosing(Telling):
             own.watch = None
         self._decided += own.total == before and own.taken is not None
         if watch is not None and watch.is_begun:
-            self.tell_of(watch, step, own.taken)
+            self.record(watch, step, own.taken)
 
     def _rows(self, watch: StepWatch) -> tuple[Parameters, Mapping[int, int]]:
         groups = self._optimizer.param_groups

@@ -212,7 +212,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return (
             callable(loss)
             and executing_eagerly()
-            and self._telling is None  # of whole steps
+            and self._recorder is None  # of whole steps
             and not has_replicas()  # a hook may have to average the gradient first
             and cls.compute_gradients is Optimizer.compute_gradients
             and cls.apply_gradients is Optimizer.apply_gradients
@@ -433,9 +433,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 if sharing is None and is_shared:
                     given, sharing = distribute.share_summed_step(self, given, hooks)
                 hooks.sharing = sharing
-                nothing, telling = contextlib.nullcontext(), self._telling
+                nothing, recorder = contextlib.nullcontext(), self._recorder
                 shared = nothing if sharing is None else distribute.enter_shared_step(sharing)
-                with shared, nothing if telling is None else telling.around(hooks):
+                with shared, nothing if recorder is None else recorder.around(hooks):
                     outcome = repeat(hooks, kept, given, how, copies)
                     if outcome is None:
                         outcome = take(hooks, kept, given, how, copies, tries=False)

@@ -63,8 +63,8 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
     Raises:
         InvalidTypeError: A hook needs values that only a run has, or `global_step` cannot count.
     """
-    if optimizer._telling is not None:
-        optimizer._telling.refuse_graph()
+    if optimizer._recorder is not None:
+        optimizer._recorder.refuse_graph()
     variables = distinct([var for _, var in pairs])
     graph: Any = variables[0].graph  # pyright: ignore
     step = None if global_step is None else graph_variable_of(global_step)

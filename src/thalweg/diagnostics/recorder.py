@@ -1,4 +1,4 @@
-"""What every optimizer that tells of its steps keeps, whoever takes them."""
+"""What every optimizer whose steps are measured keeps, whoever takes them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thalweg.diagnostics.table import Parameters, Table
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 
 
-class Telling(ABC):
-    """The last table of an optimizer, and who is told of it.
+class Recorder(ABC):
+    """The last table of an optimizer, and the sinks that get it.
 
     Args:
         optimizer: The optimizer.
@@ -56,11 +56,11 @@ class Telling(ABC):
         """What the table of a step is of, and the rows of its parameters by their `id`."""
 
     def is_due(self) -> bool:
-        """Whether the step to come is told of."""
+        """Whether the step to come is measured."""
         return self.next_step() % self.asked.every == 0
 
-    def tell_of(self, watch: StepWatch, step: int, taken: Tensor | None) -> None:
-        """Tell of a step that was measured and taken; warns where measuring cannot be ended.
+    def record(self, watch: StepWatch, step: int, taken: Tensor | None) -> None:
+        """Record a step that was measured and taken; warns if measuring cannot be finished.
 
         Args:
             watch: What was measured.
@@ -86,16 +86,16 @@ class Telling(ABC):
         return lambda: table_of(given, rows, parameters, step, decided)
 
     def settle(self) -> None:
-        """Make the table of what was measured, for which a device is waited for, and tell of it."""
+        """Make the table of what was measured, for which a device is waited for, and send it on."""
         if self._pending is not None:
             (make, loss), self._pending = self._pending, None
             table = make()
             if table is not None:
                 self._last = table
-                self.asked.tell(table, loss)
+                self.asked.send(table, loss)
 
     def table(self) -> Table | None:
-        """The table of the last step that was told of; None before the first."""
+        """The table of the last measured step; None before the first."""
         self.settle()
         return self._last
 
