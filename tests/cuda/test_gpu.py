@@ -28,6 +28,7 @@ from thalweg.engines.engine import Columns, Request
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
 from thalweg.optim import tensorflow
+from thalweg.optim.diagnostics import COLUMNS
 from thalweg.v1.train import AdamOptimizer, experimental
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -391,6 +392,29 @@ def test_options(name):
         found.step()
         wanted.step()
     assert_same([each.detach().cpu() for each in found.params], wanted.params)
+
+
+@by(OPTIMIZERS)
+def test_bits_of_diagnostics(make):
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    tables = []
+    for device in ("cuda", "cpu"):
+        training = Training(partial(make, diagnostics=2), device, dtypes)
+        for _ in range(4):
+            training.step()
+        tables.append(training.optimizer.diagnostics.records)
+    for column in COLUMNS:
+        assert_same(*([torch.tensor(each[column])] for each in tables))
+
+
+@by(OPTIMIZERS)
+def test_a_step_between_measured_ones_does_not_wait(make):
+    training = Training(partial(make, diagnostics=4))
+    for _ in range(4):
+        training.step()
+    with no_waiting():
+        for _ in range(3):
+            training.optimizer.step()
 
 
 @by(OPTIMIZERS)
