@@ -20,26 +20,26 @@ class LogDiagnostics(keras.callbacks.CallbackList):
     `gradient_norm/kernel` and so on. Callbacks outside, the progress bar among them, do not.
 
     Args:
-        told: What the optimizer was made with, as `diagnostics=told`.
+        recorder: What the optimizer was made with, as `diagnostics=recorder`.
         callbacks: Those that get the numbers.
         columns: Those that are logged.
 
     Raises:
-        InvalidTypeError: `told` is no `Diagnostics`.
+        InvalidTypeError: `recorder` is no `Diagnostics`.
         InvalidArgumentError: A column is not known.
     """
 
     def __init__(
-        self, told: Diagnostics, callbacks: Sequence[Any], columns: Iterable[str] = COLUMNS
+        self, recorder: Diagnostics, callbacks: Sequence[Any], columns: Iterable[str] = COLUMNS
     ) -> None:
-        given: object = told
+        given: object = recorder
         if not isinstance(given, Diagnostics):
-            raise InvalidTypeError(f"told must be a Diagnostics, not {told!r}.")
+            raise InvalidTypeError(f"recorder must be a Diagnostics, not {recorder!r}.")
         self._columns = check_columns(columns)
         self._of_batch: dict[str, float] = {}
         self._of_epoch: dict[str, float] = {}
         super().__init__(list(callbacks))
-        told.add(self._keep_table)
+        recorder.add(self._keep_table)
 
     def _keep_table(self, table: Table) -> None:
         self._of_batch = self._of_epoch = table.scalars(self._columns)
