@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from thalweg.diagnostics import COLUMNS, Diagnostics, Table
@@ -39,10 +40,23 @@ class LogDiagnostics(keras.callbacks.CallbackList):
         self._of_batch: dict[str, float] = {}
         self._of_epoch: dict[str, float] = {}
         super().__init__(list(callbacks))
-        recorder.add(self._keep_table)
+        self._recorder = recorder
 
     def _keep_table(self, table: Table) -> None:
         self._of_batch = self._of_epoch = table.scalars(self._columns)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Take tables from now on."""
+        self._of_batch, self._of_epoch = {}, {}
+        if self._keep_table not in self._recorder.sinks:  # as after a training that failed
+            self._recorder.add(self._keep_table)
+        super().on_train_begin(logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Take none any more: a recorder may outlive many trainings."""
+        with suppress(ValueError):
+            self._recorder.sinks.remove(self._keep_table)
+        super().on_train_end(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Log what is new."""
