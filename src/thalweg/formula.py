@@ -285,6 +285,10 @@ class Rule:
             raise RuleError(
                 f"Rule {self.name!r} has slots per optimizer, but no per_optimizer that makes them."
             )
+        if self.levels != ():
+            with importing:
+                from thalweg.ground.passes import check_levels
+            check_levels(self)
         if self.passes or self.shaped_slots:
             with importing:
                 from thalweg.ground.passes import check_passes

@@ -34,6 +34,7 @@ from torch.distributed.tensor import (  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from thalweg import optim  # noqa: E402
+from thalweg.diagnostics.measuring import StepWatch  # noqa: E402
 from thalweg.errors import NumericsWarning  # noqa: E402
 from thalweg.optim.diagnostics import COLUMNS  # noqa: E402
 from training import data, loss_of, model, numbers  # noqa: E402
@@ -261,6 +262,32 @@ def diagnosed(rank: int, count: int, _: Path) -> Any:
             for each in made
         ]
     return found
+
+
+@case
+def diagnosed_but_for_one(rank: int, count: int, _: Path) -> Any:
+    """Of which parameters the gradient is known in a step that a rank cannot measure, and then."""
+
+    def fail() -> Any:
+        raise MemoryError
+
+    def begin(watch: Any, *given: Any) -> Any:
+        rounds = usual(watch, *given)
+        watch._shares = [each._replace(finish=fail) for each in watch._shares]
+        return rounds
+
+    usual, module = StepWatch.begin, in_parts(count)
+    optimizer = optim.AdamW(module.named_parameters(), lr=0.05, diagnostics=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericsWarning)
+        if rank == 1:
+            StepWatch.begin = begin
+        steps(module, optimizer, data()[:1])
+    StepWatch.begin = usual
+    found = [None if optimizer.diagnostics is None else optimizer.diagnostics.measured]
+    steps(module, optimizer, data()[1:2])
+    found.append(optimizer.diagnostics.measured)
+    return [None if each is None else each["gradient_norm"].tolist() for each in found]
 
 
 @case

@@ -735,6 +735,7 @@ def test_diagnostics_are_logged_by_callbacks(tmp_path: Path) -> None:
     file = keras.callbacks.CSVLogger(tmp_path / "run.csv")
     history = train(model, 2, callbacks=[LogDiagnostics(told, [note, file], ["ratio", "clip"])])
     assert list(history.history) == ["mine"]  # nobody else is given them
+    assert told.sinks == [tables.append]  # nor after the training
     assert [table.step for table in tables] == [3, 6]
     numbers = [table.scalars(["ratio", "clip"]) for table in tables]
     assert len(numbers[0]) == 4
@@ -743,7 +744,7 @@ def test_diagnostics_are_logged_by_callbacks(tmp_path: Path) -> None:
     with (tmp_path / "run.csv").open() as text:
         rows = [*csv.DictReader(text)]
     assert [{k: float(row[k]) for k in numbers[0]} for row in rows] == numbers
-    with pytest.raises(InvalidTypeError, match="told must be a Diagnostics, not 3"):
+    with pytest.raises(InvalidTypeError, match="recorder must be a Diagnostics, not 3"):
         LogDiagnostics(3, [])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidArgumentError, match="columns has 'norm'"):
         LogDiagnostics(told, [], ["norm"])

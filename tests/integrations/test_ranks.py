@@ -91,6 +91,13 @@ def test_diagnostics_of_parts_are_those_of_whole_parameters(name: str, told: Tol
                 np.testing.assert_array_equal(given, np.array(wanted), err_msg=column)
 
 
+def test_no_rank_has_sums_that_another_one_could_not_measure(told: Told) -> None:
+    for rank, each in enumerate(told):
+        lost, later = each["diagnosed_but_for_one"]
+        assert lost == (None if rank == 1 else [False] * 4)
+        assert later == [True] * 4
+
+
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.tensorflow.Adam])
 @pytest.mark.parametrize("name", ["cut", "not cut"])
 def test_parts_draw_the_bits_of_the_whole(name: str, cls: Any, told: Told) -> None:

@@ -380,6 +380,22 @@ def test_memory_that_runs_out_after_the_step_ends_no_training(
     assert run(params, made, 1).diagnostics.step == 2
 
 
+def test_a_table_that_cannot_be_made_loses_no_numbers_of_the_next_step() -> None:
+    """Those of a step are there before the table of the step before: ranks wait for them."""
+
+    def fail() -> None:
+        raise MemoryError
+
+    params = params_of(shapes=((3,),))
+    made = run(params, optim.SGD(params, lr=0.1, diagnostics=1), 1)
+    finished, own = list[int](), made._own.diagnosing
+    finish, own._pending = own._finished, (fail, None)
+    own._finished = lambda watch, step, taken: finished.append(step) or finish(watch, step, taken)
+    with pytest.warns(NumericsWarning, match="MemoryError"):
+        run(params, made, 1)
+    assert finished == [2]
+
+
 def test_a_sink_that_cannot_be_named_ends_no_step() -> None:
     class Nameless:
         def __call__(self, table: object) -> None:

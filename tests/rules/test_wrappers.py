@@ -132,8 +132,9 @@ def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
         sphere(modern.ADAMH)
 
 
-@pytest.mark.parametrize("given", [True, "0.5", -0.1, 1.5, float("nan")], ids=str)
+@pytest.mark.parametrize("given", [True, "0.5", [0.5], -0.1, 1.5, float("nan")], ids=str)
 def test_shares_are_refused_by_name(given: Any) -> None:
+    radial_brake(ADAM, 1), row_floor(ADAM, 1)  # which hash as True does
     with pytest.raises((ValueError, TypeError), match="kept must be"):
         radial_brake(ADAM, given)
     if given != 1.5:
@@ -147,8 +148,9 @@ def test_shares_are_refused_by_name(given: Any) -> None:
 )
 def test_what_is_no_rule_is_refused(wrap: Any, given: Any) -> None:
     said = rf"{wrap.__name__} wraps a thalweg.Rule, not .*an option, {wrap.__name__}=True"
-    with pytest.raises(InvalidTypeError, match=said):
-        wrap(given)
+    for refused in (lambda: wrap(given), lambda: wrap(rule=given)):
+        with pytest.raises(InvalidTypeError, match=said):
+            refused()
     assert wrap(ADAM_W) is wrap(ADAM_W)
 
 

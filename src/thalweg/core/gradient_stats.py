@@ -339,7 +339,10 @@ class GradientStats:
             formulas: What is.
             columns: What they may ask for, if that is more than there was.
         """
-        self._columns = columns or self._columns
+        if columns is not None:
+            self._columns = columns
+            for each in set(formulas).difference(_STANDARD):  # of other scalars it is another sum
+                self._sums.pop(each, None)
         own = [each for each in formulas if each in _STANDARD or not self._how.stages]
         self._wanted = tuple(each for each in own if each not in self._sums)
 

@@ -43,7 +43,7 @@ class Hooks:
         from_copies: Whether what others wrote to copies of variables counts; see `Request`.
         begun: Is given a sentence when the step is written: that it was taken.
         sees_all: Whether all variables that the optimizer updates now are in the step.
-        watch: Is shown a step before its writes, where something is told of it.
+        watch: Is shown a step before its writes, where it is measured.
     """
 
     selection: Selection

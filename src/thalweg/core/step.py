@@ -271,7 +271,7 @@ def _execute_step(
             columns = columns_there(*each, hooks.there)._replace(taken=hooks.taken)
         decision, moved, known = Decision(True, []), list[Call](), None
         formulas = tuple(rule.measures.values())
-        if how or formulas or rule.per_optimizer is not None:
+        if how or formulas or rule.levels or rule.per_optimizer is not None:
             # A user's own function is promised arrays.
             numbers = rule.calls_users or rule.per_optimizer is not None
             if how.decide is not None:

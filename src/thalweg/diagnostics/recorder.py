@@ -68,8 +68,10 @@ class Recorder(ABC):
             taken: Whether it was taken, if a device has decided.
         """
         try:
-            self.settle()  # of the step before, which a device has measured by now
-            self._pending = self._finished(watch, step, taken), self.asked.take_loss(step)
+            # First what other ranks wait for, whatever becomes of the table of the step before.
+            make = self._finished(watch, step, taken)
+            self.settle()
+            self._pending = make, self.asked.take_loss(step)
             if not watch.is_there:
                 self.settle()
         except Exception as error:  # such as of memory that runs out

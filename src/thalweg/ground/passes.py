@@ -147,6 +147,20 @@ class Stage:
                 raise RuleError(f"{name} of a Stage must be a positive integer, not {value!r}.")
 
 
+def check_levels(rule: Any) -> None:
+    """Refuse levels that are none.
+
+    Raises:
+        RuleError: Names the rule.
+    """
+    levels = rule.levels
+    if not isinstance(levels, tuple) or not all(isinstance(each, Level) for each in levels):
+        raise RuleError(
+            f"levels of rule {rule.name!r} must be a tuple of thalweg.formula.Level, not"
+            f" {levels!r}."
+        )
+
+
 def check_passes(rule: Any) -> None:
     """Refuse passes that are none, or that do not go with the rest of a rule.
 

@@ -13,9 +13,9 @@ from thalweg.report.history import History
 from thalweg.report.page import Training, draw
 
 _UNMEASURED = (
-    "Its loss alone: no step of it is measured, as those of thalweg.optim (optim:AdamW) are."
+    "Its loss alone: only steps of thalweg.optim, such as those of optim:AdamW, are measured."
 )
-_OF_TORCH = "Its loss alone: torch's own optimizers say nothing of their steps."
+_OF_TORCH = "Its loss alone: torch's own optimizers measure nothing."
 
 
 def save(outcome: Outcome, path: Path) -> None:

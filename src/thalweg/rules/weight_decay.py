@@ -44,7 +44,7 @@ def with_decay(rule: Rule) -> Rule | None:
         measures decayed variables, and where a whole gradient is made of a sparse one, only the
         rows that were named decay.
     """
-    if rule.measures or rule.whole or rule.before is not None:
+    if rule.measures or rule.levels or rule.whole or rule.before is not None:
         return None
     decay = replace(WEIGHT_DECAY_HYPER, name="decoupled_decay")
     hypers = (*rule.hypers, decay)

@@ -36,7 +36,7 @@ class Wrapper(Option):
             (other,) = (each.name for each in kind.keywords())
             if other in self.beside and others.of(kind).on:
                 raise InvalidArgumentError(
-                    f"{own}=True and {other}=True cannot be together: {self.beside[other]}."
+                    f"{own} and {other} cannot be together: {self.beside[other]}."
                 )
 
     def rule(self, rule: Rule) -> Rule:

@@ -15,6 +15,8 @@ from thalweg.distribute.ranks import Ranks
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.diagnostics import MEASURED, PEAKS
 
+_LOST = 2  # beside 1 for what was measured and 0 for what was not: a rank could not, so none has it
+
 
 class Part(NamedTuple):
     """What this rank measured of some variables.
@@ -33,6 +35,8 @@ class Part(NamedTuple):
 def over_ranks(variables: Sequence[Tensor], parts: Sequence[Part]) -> list[Part]:
     """The same of whole variables; all ranks call this, one that could not measure with no parts.
 
+    Where one could not, the others have no numbers of variables that are cut: theirs are parts.
+
     Sums and counts are added in the order of the ranks along those dimensions of a mesh that a
     variable is cut along, so that all ranks have the same bits.
 
@@ -43,7 +47,8 @@ def over_ranks(variables: Sequence[Tensor], parts: Sequence[Part]) -> list[Part]
     cut = [var for var in variables if is_on_mesh(var)]
     place = {id(var): row for row, var in enumerate(cut)}
     shape = len(cut), len(MEASURED)
-    numbers, known = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int64)
+    numbers = torch.zeros(shape, dtype=torch.float64)
+    known = torch.full(shape, 0 if parts else _LOST)
     for part, rows, own in _rows_of(parts, place):
         flags = torch.from_numpy(part.known[own])  # pyright: ignore[reportUnknownMemberType]
         given: Any = part.numbers[own]
@@ -56,7 +61,7 @@ def over_ranks(variables: Sequence[Tensor], parts: Sequence[Part]) -> list[Part]
             own, flags = _joined(numbers[rows], known[rows], Ranks(mesh.get_group(dim)))
             numbers[rows], known[rows] = own.to(numbers.device), flags.cpu()
     for part, rows, own in _rows_of(parts, place):
-        flags = known[rows].numpy() > 0
+        flags = known[rows].numpy() == 1
         there = torch.from_numpy(~flags).to(numbers.device)  # pyright: ignore[reportUnknownMemberType]
         whole = numbers[rows].masked_fill(there, float("nan"))
         if isinstance(part.numbers, Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from thalweg.diagnostics import COLUMNS, Diagnostics, Table
@@ -20,29 +21,42 @@ class LogDiagnostics(keras.callbacks.CallbackList):
     `gradient_norm/kernel` and so on. Callbacks outside, the progress bar among them, do not.
 
     Args:
-        told: What the optimizer was made with, as `diagnostics=told`.
+        recorder: What the optimizer was made with, as `diagnostics=recorder`.
         callbacks: Those that get the numbers.
         columns: Those that are logged.
 
     Raises:
-        InvalidTypeError: `told` is no `Diagnostics`.
+        InvalidTypeError: `recorder` is no `Diagnostics`.
         InvalidArgumentError: A column is not known.
     """
 
     def __init__(
-        self, told: Diagnostics, callbacks: Sequence[Any], columns: Iterable[str] = COLUMNS
+        self, recorder: Diagnostics, callbacks: Sequence[Any], columns: Iterable[str] = COLUMNS
     ) -> None:
-        given: object = told
+        given: object = recorder
         if not isinstance(given, Diagnostics):
-            raise InvalidTypeError(f"told must be a Diagnostics, not {told!r}.")
+            raise InvalidTypeError(f"recorder must be a Diagnostics, not {recorder!r}.")
         self._columns = check_columns(columns)
         self._of_batch: dict[str, float] = {}
         self._of_epoch: dict[str, float] = {}
         super().__init__(list(callbacks))
-        told.add(self._keep_table)
+        self._recorder = recorder
 
     def _keep_table(self, table: Table) -> None:
         self._of_batch = self._of_epoch = table.scalars(self._columns)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Take tables from now on."""
+        self._of_batch, self._of_epoch = {}, {}
+        if self._keep_table not in self._recorder.sinks:  # as after a training that failed
+            self._recorder.add(self._keep_table)
+        super().on_train_begin(logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Take none any more: a recorder may outlive many trainings."""
+        with suppress(ValueError):
+            self._recorder.sinks.remove(self._keep_table)
+        super().on_train_end(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Log what is new."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, wraps
+from functools import lru_cache, wraps
 from math import inf
 from typing import Any, ParamSpec
 
@@ -16,17 +16,21 @@ _WHOLE = (variable_squares, ones)  # measures that read no step
 
 def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
     """A wrapper that makes one rule of each, and refuses what is none."""
-    kept = cache(wrap)
+    kept = lru_cache(None, typed=True)(wrap)  # True is no 1 here
 
     @wraps(wrap)
     def checked(*given: P.args, **named: P.kwargs) -> Rule:
-        rule = given[0]
+        rule = given[0] if given else named.get("rule")
         if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             name = wrap.__name__
             raise InvalidTypeError(
                 f"{name} wraps a thalweg.Rule, not {rule!r}; optimizers of thalweg.optim have it as"
                 f" an option, {name}=True."
             )
+        try:
+            hash((*given, *named.values()))
+        except TypeError:
+            return wrap(*given, **named)  # which refuses it by name
         return kept(*given, **named)
 
     return checked
