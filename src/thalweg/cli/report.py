@@ -1,4 +1,4 @@
-"""`thalweg report`: a page of what the steps of a training say of themselves."""
+"""`thalweg report`: a page of the diagnostics of a training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LARGE = 1 << 25  # bytes from which on progress is shown: they take about two seconds
 
 
-@click.command(short_help="Draw a page of what a training's steps say of themselves.")
+@click.command(short_help="Draw a page of a training's diagnostics.")
 @click.argument("run", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "-o", "--out",

@@ -21,7 +21,7 @@ Given = Sink | Callable[[Table], object]
 
 
 class Source(Protocol):
-    """What an optimizer says of itself."""
+    """What measures the steps of an optimizer."""
 
     def next_step(self) -> int:
         """The number of the step to come."""
@@ -81,6 +81,7 @@ class Diagnostics:
         self.sinks: list[Given] = []
         self._failed: set[int] = set()
         self._source: Source | None = None
+        self._kept: Table | None = None  # the last, of an optimizer that was left
         self._loss: tuple[int, float] | None = None  # of a step that is to be measured, its number
         for each in sinks:
             self.add(each)
@@ -104,7 +105,7 @@ class Diagnostics:
 
         A device that has measured it is waited for here.
         """
-        return None if self._source is None else self._source.table()
+        return self._kept if self._source is None else self._source.table()
 
     def log_loss(self, loss: Any, after: bool = False) -> None:
         """Send the sinks the loss of the step to come: call it before `step`.
@@ -164,11 +165,11 @@ class Diagnostics:
                     "These diagnostics are another optimizer's: give each optimizer its own."
                 )
             self._source.settle()
-        self._source = source
+        self._kept, self._source = None, source
 
     def leave(self) -> None:
-        """Be those of no optimizer."""
-        self._source = None
+        """Be those of no optimizer; the last table stays."""
+        self._kept, self._source = self.table, None
 
     def _send(self, what: str, *given: Any) -> None:
         for sink in tuple(self.sinks):  # one may take itself out

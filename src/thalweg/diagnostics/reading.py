@@ -45,7 +45,7 @@ class Header(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What one step says of itself.
+    """The record of one step.
 
     Attributes:
         header: The one before it.

@@ -1,4 +1,4 @@
-"""What in a training is not usual, and which layer began it: from what its steps say of themselves.
+"""What in a training is unusual, and which layer began it, by the diagnostics of its steps.
 
 Each number is compared with what it was before in the same layer: with the running median of its
 logarithm, in units of the running deviation from it. No layer is compared with another, but for the

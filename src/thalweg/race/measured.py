@@ -1,4 +1,4 @@
-"""What the steps of a contestant say of themselves, where a page of the race is asked for."""
+"""Diagnostics of the steps of a contestant, where a page of the race is asked for."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pictures of what the steps of a training say of themselves: a page, and a table while it runs."""
+"""Pictures of the diagnostics of a training: a page, and a table while it runs."""
