@@ -132,8 +132,10 @@ def test_no_rule_is_wrapped_twice(wrap: Any, rule: Rule) -> None:
         sphere(modern.ADAMH)
 
 
-@pytest.mark.parametrize("given", [True, "0.5", -0.1, 1.5, float("nan")], ids=str)
+@pytest.mark.parametrize("given", [True, "0.5", -0.1, 1.5, float("nan"), []], ids=str)
 def test_shares_are_refused_by_name(given: Any) -> None:
+    radial_brake(ADAM, 1)  # which is equal to True
+    row_floor(ADAM, 1)
     with pytest.raises((ValueError, TypeError), match="kept must be"):
         radial_brake(ADAM, given)
     if given != 1.5:

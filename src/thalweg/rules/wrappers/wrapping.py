@@ -1,9 +1,9 @@
 """What wrappers of rules have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import cache, wraps
-from math import inf
+from functools import lru_cache, wraps
+from sys import float_info
 from typing import Any, ParamSpec
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
@@ -16,7 +16,7 @@ _WHOLE = (variable_squares, ones)  # measures that read no step
 
 def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
     """A wrapper that makes one rule of each, and refuses what is none."""
-    kept = cache(wrap)
+    kept = lru_cache(None, typed=True)(wrap)  # True is no 1
 
     @wraps(wrap)
     def checked(*given: P.args, **named: P.kwargs) -> Rule:
@@ -27,7 +27,8 @@ def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
                 f"{name} wraps a thalweg.Rule, not {rule!r}; optimizers of thalweg.optim have it as"
                 f" an option, {name}=True."
             )
-        return kept(*given, **named)
+        is_key = all(isinstance(each, Hashable) for each in (*given, *named.values()))
+        return (kept if is_key else wrap)(*given, **named)  # which refuses it
 
     return checked
 
@@ -136,7 +137,7 @@ def check_share(name: str, value: float, highest: float | None) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore
         raise InvalidTypeError(f"{name} must be a number, not {value!r}.")
-    is_fit = 0 < value < inf if highest is None else 0 <= value <= highest
+    is_fit = 0 < value <= float_info.max if highest is None else 0 <= value <= highest
     if not is_fit:
         wanted = "a positive number" if highest is None else f"from 0 to {highest:g}"
         raise InvalidArgumentError(f"{name} must be {wanted}, not {value!r}.")
