@@ -425,12 +425,18 @@ def test_arguments_are_those_of_the_rules_and_states_are_counted(tmp_path):
     [("state_storage=zip", "has 'zip'"), ("nonsense=1", "nonsense"), ("1", "1"),
      ("lr=fast", "optim:AdamW with lr='fast': TypeError"), ("betas=(0.9,)", "IndexError"),
      ("capturable=True", "AssertionError: If capturable=True"), ("params=3", "'params'"),
-     ("in_backward=True", "which is timed, idles")],
+     ("in_backward=True", "which is timed, idles"), ("learning_rate=-1", "learning rate: -1")],
 )  # fmt: skip
 def test_strange_arguments_of_rules_are_refused(run, given, said):
     result = run("--rules", "optim:AdamW", "--set", given, "--rounds", "1")
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_a_rate_is_an_argument_too():
+    for each in (catalogue.entry("Adam"), catalogue.own(rules.ADAM)):
+        made = problem.make_optimizer(each, {"learning_rate": 0.5})
+        assert float(made.learning_rate) == 0.5
 
 
 def test_rules_of_tensorflow_1_have_the_peers_of_their_kin(run):

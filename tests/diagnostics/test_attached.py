@@ -136,7 +136,7 @@ CASES: dict[str, tuple[Callable[[], Training], str, int]] = {
 def total(one: np.ndarray, other: np.ndarray) -> float:
     """The sum of products in the order of the protocol."""
     both = {"a": one.reshape(-1), "b": other.reshape(-1)}
-    leaves = sums_of_products(both, {"both": ("a", "b")})[0]["both"]
+    leaves = sums_of_products(both, {"both": ("a", "b")})["both"]
     return float(combine_leaves(leaves, np.array([len(leaves)]))[0])
 
 

@@ -50,8 +50,8 @@ def test_they_are_added_in_the_order_that_is_written_down(size: int, scale: floa
     one, other = drawn(size, scale, 0), drawn(size, 1.0, 1)
     one[:: max(size // 7, 1)] *= np.float32(2.0**-9)
     pairs = {"square": ("a", "a"), "product": ("a", "b")}
-    found, _ = sums_of_products({"a": one, "b": other}, pairs)
-    there, _ = sums_of_products({"a": torch.tensor(one), "b": torch.tensor(other)}, pairs)
+    found = sums_of_products({"a": one, "b": other}, pairs)
+    there = sums_of_products({"a": torch.tensor(one), "b": torch.tensor(other)}, pairs)
     for name, pair in pairs.items():
         given = [{"a": one, "b": other}[each] for each in pair]
         assert found[name].tolist() == added_plainly(*given), name
@@ -62,7 +62,7 @@ def test_they_are_added_in_the_order_that_is_written_down(size: int, scale: floa
 @many("size", SIZES)
 def test_no_square_overflows_or_is_lost(size: int, scale: float) -> None:
     one = drawn(size, scale, 2)
-    found, _ = sums_of_products({"a": one}, {"square": ("a", "a")})
+    found = sums_of_products({"a": one}, {"square": ("a", "a")})
     exact = math.fsum(float(x) ** 2 for x in one)
     # Sixteen roundings of float32 at most, each of half a unit, and one of the product.
     assert found["square"].sum() == pytest.approx(exact, rel=17 * 2.0**-24)
@@ -72,7 +72,7 @@ def test_no_square_overflows_or_is_lost(size: int, scale: float) -> None:
 def test_what_is_not_finite_is_seen_in_its_leaf_alone(number: float) -> None:
     one = drawn(2 * LEAF, 1.0, 3)
     one[LEAF + 5] = number
-    found, _ = sums_of_products({"a": one}, {"square": ("a", "a")})
+    found = sums_of_products({"a": one}, {"square": ("a", "a")})
     first, second = found["square"]
     assert math.isfinite(first)
     assert math.isnan(second) if math.isnan(number) else second == math.inf
@@ -80,5 +80,5 @@ def test_what_is_not_finite_is_seen_in_its_leaf_alone(number: float) -> None:
 
 def test_numbers_of_64_bits_stay_so() -> None:
     one = drawn(700, 1.0, 4).astype(np.float64) * 1e100
-    found, _ = sums_of_products({"a": one}, {"square": ("a", "a")})
+    found = sums_of_products({"a": one}, {"square": ("a", "a")})
     assert found["square"][0] == pytest.approx(math.fsum(x * x for x in one), rel=1e-14)

@@ -96,7 +96,7 @@ def run(params: Any, made: Any, steps: int = 3) -> Any:
 def total(one: torch.Tensor, other: torch.Tensor) -> float:
     """The sum of products in the order of the protocol."""
     both = {name: own.reshape(-1).numpy() for name, own in (("a", one), ("b", other))}
-    leaves = sums_of_products(both, {"both": ("a", "b")})[0]["both"]
+    leaves = sums_of_products(both, {"both": ("a", "b")})["both"]
     return float(combine_leaves(leaves, np.array([len(leaves)]))[0])
 
 
@@ -439,6 +439,17 @@ def test_shares_of_complex_numbers_are_of_both_parts() -> None:
         param.grad = torch.tensor([1 + 1j, 1, 0, 1j])
         made.step()
     assert made.diagnostics.zero == 0.5
+    assert made.diagnostics.agreement == 0.5
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_signs_agree_beside_numbers_far_larger_or_not_finite(engine: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    made = optim.SGD([param], lr=0.1, momentum=0.9, diagnostics=1)
+    with thalweg.engine(engine):
+        for own in ([1e10, 1e-30, -1e-30, 0.0], [math.nan, 1e-30, -1e-30, 1.0]):
+            param.grad = torch.tensor(own)
+            made.step()
     assert made.diagnostics.agreement == 0.5
 
 

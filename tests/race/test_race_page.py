@@ -30,6 +30,7 @@ SIGN = Rule(name={HOSTILE!r}, update=update, hypers=(Hyper("learning_rate", 0.00
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(RULE)
+    Path("here").symlink_to(".")
 
 
 def race(*arguments: str) -> Result:
@@ -101,6 +102,11 @@ REFUSED = {
     "folder": ((*OPTIM, "--report", "none/race.html"), "--report: there is no folder 'none'"),
     "file": ((*OPTIM, "--report", "mine.py/a.html"), "--report: cannot write to 'mine.py'"),
     "taken": ((*OPTIM, "--report", "race.json"), "--report: the race writes 'race.json' itself"),
+    "taken by another name": (
+        (*OPTIM, "--report", "here/race.json"),
+        "race writes 'here/race.json'",
+    ),
+    "long": ((*OPTIM, "--report", "a" * 300), "cannot write to '.': File name too long"),
     "device": ((*OPTIM, "--report", "/dev/null"), "'/dev/null' is a device"),
     "target": (("--target",), "--report does not go with --target"),
 }

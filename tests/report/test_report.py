@@ -337,6 +337,7 @@ def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> N
     assert (result.exit_code, "is a device" in result.stderr) == (2, True)
     assert pipe.is_fifo()
     assert page.read_bytes() == before
+    assert "Is a directory" in invoke("report", "").stderr  # a variable of a shell that is not set
 
 
 def test_a_pipe_is_refused() -> None:

@@ -39,9 +39,10 @@ def make_tensors(shapes: ShapeSet, seed: int = 0) -> Problem:
 
 def make_optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> Any:
     """The rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
+    given: dict[str, Any] = {"learning_rate": RATE, **(options or {})}
     if entry.named is None:
-        return RuleOptimizer(entry.rule, RATE, **(options or {}))
-    return entry.named.make(RATE, **(options or {}))
+        return RuleOptimizer(entry.rule, **given)
+    return entry.named.make(**given)
 
 
 def try_options(entry: Entry, options: Mapping[str, object], dtypes: Iterable[torch.dtype]) -> None:

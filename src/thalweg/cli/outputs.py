@@ -21,16 +21,20 @@ def check_writable(folder: Path, files: list[Path], option: str = "--out") -> No
         _ask_for(folder, option)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        for file in files:
+            _check_file(file, option)
     except OSError as error:
         raise refuse_folder(option, folder, error) from error
-    for file in files:
-        if file.is_dir():
-            raise click.BadParameter(f"'{file}' is a folder.", param_hint=option)
-        # What is written takes the place of what is there: a device would be gone for all.
-        if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
-            raise click.BadParameter(
-                f"'{file}' is a device, not a file that can be replaced.", param_hint=option
-            )
+
+
+def _check_file(file: Path, option: str) -> None:
+    if file.is_dir():
+        raise click.BadParameter(f"'{file}' is a folder.", param_hint=option)
+    # What is written takes the place of what is there: a device would be gone for all.
+    if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
+        raise click.BadParameter(
+            f"'{file}' is a device, not a file that can be replaced.", param_hint=option
+        )
 
 
 def _ask_for(folder: Path, option: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -341,7 +342,7 @@ def _check_page(page: Path, written: list[Path], racing: list[Contestant]) -> No
     from thalweg.race.measured import is_measurable
 
     check_writable(page.parent, [page], "--report")
-    if page.absolute() in [each.absolute() for each in written]:
+    if os.path.realpath(page) in map(os.path.realpath, written):
         raise click.BadParameter(f"the race writes '{page}' itself.", param_hint="--report")
     if not any(is_measurable(each.make(each.learning_rate)) for each in racing):
         names = ", ".join(each.name for each in racing)

@@ -43,11 +43,11 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
     from thalweg.report.page import Training, draw, tell_damaged
     from thalweg.report.plain import plain_warned
 
-    out = out or run.with_suffix(".html")
-    if out.exists() and run.exists() and out.samefile(run):
-        raise click.BadParameter(f"'{out}' is FILE itself.", param_hint="--out")
     history = _read(run)
+    out = out or run.with_suffix(".html")
     check_writable(out.parent, [out])
+    if out.exists() and out.samefile(run):
+        raise click.BadParameter(f"'{out}' is FILE itself.", param_hint="--out")
     page = draw([Training(history)], title or run.name)
     with whole(out) as file:
         file.write(page.encode("utf-8", "replace"))  # a path may be any bytes

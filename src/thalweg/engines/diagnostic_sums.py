@@ -32,7 +32,7 @@ Array = Any  # of NumPy on the CPU, of torch elsewhere
 Pairs = Mapping[str, tuple[str, str]]
 
 
-def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> tuple[dict[str, Array], Array]:
+def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Array]:
     """What a leaf has of each product.
 
     Args:
@@ -40,13 +40,11 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> tuple[dict[st
         pairs: The names of two of them, by the name of their product.
 
     Returns:
-        The sums of the leaves, (leaves,) float64, by the name of the product; and the products of
-        the last pair, (elements,), as they were added up: in the scale of their blocks.
+        The sums of the leaves, (leaves,) float64, by the name of the product.
     """
     scaled = {name: _in_scale(_in_blocks(own)) for name, own in values.items()}
     is_there = any(isinstance(own, Tensor) for own in values.values())
     library: Any = torch if is_there else np
-    products: Array = None
     columns: list[Array] = []
     for a, b in pairs.values():
         (one, undo), (other, undo_other) = scaled[a], scaled[b]
@@ -62,7 +60,7 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> tuple[dict[st
     while lanes.shape[-1] > 1:
         half = lanes.shape[-1] // 2
         lanes = lanes[..., :half] + lanes[..., half:]
-    return dict(zip(pairs, lanes[..., 0], strict=True)), products
+    return dict(zip(pairs, lanes[..., 0], strict=True))
 
 
 def _in_blocks(values: Array) -> Array:

@@ -32,7 +32,7 @@ from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad
 from thalweg.variable import numpy_copy
 
-# Sums of squares and of a product. The product is the last: its signs are counted.
+# Sums of squares and of a product.
 PRODUCTS_OF_GRADIENT = {
     "gradient": ("gradient", "gradient"),
     "momentum": ("momentum", "momentum"),
@@ -233,16 +233,17 @@ def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Found:
     if momentum is not None:
         values["momentum"] = momentum * one
     pairs = {name: pair for name, pair in PRODUCTS_OF_GRADIENT.items() if {*pair} <= values.keys()}
-    found, products = sums_of_products(values, pairs)
+    found = sums_of_products(values, pairs)
     found["gradient_max"] = abs(values["gradient"]).max()
     if momentum is not None:
-        found["agreement"] = _total(products > 0)
+        a, b = values["gradient"], values["momentum"]
+        found["agreement"] = _total(((a < 0) & (b < 0)) | ((a > 0) & (b > 0)))
     return found
 
 
 def _sums_of_move(new: Array, old: Array) -> Found:
     values = {"update": new - old, "weight": new * type_of(new)(1)}
-    found, _ = sums_of_products(values, PRODUCTS_OF_MOVE)
+    found = sums_of_products(values, PRODUCTS_OF_MOVE)
     return {**found, **{f"{name}_max": abs(own).max() for name, own in values.items()}}
 
 

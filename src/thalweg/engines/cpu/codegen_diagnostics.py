@@ -195,7 +195,11 @@ def _add_columns(kept: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> li
         lines += [f"{name} = kept_{name}[{at}] * scale_{name}" for name in kept]
         lines += [f"sum_{name} {'+=' if row else '='} {a} * {b}" for name, (a, b) in sums.items()]
         if "product" in sums:
-            lines.append("agreement = int32(agreement + int32(gradient * momentum > float32(0.0)))")
+            # Of numbers as they are: products of scaled ones may be too small for their signs.
+            a, b, zero = f"kept_gradient[{at}]", f"kept_momentum[{at}]", "float32(0.0)"
+            for order in "<>":
+                both = f"({a} {order} {zero}) & ({b} {order} {zero})"
+                lines.append(f"agreement = int32(agreement + int32({both}))")
     return lines + [
         f"lanes_{name}[lane] += float64(sum_{name}) * (undo_{a} * undo_{b})"
         for name, (a, b) in sums.items()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, wraps
-from math import inf
+from sys import float_info
 from typing import Any, ParamSpec
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
@@ -140,7 +140,7 @@ def check_share(name: str, value: float, highest: float | None) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore
         raise InvalidTypeError(f"{name} must be a number, not {value!r}.")
-    is_fit = 0 < value < inf if highest is None else 0 <= value <= highest
+    is_fit = 0 < value <= float_info.max if highest is None else 0 <= value <= highest
     if not is_fit:
         wanted = "a positive number" if highest is None else f"from 0 to {highest:g}"
         raise InvalidArgumentError(f"{name} must be {wanted}, not {value!r}.")
