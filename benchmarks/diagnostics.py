@@ -1,10 +1,10 @@
-"""What diagnostics cost the step in which they are taken, on ResNet-50's shapes.
+"""What a measured step costs, on ResNet-50's shapes and over many small tensors.
 
     PYTHONPATH=src python benchmarks/diagnostics.py
 
 Each line is the median of a step with diagnostics in units of one without, of the same optimizer in
-the same round, and the two in milliseconds. Of the last lines each leaves out some of what is told.
-The three ways of a step are taken in turn, so that a machine that is not quiet disturbs all alike.
+the same round, and the two in milliseconds. Of the last lines each leaves out some of what is
+measured. The two steps are taken in turn, so that a machine that is not quiet disturbs both alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +21,7 @@ import torch
 
 from thalweg import optim
 from thalweg.bench.problem import make_tensors
-from thalweg.bench.shapes import resnet50
+from thalweg.bench.shapes import ShapeSet, resnet50
 from thalweg.engines.cpu import codegen_diagnostics as kernels
 from thalweg.engines.cpu import diagnostics as updates
 
@@ -31,16 +32,18 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {"masters": True}),
     ("AdamW", {"clip_grad_norm": 1.0}),
 ]
-# Lines of the kernel by what they are for, as they begin.
+KEPT = ("gradient", "update", "weight", "momentum")
+# Lines of the kernel by what they are for, as they begin: those of an element, and of a block.
 PARTS = {
-    "sums": ("lanes_",),
-    "largest magnitudes": ("gradient_max =", "update_max =", "weight_max =", "most =", "least ="),
-    "counts": ("unchanged +=", "agreement +="),
+    "sums": ("kept_", "sum_", "lanes_"),
+    "largest magnitudes": (*(f"{name}_peak =" for name in KEPT), "most =", "least ="),
+    "counts": ("unchanged =", "agreement ="),
 }
+SMALL = ShapeSet("small", ((1000,),) * 160, (torch.float32,) * 160)
 
 
-def params_of(dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    problem = make_tensors(resnet50())
+def params_of(dtype: torch.dtype, shapes: ShapeSet) -> list[torch.nn.Parameter]:
+    problem = make_tensors(shapes)
     made: list[torch.nn.Parameter] = []
     for var, grad in zip(problem.variables, problem.gradients, strict=True):
         made.append(torch.nn.Parameter(var.detach().to(dtype)))
@@ -54,31 +57,37 @@ def timed(step: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def compare(name: str, own: dict[str, Any], rounds: int) -> tuple[float, float, float]:
-    """The median ratio of a step with diagnostics, and the median seconds of both."""
+def compare(title: str, name: str, own: dict[str, Any], rounds: int, shapes: ShapeSet) -> None:
+    """Print the median ratio of a measured step, and the median milliseconds of both."""
     dtype = torch.bfloat16 if own.get("masters") else torch.float32
     made = [
-        getattr(optim, name)(params_of(dtype), lr=1e-4, diagnostics=every, **own)
+        getattr(optim, name)(params_of(dtype, shapes), lr=1e-4, diagnostics=every, **own)
         for every in (1, None)
     ]
     for each in made:
         for _ in range(4):
             each.step()
     pairs = [tuple(timed(each.step) for each in made) for _ in range(rounds)]
-    ratio = statistics.median(told / plain for told, plain in pairs)
-    told, plain = (statistics.median(each) for each in zip(*pairs, strict=True))
-    return ratio, told, plain
+    ratio = statistics.median(measured / plain for measured, plain in pairs)
+    measured, plain = (1e3 * statistics.median(each) for each in zip(*pairs, strict=True))
+    print(f"{title:30} {ratio:5.2f}   {measured:6.2f} ms, {plain:6.2f} ms", flush=True)
 
 
-def without(part: str) -> Any:
-    """Have kernels leave out what a part is for: what they tell is wrong then."""
-    own, begins = kernels._update_element, PARTS[part]
+@contextmanager
+def without(part: str) -> Generator[None]:
+    """Have kernels leave out what a part is for: what they measure is wrong then."""
 
-    def cut(*given: Any) -> list[str]:
-        lines = own(*given)
-        return [each for each in lines if not each.startswith(begins)] or ["pass"]
+    def cut(own: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def lines(*given: Any) -> list[str]:
+            found = [each for each in own(*given) if not each.startswith(PARTS[part])]
+            return found or ["pass"]
 
-    return patch.object(kernels, "_update_element", cut)
+        return lines
+
+    with ExitStack() as stack:
+        for name in ("_update_element", "_add_columns"):
+            stack.enter_context(patch.object(kernels, name, cut(getattr(kernels, name))))
+        yield
 
 
 def main() -> None:
@@ -86,15 +95,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     rounds = parser.parse_args().rounds
     for name, own in RULES:
-        ratio, told, plain = compare(name, own, rounds)
         title = f"{name} {', '.join(f'{k}={v}' for k, v in own.items())}"
-        print(f"{title:30} {ratio:5.2f}   {told * 1e3:6.1f} ms, {plain * 1e3:6.1f} ms", flush=True)
+        compare(title, name, own, rounds, resnet50())
+    compare("AdamW, 160 of 1,000", "AdamW", {}, rounds, SMALL)
     for part in PARTS:
         updates.diagnosed_kernel.cache_clear()
         with without(part):
-            ratio, told, plain = compare("AdamW", {}, rounds)
-        title = f"AdamW without {part}"
-        print(f"{title:30} {ratio:5.2f}   {told * 1e3:6.1f} ms, {plain * 1e3:6.1f} ms", flush=True)
+            compare(f"AdamW without {part}", "AdamW", {}, rounds, resnet50())
 
 
 if __name__ == "__main__":

@@ -157,6 +157,10 @@ def _update_element(
     if momentum is not None:
         minus = "-" if sign < 0 else ""
         before += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
+        # Not by the sign of a product, which may be too small for one.
+        signs = "(now_gradient {0} float32(0.0)) & (now_momentum {0} float32(0.0))"
+        both = [signs.format(order) for order in "<>"]
+        before.append(f"agreement = int32(agreement + int32({both[0]} | {both[1]}))")
     is_written = any(stream == 0 for _, stream in update.written_results())
     new = STORAGE[update.storage[0]].load.format("p0[i]") if is_written else "old_value"
     after = [
@@ -194,12 +198,6 @@ def _add_columns(kept: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> li
         at = f"lane + {row * COLUMNS}" if row else "lane"
         lines += [f"{name} = kept_{name}[{at}] * scale_{name}" for name in kept]
         lines += [f"sum_{name} {'+=' if row else '='} {a} * {b}" for name, (a, b) in sums.items()]
-        if "product" in sums:
-            # Of numbers as they are: products of scaled ones may be too small for their signs.
-            a, b, zero = f"kept_gradient[{at}]", f"kept_momentum[{at}]", "float32(0.0)"
-            for order in "<>":
-                both = f"({a} {order} {zero}) & ({b} {order} {zero})"
-                lines.append(f"agreement = int32(agreement + int32({both}))")
     return lines + [
         f"lanes_{name}[lane] += float64(sum_{name}) * (undo_{a} * undo_{b})"
         for name, (a, b) in sums.items()
