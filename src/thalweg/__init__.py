@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
     from thalweg.ground.lending import lend_names, take_back_names
-    from thalweg.ground.passes import Measure, Pass, Stage
+    from thalweg.ground.passes import FusedStage, Measure, Pass, Stage
     from thalweg.tf.installing import install_as_tensorflow
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
@@ -67,7 +67,7 @@ _MODULES = ("autodiff", "checkpoint", "diagnostics", "distribute", "keras", "ope
             "tf", "v1")  # fmt: skip
 _HOMES = {
     "GradientTape": "autodiff",
-    **dict.fromkeys(("Measure", "Pass", "Stage"), "ground.passes"),
+    **dict.fromkeys(("FusedStage", "Measure", "Pass", "Stage"), "ground.passes"),
     "check_rule": "engines",
     "engine": "engines",
     "install_as_tensorflow": "tf.installing",
@@ -82,6 +82,7 @@ __all__ = [
     "CheckpointWriteError",
     "DataLossError",
     "FailedPreconditionError",
+    "FusedStage",
     "GradientTape",
     "Hyper",
     "IndexedSlices",

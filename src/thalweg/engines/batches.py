@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from thalweg.engines.engine import Columns, Dtype
+from thalweg.engines.fused_stage import SIZES
 from thalweg.engines.layout import compute_dtype, is_dense
 from thalweg.engines.lines import view_of
 from thalweg.engines.matrices import matrix_shape
 from thalweg.engines.transcribe import place_of
 from thalweg.errors import RuleError, did_you_mean
-from thalweg.formula import Rule
-from thalweg.ground.passes import Stage
+from thalweg.formula import Rule, is_like_update
+from thalweg.ground.passes import FusedStage, Stage
 
 COUNT = "t"  # the scalar that is the number of a step
+_PIECE = 1 << 14  # rows or columns that a fused stage is called with
 
 
 class Asked(NamedTuple):
@@ -55,7 +57,8 @@ class Batch:
         shape: Optional. That of each as a whole, where `variables` are parts of them.
 
     Attributes:
-        shape: Rows and columns; matrices, too, where the rule sees rows and columns.
+        is_of_lines: Whether the rule sees rows and columns.
+        shape: Rows and columns; matrices, too, where it does.
         matrix: Rows and columns of each variable as one matrix.
         made: By name what passes make of each variable, in its shape.
         measured: By name what measures have made of the variables, and stages of that: of shape
@@ -73,6 +76,7 @@ class Batch:
         own = [variables[index] for index in members]
         shapes = [shape or var.shape for var in own]
         self.members, self.shape = list(members), sides_of(rule, shapes[0])
+        self.is_of_lines = rule.is_of_lines
         self.matrix = matrix_shape(shapes[0])
         self.dtype: Dtype = compute_dtype(own[0].dtype)
         self.kind = kind_of(own[0])
@@ -176,7 +180,8 @@ class Batch:
             return vector.to(self.device, self.kind).view(-1, *ones)
         if (vector == vector[0]).all():
             return float(vector[0])
-        return torch.tensor(vector, dtype=self.kind, device=self.device).view(-1, *ones)
+        kind = torch.float64 if self.is_of_lines else self.kind  # as a number is
+        return torch.tensor(vector, dtype=kind, device=self.device).view(-1, *ones)
 
 
 def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
@@ -268,6 +273,9 @@ def call_stage(
             try:
                 given[name] = batch.scalar(name, columns, rows, shape)
             except KeyError:
+                if rule.is_of_lines and name in SIZES and not stage.of_matrices:
+                    given[name] = sizes_beside(batch.shape)[name]
+                    continue
                 known = {**columns.shared[batch.dtype], **columns.separate}
                 if name in asked.needed:
                     made = {**batch.made, **batch.measured}
@@ -277,9 +285,11 @@ def call_stage(
     whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
     if stage.heads > 1:
         given = {name: cut_into(value, stage.heads) for name, value in given.items()}
+    if isinstance(stage, FusedStage) and is_like_update(stage.function):
+        given = {name: _narrowed(value, batch.kind) for name, value in given.items()}
     try:
         with torch.autocast(batch.device.type, enabled=False):
-            found = stage.function(**given)
+            found = _call_in_pieces(stage, given, batch.shape)
     except Exception as error:
         error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
         raise
@@ -291,6 +301,37 @@ def call_stage(
         ).reshape(whole[name])
         for name, value in found.items()
     }
+
+
+def _narrowed(value: Tensor | float, kind: torch.dtype) -> Tensor:
+    """A tensor, or a number, in the type of the arithmetic."""
+    return value.to(kind) if isinstance(value, Tensor) else torch.tensor(value, dtype=kind)
+
+
+def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
+    """What stages may ask for of the sizes of a variable of so many matrices, rows and columns."""
+    matrices, rows, columns = shape
+    return dict(zip(SIZES, map(float, (rows, columns, matrices * rows * columns)), strict=True))
+
+
+def _call_in_pieces(stage: Stage, given: Mapping[str, Any], shape: Sequence[int]) -> Any:
+    """What a stage returns; a fused one of so many matrices at once as a cache has room for."""
+    size = max(1, _PIECE // max(shape[1:])) if isinstance(stage, FusedStage) else shape[0]
+    if shape[0] <= size:
+        return stage.call(given)
+    found: dict[str, Tensor] = {}
+    for first in range(0, shape[0], size):
+        part = {
+            name: value[:, first : first + size]
+            if isinstance(value, Tensor) and value.dim() and value.shape[1] == shape[0]
+            else value
+            for name, value in given.items()
+        }
+        for name, value in stage.call(part).items():
+            if first == 0:
+                found[name] = value.new_empty(value.shape[0], shape[0], *value.shape[2:])
+            found[name][:, first : first + size] = value
+    return found
 
 
 def cut_into(value: Any, heads: int) -> Any:

@@ -8,13 +8,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from thalweg.engines.batches import asked_by, check_asked, check_found, cut_into
+from thalweg.engines.batches import asked_by, check_asked, check_found, sizes_beside, cut_into
 from thalweg.engines.check_formula import check_numbers, check_order, check_sides, check_taken
+from thalweg.engines.fused_stage import SIZES, read_stage
 from thalweg.engines.matrices import shape_beside
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
-from thalweg.ground.passes import Measure, Pass, Stage
+from thalweg.ground.passes import FusedStage, Measure, Pass
 
 
 def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
@@ -39,10 +40,11 @@ def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
             known = {**known, each.makes: np.float32(1)}
             measured[each.makes] = each.over
         else:
+            own = {*known, *SIZES} if rule.is_of_lines and not each.of_matrices else known
             for name in asked_by(each).needed:
-                check_asked(
-                    f"Stage {place_of(each.function)}", name, [*made, *measured], known, rule
-                )
+                check_asked(f"Stage {place_of(each.function)}", name, [*made, *measured], own, rule)
+            if isinstance(each, FusedStage):
+                read_stage(rule, each)
             _try_stage(rule, each, made, measured, known)
 
 
@@ -88,6 +90,8 @@ def _try_stage(
         for name, over in measured.items() if of_lines else ():
             sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[over]
             there[name] = torch.rand(2, *sides, generator=dice, dtype=torch.float64)
+        if of_lines:
+            there |= sizes_beside(shape)
         there |= {name: float(each) for name, each in known.items() if name not in there}
         given = {
             name: cut_into(there[name], heads) if heads > 1 else there[name]
@@ -97,7 +101,7 @@ def _try_stage(
         tensors = {name: each for name, each in given.items() if isinstance(each, torch.Tensor)}
         before = {name: each._version for name, each in tensors.items()}
         try:
-            found = stage.function(**given)
+            found = stage.call(given)
         except Exception as error:
             raise RuleError(
                 f"{place_of(stage.function)} fails over matrices of shape {(rows, columns)}:"

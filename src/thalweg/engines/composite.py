@@ -58,23 +58,26 @@ class CompositeStep:
     Args:
         asked: The step.
         rounds: For each round the parts, each with the positions of its variables in the step.
+
+    Attributes:
+        parts: Those of all rounds.
     """
 
     def __init__(self, asked: Request, rounds: Sequence[Parts]) -> None:
         self._count = len(asked.variables)
         self._rounds = rounds
-        self._parts = [part for parts in rounds for part in parts]
+        self.parts = [part for parts in rounds for part in parts]
         self.is_single = len(rounds) == 1
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in asked.variables)
         )
-        self._bounds = layout.runs_of([each for _, part in self._parts for each in part.written])
+        self._bounds = layout.runs_of([each for _, part in self.parts for each in part.written])
 
     def try_rebind(self, asked: Request) -> bool:
         """See `Ready`."""
         if not self.is_single or len(asked.variables) != self._count:
             return False
-        if all(part.try_rebind(share_of(asked, own), self._bounds) for own, part in self._parts):
+        if all(part.try_rebind(share_of(asked, own), self._bounds) for own, part in self.parts):
             return True
         self.release_gradients()
         return False
@@ -84,7 +87,7 @@ class CompositeStep:
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = [np.zeros(self._count, np.float64) for _ in formulas]
-        for own, part in self._parts:
+        for own, part in self.parts:
             for total, each in zip(
                 found, part.compute_sums(formulas, stages, columns.of_members(own)), strict=True
             ):
@@ -97,7 +100,7 @@ class CompositeStep:
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         found = [np.empty((0, len(formulas)))] * self._count
-        for own, part in self._parts:
+        for own, part in self.parts:
             parts = part.compute_leaves(formulas, stages, columns.of_members(own))
             for index, leaves in zip(own, parts, strict=True):
                 found[index] = leaves
@@ -108,7 +111,7 @@ class CompositeStep:
     ) -> list[list[Tensor]]:
         """See `Ready`."""
         found: list[list[Tensor]] = [[] for _ in range(self._count)]
-        for own, part in self._parts:
+        for own, part in self.parts:
             parts = part.compute_lines(measures, stages, columns.of_members(own))
             for index, each in zip(own, parts, strict=True):
                 found[index] = each
@@ -117,7 +120,7 @@ class CompositeStep:
     def max_abs(self) -> Float64:
         """See `Ready`."""
         found = np.zeros(self._count, np.float64)
-        for own, part in self._parts:
+        for own, part in self.parts:
             found[own] = part.max_abs()
         return found
 
@@ -135,7 +138,7 @@ class CompositeStep:
 
     def release_gradients(self) -> None:
         """See `Ready`."""
-        for _, part in self._parts:
+        for _, part in self.parts:
             part.release_gradients()
 
 

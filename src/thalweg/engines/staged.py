@@ -12,10 +12,12 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import Batch, alike, run_stage
+from thalweg.engines.composite import CompositeStep
 from thalweg.engines.cuda.available import takes_device
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
 from thalweg.engines.given import check_given
 from thalweg.engines.matrices import check_shaped_slots, shape_beside, shaped_like
+from thalweg.engines.plan import DensePlan
 from thalweg.engines.spread import sweeps_of, updates_of
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
@@ -98,13 +100,20 @@ class Matrices(Protocol):
 
 
 class WholeMatrices:
-    """Those of variables that lie here as a whole; see `Matrices`."""
+    """Those of variables that lie here as a whole; see `Matrices`.
 
-    def __init__(self, asked: Request) -> None:
+    Args:
+        asked: The step.
+        short: Positions of variables that are left out, as an engine runs their passes.
+    """
+
+    def __init__(self, asked: Request, short: Sequence[int] = ()) -> None:
         self._rule = rule = asked.rule
         kinds = enumerate(rule.shaped_slots)
         self._of_lines = [(place, each) for place, each in kinds if each.per]
         every = alike(rule, asked.variables)
+        left_out = {*short}
+        every = [own for each in every if (own := [k for k in each if k not in left_out])]
         self._batches = [Batch(rule, asked.variables, own) for own in every]
         self.made: list[dict[str, Tensor]] = [{} for _ in asked.variables]
         self.slot_shapes = [
@@ -223,6 +232,15 @@ def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
     return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
 
 
+def _groups_of(ready: Any) -> list[tuple[Sequence[int], Any]]:
+    """The groups of a plan that run passes, each with the positions of its plan's variables."""
+    if isinstance(ready, CompositeStep):
+        found = [(own, part) for own, part in ready.parts if isinstance(part, DensePlan)]
+    else:
+        found = [(range(len(ready.variables)), ready)]
+    return [(own, each) for own, plan in found for each in plan.groups if hasattr(each, "run_passes")]
+
+
 def _bytes_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
@@ -241,16 +259,19 @@ class StagedStep:
     Args:
         asked: The step.
         plans: For each pass, and for the update, what plans it.
+        short: Positions of variables that groups of the update's plan run the passes of.
     """
 
     is_single = True
 
-    def __init__(self, asked: Request, plans: Sequence[Plan]) -> None:
+    def __init__(self, asked: Request, plans: Sequence[Plan], short: Sequence[int] = ()) -> None:
         self._rule = rule = asked.rule
         self._variables, self._titles = list(asked.variables), asked.titles
         self._stages = asked.stages
         self._seen: list[Any] | None = None
-        self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
+        make = asked.matrices or partial(WholeMatrices, short=short)
+        self._matrices: Matrices = make(asked)
+        self._is_short = len(short) == len(self._variables)  # all are
         made = self._matrices.made
         self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
         self._vectors = self._matrices.vectors if rule.is_of_lines else ()
@@ -262,6 +283,7 @@ class StagedStep:
         *passes, last = zip(plans, self._updates, strict=False)
         self._passes = [plan(self._asked_of(asked, each)) for plan, each in passes]
         self._last = last[0](self._asked_of(asked, last[1]))
+        self._short = _groups_of(self._last) if short else []
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -300,9 +322,11 @@ class StagedStep:
         passes, moved = iter(self._passes), Moved()
         self._numbers, sweeps = None, sweeps_of(self._rule)
         with no_grad():
+            for own, group in self._short:
+                group.run_passes(columns.of_members(own))
             if self._rule.is_of_lines:
                 self._matrices.read_slots(slots)
-            for each in self._rule.passes:
+            for each in self._rule.passes if not self._is_short else ():
                 if isinstance(each, Pass):
                     self._run_pass(each, next(passes), self._with_numbers(columns))
                 elif isinstance(each, Stage):
@@ -312,14 +336,16 @@ class StagedStep:
                 self._numbers = None
             if self._rule.is_of_lines:
                 self._matrices.write_slots(slots, moved)
+        short = [slot for own, group in self._short for k in group.members for slot in slots[own[k]]]
+        calls: list[Call] = [partial(torch._C._increment_version, short)] if short else []  # pyright: ignore[reportPrivateUsage]
         if not moved:
-            return []
+            return calls
         olds, news = zip(*moved.values(), strict=True)
         if columns.taken is not None:
             pairs = zip(news, olds, strict=True)
             news = [torch.where(columns.taken, new, old) for new, old in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        return [partial(copy, list(olds), list(news))]
+        return [*calls, partial(copy, list(olds), list(news))]
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
         """Take measures, all in one sweep."""
@@ -351,6 +377,9 @@ class StagedStep:
             own = [each[len(self._rule.made) :] for each in self._slots]
             shapes = self._matrices.slot_shapes
             check_shaped_slots(self._rule, self._variables, own, slots, shapes, self._titles)
+            self._seen = None
+            for members, group in self._short:
+                group.bind_slots([slots[members[k]] for k in group.members])
             self._seen = seen
 
     def _run_pass(self, each: Pass, ready: Ready, columns: Columns) -> None:

@@ -9,11 +9,12 @@ from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
     from thalweg.engines.cpu.group import Group
+    from thalweg.engines.cpu.short import ShortGroup, is_short
     from thalweg.engines.cpu.sparse import SparsePlan
 
-__all__ = ["Group", "SparsePlan"]
+__all__ = ["Group", "ShortGroup", "SparsePlan", "is_short"]
 
-_HOMES = {"Group": "group", "SparsePlan": "sparse"}
+_HOMES = {"Group": "group", "ShortGroup": "short", "SparsePlan": "sparse", "is_short": "short"}
 
 
 def __getattr__(name: str) -> Any:

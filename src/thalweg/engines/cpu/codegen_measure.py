@@ -14,7 +14,7 @@ from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, T
 from thalweg.formula import Formula
 
 # Formulas are float64; stages, and those that are `like_update`, of the type of the update.
-_STAGE_LITERAL = "_stage_literal"
+STAGE_LITERAL = "_stage_literal"
 
 # Rows of lanes that are added at once: each lane is then read and written once for all of them.
 # They lie at multiples of 4 KiB, for which a cache has few places: too few for several streams.
@@ -99,6 +99,10 @@ class Elements(Sweep):
             lines.append(f"p{stream} = {stored.pointer}({address})")
         return lines
 
+    def see_vectors(self) -> dict[str, str]:
+        """What element i has of vectors, by the names of scalars."""
+        return read_vectors(self.vectors)
+
     def measure_element(self) -> list[str]:
         """Return every measure of element i."""
         lines: list[str] = []
@@ -108,12 +112,12 @@ class Elements(Sweep):
         if self.copy is not None:
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
         for index, stage in enumerate(self.stages):
-            given = [f"{_STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
+            given = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
         if not all(self.are_like_update):
             lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
         if any(self.are_like_update):
-            lines += [f"n{stream} = {_STAGE_LITERAL}(e{stream})" for stream in self.used]
+            lines += [f"n{stream} = {STAGE_LITERAL}(e{stream})" for stream in self.used]
         for index, measure in enumerate(self.measures):
             lines += self._write_measure(measure, index)
         return [*lines, f"return {self._list_names('v')}"]
@@ -121,12 +125,12 @@ class Elements(Sweep):
     def _write_measure(self, measure: Transcript, index: int) -> list[str]:
         # Not as a function of its own: each costs as much time to compile as all the rest.
         is_narrow = self.are_like_update[index]
-        letter, scalar = ("n", f"{_STAGE_LITERAL}({{}})") if is_narrow else ("w", "{}")
+        letter, scalar = ("n", f"{STAGE_LITERAL}({{}})") if is_narrow else ("w", "{}")
         own, given = enumerate(measure.positional), self.scalar
         values = {name: f"{letter}{k}" for k, name in own if k in self.used}
         if self.vectors:
-            of_type = f"{_STAGE_LITERAL}({{}})" if is_narrow else "float64({})"
-            lines = read_vectors(self.vectors).items()
+            of_type = f"{STAGE_LITERAL}({{}})" if is_narrow else "float64({})"
+            lines = self.see_vectors().items()
             given = given | {name: of_type.format(each) for name, each in lines}
         values |= {
             name: given[name] if name in self.vectors else scalar.format(given[name])
@@ -136,19 +140,19 @@ class Elements(Sweep):
         *body, result = _parse_measure(measure, index).body
         value = ast.unparse(cast(ast.expr, cast(ast.Return, result).value))
         formula = [*map(ast.unparse, body), f"v{index} = float64({value})"]
-        return lines + ([*map(_of_update, formula)] if is_narrow else formula)
+        return lines + ([*map(of_update, formula)] if is_narrow else formula)
 
     def define_functions(self, compute: str) -> list[str]:
         """The functions that `measure_element` calls."""
         found = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or any(self.are_like_update):
-            found.append(HEADER.format(literal=_STAGE_LITERAL, compute=compute))
+            found.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
         for index, stage in enumerate(self.stages):
             texts = FormulaWriter().define_function(f"stage{index}", stage).values()
-            found += map(_of_update, texts)
+            found += map(of_update, texts)
         for index, measure in enumerate(self.measures):
             own = list(FormulaWriter().define_function(f"measure{index}", measure).values())[:-1]
-            found += map(_of_update, own) if self.are_like_update[index] else own
+            found += map(of_update, own) if self.are_like_update[index] else own
         if self.copy is not None:
             found += of_copies(self.storage[-1], self.storage[0]).values()
         return found
@@ -170,9 +174,9 @@ class Elements(Sweep):
         return ", ".join(self.per_measure(name + "{0}"))
 
 
-def _of_update(text: str) -> str:
+def of_update(text: str) -> str:
     """A text of a formula, in the type of the update."""
-    return re.sub(rf"\b{LITERAL}\b", _STAGE_LITERAL, text)
+    return re.sub(rf"\b{LITERAL}\b", STAGE_LITERAL, text)
 
 
 def _parse_measure(measure: Transcript, index: int) -> ast.FunctionDef:

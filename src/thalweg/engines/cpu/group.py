@@ -13,7 +13,7 @@ from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Scalars, Stages
-from thalweg.engines.streams import streams_of
+from thalweg.engines.streams import Streams, streams_of
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import importing
 
@@ -33,8 +33,7 @@ class Group:
     """
 
     def __init__(self, asked: Request, members: list[int]) -> None:
-        own = streams_of(asked, members)
-        self.dtype = own.compute
+        own = self._begin(asked, members)
         self.kernel = launch.update_kernel(
             asked.rule.update,
             asked.stages,
@@ -46,12 +45,6 @@ class Group:
             vectors=_kinds_of(asked.rule),
             draws=own.draws,
         )
-        self.flush = asked.selection.denormals == "flush"
-        self._gradient, self._measurable = own.gradient, own.measured_types
-        self._from_copy = own.from_copy
-        self.members = members
-        self.whole = len(members) == len(asked.variables)
-        self._sizes, self.bytes = own.sizes, own.bytes
         self._kinds, self._shapes = (
             _kinds_of(asked.rule),
             [asked.variables[i].shape for i in members],
@@ -64,7 +57,19 @@ class Group:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
         self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
+
+    def _begin(self, asked: Request, members: list[int]) -> Streams:
+        """Know the members; returns their memory."""
+        own = streams_of(asked, members)
+        self.dtype = own.compute
+        self.flush = asked.selection.denormals == "flush"
+        self._gradient, self._measurable = own.gradient, own.measured_types
+        self._from_copy = own.from_copy
+        self.members = members
+        self.whole = len(members) == len(asked.variables)
+        self._sizes, self.bytes = own.sizes, own.bytes
         self._rows = np.arange(len(members), dtype=np.int64)
+        return own
 
     @lazy
     def _leaves(self) -> Leaves:

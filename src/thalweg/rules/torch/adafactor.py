@@ -1,9 +1,11 @@
 """Adafactor of torch: mean squares of a matrix kept as those of its rows and its columns."""
 
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from thalweg.formula import (
+    FusedStage,
     Hyper,
     Measure,
     Rule,
@@ -12,6 +14,8 @@ from thalweg.formula import (
     gradient_squares,
     like_update,
     maximum,
+    mean_over_rows,
+    minimum,
     moved,
     narrow,
     sqrt,
@@ -26,13 +30,12 @@ from thalweg.rules.torch.arithmetic import (
     direction_of,
     lerp,
     lesser,
+    value_if,
 )  # fmt: skip
 
 BETA2_DECAY = Hyper(
     "beta2_decay", -0.8, "the number of the step to this power is a square's weight"
 )
-_PIECE = 1 << 14  # rows or columns that are computed at once
-_FEW = 3  # of which torch adds up one after the other
 LONGEST = Hyper("d", 1.0, "how long the mean step may be, where the rate is 1")
 
 
@@ -45,6 +48,7 @@ def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
         "share": lesser(rate, 1 / t**0.5),  # of a parameter's length, for a step
         "shrink": 1 - rate * as_read(weight_decay),
         "least": as_read(eps1) ** 2,
+        "most": value_if(as_read(eps1) > 0, lambda: 1 / as_read(eps1), inf),
     }
 
 
@@ -61,50 +65,37 @@ def rate_of(variable, step, count, share, d, eps2):
     return where(own > eps2, own, eps2) * share / where(mean > 1, mean, 1.0)
 
 
-def factor(*, row, column, row_var, col_var, weight, eps1):
-    """Means of squares, and what their product is the mean square of an element of."""
-    # Of small matrices there are as many rows as elements: a cache holds those of a piece, and sums
-    # become means where they are, as new memory costs more than arithmetic.
-    share = row.new_empty(row.shape)
-    size = max(1, _PIECE // max(row.shape[-2], column.shape[-1]))
-    for first in range(0, row.shape[1], size):
-        sums, shares, before, sums_down, before_down = (
-            each[:, first : first + size] for each in (row, share, row_var, column, col_var)
-        )
-        sums.div_(column.shape[-1]).sub_(before).mul_(weight).add_(before)
-        shares.copy_(sums).div_(mean_of_rows(sums).clamp_(min=eps1))
-        sums_down.div_(row.shape[-2]).sub_(before_down).mul_(weight).add_(before_down)
-    return {"row_var": row, "col_var": column, "row": share, "column": column}
+@like_update
+def factor(*, row, column, row_var, col_var, row_count, column_count, weight, eps1):
+    """Means of squares, and what their product is the inverse root of the mean square of."""
+    row_share = 1 / row_count
+    column_share = 1 / column_count
+    row_var = row_var + (row * column_share - row_var) * weight
+    col_var = col_var + (column * row_share - col_var) * weight
+    mean = maximum(mean_over_rows(row_var), eps1)
+    return row_var, col_var, sqrt(mean / row_var), sqrt(1 / col_var)
 
 
-def mean_of_rows(values):
-    """`values.mean(dim=-2, keepdim=True)`, which takes long over a few numbers of many matrices."""
-    count = values.shape[-2]
-    if count > _FEW or values.device.type != "cpu":
-        return values.mean(dim=-2, keepdim=True)
-    first, *others = values.split(1, dim=-2)
-    total = first.clone()
-    for each in others:
-        total += each
-    return total.div_(count)
+def scaled(grad, row, column, direction, most):
+    """What a step is made of: neither a root nor a division for an element."""
+    return grad * direction * minimum(row * column, most)
 
 
 @like_update
-def factored_squares(var, grad, *, row, column, direction, least):
+def factored_squares(var, grad, *, row, column, direction, most):
     """The step's length."""
-    step = wide(divided(grad, row * column, direction, least))
+    step = wide(scaled(grad, row, column, direction, most))
     return step * step
 
 
-def limit(*, row, column, variable, step, share, d, eps2):
+def limit(*, variable, step, element_count, share, d, eps2):
     """The rate of each variable."""
-    count = float(row.shape[1] * row.shape[2] * column.shape[3])
-    return {"step": rate_of(variable, step, count, share, d, eps2)}
+    return {"step": rate_of(variable, step, element_count, share, d, eps2)}
 
 
-def update(var, grad, *, row, column, step, shrink, direction, least):
+def update(var, grad, *, row, column, step, shrink, direction, most):
     """Once per element."""
-    return moved(var * shrink, -(step * divided(grad, row * column, direction, least)))
+    return moved(var * shrink, -(step * scaled(grad, row, column, direction, most)))
 
 
 @like_update
@@ -161,7 +152,7 @@ _PASSES = (
     Measure(gradient_squares, makes="row", over="row"),
     Measure(gradient_squares, makes="column", over="column"),
     Measure(variable_squares, makes="variable"),
-    Stage(factor),
+    FusedStage(factor, makes=("row_var", "col_var", "row", "column")),
     Measure(factored_squares, makes="step"),
     Stage(limit),
 )

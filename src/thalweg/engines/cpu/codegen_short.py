@@ -1,0 +1,536 @@
+"""Write the source of kernels over matrices of few rows and columns, many of them side by side.
+
+Such matrices, as those of convolutions, keep about as many numbers of rows and columns as elements.
+A kernel takes a block of them through the stack, where lane i of every array belongs to matrix i:
+what is done to a matrix is done to all lanes at once, and what measures and fused stages make of
+rows and columns never leaves the stack. The bits are those of `engines/lines.py`, and of a stage's
+own Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
+from thalweg.engines.cpu.codegen import HEADER, STORAGE, Element, name_kernel
+from thalweg.engines.cpu.codegen_measure import STAGE_LITERAL, Elements, of_update
+from thalweg.engines.fused_stage import SIZES, Statement, read_stage
+from thalweg.engines.transcribe import FUNCTION_PREFIX, HELPER_PREFIX, LITERAL, LOCAL_PREFIX
+from thalweg.formula import Formula, Rule, is_like_update
+from thalweg.ground.passes import FusedStage, Measure
+
+SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
+SIZE = 25  # elements of a matrix at most: what is done to each has its own text
+LANES = 32  # matrices side by side
+
+_NAMES, _ASSIGNED = re.compile(r"\w+"), re.compile(r"(\w+(?:, \w+)*) = ")
+
+_KERNEL = """
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    slices, flush = work[1], work[2]
+    bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
+    base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
+    scalars = float64_pointer(work[7])
+    one = {literal}(flush | 1)
+{rooms}
+    ticket = take_ticket(work)
+    while ticket < slices:
+        for chunk in range(bounds[ticket], bounds[ticket + 1]):
+            place = chunks[4 * chunk] * {width}
+            row = scalar_row[chunks[4 * chunk]] * {n_scalars}
+            begin = chunks[4 * chunk + 1]
+            end = begin + chunks[4 * chunk + 3]
+{scalars}
+            for first in range(begin, end, {lanes}):
+                count = min({lanes}, end - first)
+{block}
+        ticket = take_ticket(work)
+"""
+
+# The tree of `lines.combine_tiles`, as far as a block of a power of two goes.
+_COMBINE = """
+left = count
+while left > 1:
+    half = left >> 1
+    for i in range(half):
+        {total}[i] = {total}[2 * i] + {total}[2 * i + 1]
+    if left & 1:
+        {total}[half] = {total}[left - 1]
+    left = (left + 1) >> 1
+target = float64_pointer(base[place + {stream}])
+target[first // {lanes}] = {total}[0]
+"""
+
+
+def stream_of_pass(rule: Rule, storage: Sequence[str], place: int) -> int:
+    """The column of the table that says where what a pass measures of blocks goes.
+
+    Before those of passes there are those of streams, and of slots of rows and columns.
+    """
+    return len(storage) + len(rule.shaped_slots) + place
+
+
+class _Values(NamedTuple):
+    """What matrix `lane` has of rows, columns, or as a whole: a local name each.
+
+    Attributes:
+        name: What these names begin with.
+        of: "row", "column" or "matrix"; "" for a scalar, of which it is the text.
+    """
+
+    name: str
+    of: str
+
+    def at(self, line: int) -> str:
+        """That of a row, or of a column; that of the matrix."""
+        place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.of]
+        return self.name + place
+
+
+class _Measured(Elements):
+    """Measures that follow one another, of element i of lanes.
+
+    Args:
+        number: Of the group.
+        formulas, stages, storage: As for `Sweep`; storage is that of lanes.
+        scalars: All scalars of the kernel, by name.
+        kinds: What formulas may ask for of a "row" or a "column", by name.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        formulas: tuple[Formula, ...],
+        stages: tuple[Formula, ...],
+        storage: tuple[str, ...],
+        scalars: Mapping[str, str],
+        kinds: Mapping[str, str],
+    ) -> None:
+        super().__init__(formulas, stages, storage, len(storage), False, kinds)
+        self._name = f"measured{number}"
+        self._own = f"{FUNCTION_PREFIX}group{number}_measure"
+        self.scalar = {name: scalars[name] for name in self.scalar}
+        streams = [f"p{stream}" for stream in self.read]
+        self.arguments = [*streams, *self.scalar.values(), *self.see_vectors().values()]
+
+    def see_vectors(self) -> dict[str, str]:
+        return {name: f"seen_{name}" for name in self.vectors}
+
+    def define(self, compute: str) -> list[str]:
+        """The functions of the group."""
+        body = indent_by(self.measure_element(), 1)
+        parameters = ", ".join(["i", *self.arguments])
+        texts = [*self.define_functions(compute), f"def {self._name}({parameters}):\n{body}"]
+        return [text.replace(f"{FUNCTION_PREFIX}measure", self._own) for text in texts]
+
+    def call(self, seen: Mapping[str, str]) -> str:
+        """Its values of element i, which sees this of its row and column."""
+        given = [*self.arguments[: len(self.arguments) - len(self.vectors)]]
+        return f"{self._name}({', '.join(['i', *given, *(seen[name] for name in self.vectors)])})"
+
+
+class Short:
+    """Writes a kernel over matrices of so many rows and columns.
+
+    Args:
+        rule: A rule of measures and fused stages.
+        passes: What the kernel does of its passes, in order: all fused stages and measures of rows
+            and columns, and those measures of variables that it leaves in memory, block by block.
+        update: The update as engines take it, or None: it is followed by writing what stages have
+            made of slots.
+        stages: As for `Update`.
+        storage: Storage types of variable, gradient and slots of elements.
+        lines: Those of slots of rows and columns.
+        compute: "float32" or "float64".
+        sides: Rows and columns.
+        flush: Whether the update, and measures after `stages`, treat denormals as zero.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        passes: Sequence[Measure | FusedStage],
+        update: Formula | None,
+        stages: tuple[Formula, ...],
+        storage: tuple[str, ...],
+        lines: tuple[str, ...],
+        compute: str,
+        sides: tuple[int, int],
+        flush: bool,
+    ) -> None:
+        self._rule, self._passes, self._stages = rule, passes, stages
+        self._storage, self._lines, self._compute = storage, lines, compute
+        (self._rows, self._columns), self._flush = sides, flush
+        self._room = "numbers" if compute == "float32" else "lanes"
+        self._plain = (compute,) * len(storage)
+        self._update = update and Update(update, self._plain, stages, vectors=rule.vectors)
+        self._place = {name: place for place, name in enumerate(self._list_scalars())}
+        self._rooms: dict[str, str] = {}  # what makes each array
+        self._definitions = [
+            HEADER.format(literal=LITERAL, compute="float64"),
+            HEADER.format(literal=STAGE_LITERAL, compute=compute),
+        ]
+        self._read: set[int] = set()
+        self._seen: dict[str, _Values] = {}  # what elements see of rows and columns,
+        self._made: dict[str, _Values] = {}  # and what stages have made of slots, which they do not
+        # What is done to matrix `lane`, in parts that treat denormals in one way each.
+        self._parts: list[tuple[bool, list[str]]] = []
+
+    def write(self) -> Kernel:
+        """The kernel."""
+        slots, totals = self._read_slots(), list[str]()
+        groups = groupby(self._passes, lambda each: isinstance(each, Measure))
+        for number, (is_measured, own) in enumerate(groups):
+            if is_measured:
+                totals += self._measure(number, [x for x in own if isinstance(x, Measure)])
+            else:
+                for each in own:
+                    if isinstance(each, FusedStage):
+                        self._run_stage(each)
+        written = list[str]()
+        if self._update is not None:
+            self._update_elements(self._update)
+            self._read |= {*self._update.read_streams()}
+            changed = {stream for _, stream in self._update.written_results()}
+            written += [line for stream in sorted(changed) for line in self._write_stream(stream)]
+            written += self._write_slots()
+        read = [line for stream in sorted(self._read) for line in self._read_stream(stream)]
+        computed, names = self._each_matrix(), tuple(self._place)
+        text = _KERNEL.format(
+            literal=STAGE_LITERAL,
+            rooms=indent_by([f"{name} = {made}" for name, made in self._rooms.items()], 1),
+            width=stream_of_pass(self._rule, self._storage, len(self._rule.passes)),
+            n_scalars=len(names),
+            scalars=indent_by(
+                [f"s{k} = scalars[row + {k}]" for k in range(len(names))]
+                + [f"t{k} = {STAGE_LITERAL}(s{k})" for k in range(len(names))]
+                or ["pass"],
+                3,
+            ),
+            lanes=LANES,
+            block=indent_by([*slots, *read, *computed, *totals, *written], 4),
+        )
+        definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
+        return name_kernel("s", definitions, text, names)
+
+    def _do(self, lines: list[str], flush: bool = False) -> None:
+        """Have something done to matrix `lane`."""
+        flush = flush and self._flush
+        if self._parts and self._parts[-1][0] == flush:
+            self._parts[-1][1].extend(lines)
+        else:
+            self._parts.append((flush, lines))
+
+    def _each_matrix(self) -> list[str]:
+        """One loop over matrices for each part; what a later one reads goes through the stack."""
+        found: list[str] = []
+        made: dict[str, None] = {}
+        for number, (flush, lines) in enumerate(self._parts):
+            later = " ".join(line for _, own in self._parts[number + 1 :] for line in own)
+            read = {*_NAMES.findall(" ".join(lines))}
+            own = dict.fromkeys(
+                name
+                for line in lines
+                if (names := _ASSIGNED.match(line))
+                for name in names[1].split(", ")
+            )
+            kept = [name for name in own if name in {*_NAMES.findall(later)}]
+            for name in kept:
+                self._reserve(f"kept_{name}", 1)
+            loop = [
+                "for lane in range(count):",
+                *(f"    {name} = kept_{name}[lane]" for name in made if name in read),
+                *(f"    {line}" for line in lines),
+                *(f"    kept_{name}[lane] = {name}" for name in kept),
+            ]
+            made |= dict.fromkeys(kept)
+            if flush:
+                loop = ["found = begin_denormals(flush)", *loop, "end_denormals(found)"]
+            found += loop
+        return found
+
+    def _list_scalars(self) -> dict[str, None]:
+        """The names of all that formulas ask for, but numbers of rows and columns, and sizes."""
+        names: dict[str, None] = {}
+        for each in self._passes:
+            if isinstance(each, FusedStage):
+                own = read_stage(self._rule, each).scalars
+                names |= dict.fromkeys(name for name in own if name not in SIZES)
+            else:
+                plain = self._plain
+                kinds = self._rule.vectors
+                names |= dict.fromkeys(
+                    Elements((each.function,), self._stages, plain, len(plain), False, kinds).scalars
+                )
+        return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
+
+    def _reserve(self, name: str, count: int, room: str = "lanes") -> str:
+        """An array of so many numbers of each matrix."""
+        self._rooms[name] = f"{room}({count * LANES})"
+        return name
+
+    def _count_of(self, of: str) -> int:
+        return {"row": self._rows, "column": self._columns}.get(of, 1)
+
+    # Memory
+
+    def _read_slots(self) -> list[str]:
+        """Read what is kept of rows and columns."""
+        lines: list[str] = []
+        for place, slot in enumerate(self._rule.shaped_slots):
+            of = str(slot.per)
+            count, stored = self._count_of(of), STORAGE[self._lines[place]]
+            name = self._reserve(f"slot_{slot.name}", count, self._room)
+            stream = len(self._storage) + place
+            lines.append(self._point_at(stream, self._lines[place], count))
+            lines += self._take_apart(f"x{stream}", name, (1, count), stored.load)
+            self._seen[slot.name] = values = _Values(f"own_{slot.name}", of)
+            self._do([f"{values.at(k)} = {name}[lane + {k * LANES}]" for k in range(count)])
+        return lines
+
+    def _write_slots(self) -> list[str]:
+        """Write what stages have made of them, rounded as torch does."""
+        lines: list[str] = []
+        for place, slot in enumerate(self._rule.shaped_slots):
+            if slot.name in self._made:
+                count, stored = self._count_of(str(slot.per)), STORAGE[self._lines[place]]
+                name, made = self._reserve(f"new_{slot.name}", count), self._made[slot.name]
+                self._do([f"{name}[lane + {k * LANES}] = {made.at(k)}" for k in range(count)])
+                target = f"x{len(self._storage) + place}"
+                lines += self._put_together(name, target, (1, count), stored.save)
+        return lines
+
+    def _read_stream(self, stream: int) -> list[str]:
+        sides, kind = (self._rows, self._columns), self._storage[stream]
+        name = self._reserve(f"p{stream}", self._rows * self._columns, self._room)
+        load = f"{STAGE_LITERAL}({STORAGE[kind].load})"
+        pointer = self._point_at(stream, kind, self._rows * self._columns)
+        return [pointer, *self._take_apart(f"x{stream}", name, sides, load)]
+
+    def _write_stream(self, stream: int) -> list[str]:
+        sides, save = (self._rows, self._columns), STORAGE[self._storage[stream]].save
+        return self._put_together(f"p{stream}", f"x{stream}", sides, save)
+
+    def _point_at(self, stream: int, kind: str, count: int) -> str:
+        stored = STORAGE[kind]
+        at = f"base[place + {stream}] + first * {count * stored.size}"
+        return f"x{stream} = {stored.pointer}({at})"
+
+    def _take_apart(
+        self, source: str, target: str, sides: tuple[int, int], load: str
+    ) -> list[str]:
+        """Have lanes hold what lies matrix by matrix, in two steps where matrices are too large."""
+        (rows, columns), lanes = sides, LANES
+        if rows * columns <= SIDE:
+            return _lanes_from(source, target, rows * columns, lanes, load, "count")
+        spare = self._reserve("spare", rows * columns, self._room)
+        lines = _lanes_from(source, spare, columns, rows * lanes, load, f"count * {rows}")
+        for column in range(columns):
+            lines.append("for i in range(count):")
+            lines += [
+                f"    {target}[i + {(row * columns + column) * lanes}] ="
+                f" {spare}[i * {rows} + {column * rows * lanes + row}]"
+                for row in range(rows)
+            ]
+        return lines
+
+    def _put_together(
+        self, source: str, target: str, sides: tuple[int, int], save: str
+    ) -> list[str]:
+        """The way back."""
+        (rows, columns), lanes = sides, LANES
+        if rows * columns <= SIDE:
+            return _lanes_to(source, target, rows * columns, lanes, save, "count")
+        spare, lines = self._reserve("spare", rows * columns, self._room), list[str]()
+        for column in range(columns):
+            lines.append("for i in range(count):")
+            lines += [
+                f"    {spare}[i * {rows} + {column * rows * lanes + row}] ="
+                f" {source}[i + {(row * columns + column) * lanes}]"
+                for row in range(rows)
+            ]
+        return [*lines, *_lanes_to(spare, target, columns, rows * lanes, save, f"count * {rows}")]
+
+    # Arithmetic
+
+    def _of_element(self, names: Iterable[str], row: int, column: int) -> dict[str, str]:
+        """What an element is given of its row and column."""
+        places = {"row": row, "column": column}
+        seen = {name: self._seen[name] for name in names}
+        return {k: f"{STAGE_LITERAL}({each.at(places[each.of])})" for k, each in seen.items()}
+
+    def _each_element(self) -> Iterator[tuple[int, int, int]]:
+        """The number of each element, with its row and column."""
+        for number in range(self._rows * self._columns):
+            yield number, number // self._columns, number % self._columns
+
+    def _measure(self, number: int, measures: list[Measure]) -> list[str]:
+        """Take measures; returns what leaves those of variables in memory."""
+        formulas = tuple(dict.fromkeys(each.function for each in measures))
+        scalars = {name: f"s{place}" for name, place in self._place.items()}
+        kinds = {name: each.of for name, each in self._seen.items()}
+        own = _Measured(number, formulas, self._stages, self._plain, scalars, kinds)
+        self._definitions += own.define(self._compute)
+        self._read |= {*own.read}
+        lines, totals = list[str](), list[str]()
+        values = {formula: f"value{number}_{k}" for k, formula in enumerate(formulas)}
+        for k, row, column in self._each_element():
+            targets = ", ".join(f"{name}_{k}" for name in values.values())
+            call = own.call(self._of_element(own.vectors, row, column))
+            lines += [f"i = lane + {k * LANES}", f"{targets} = {call}"]
+        for each in measures:
+            found = self._reduced(each, values[each.function])
+            if each.over != "variable":
+                self._seen[each.makes] = made = _Values(f"measured_{each.makes}", each.over)
+                lines += [f"{made.at(k)} = {value} + 0.0" for k, value in enumerate(found)]
+                continue
+            total = self._reserve(f"total_{each.makes}", 1)
+            lines.append(f"{total}[lane] = {_fold(each, found)}")
+            stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(each))
+            text = _COMBINE.format(total=total, stream=stream, lanes=LANES)
+            totals += text.strip().splitlines()
+        self._do(lines, flush=bool(self._stages))
+        return totals
+
+    def _reduced(self, each: Measure, values: str) -> list[str]:
+        """What becomes of the values of each line: they are added as `engines/lines.py` says."""
+        rows, columns = range(self._rows), range(self._columns)
+        if each.over == "row":
+            return [
+                _fold(each, [f"{values}_{row * self._columns + k}" for k in columns])
+                for row in rows
+            ]
+        found: list[str] = []
+        for column in columns:
+            total = _zero(each)
+            for row in rows:
+                total = _join(each, total, f"{values}_{row * self._columns + column}")
+            found.append(total)
+        return found
+
+    def _run_stage(self, stage: FusedStage) -> None:
+        """Run a fused stage."""
+        formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
+        is_narrow = is_like_update(stage.function)
+        literal, letter = (STAGE_LITERAL, "t") if is_narrow else (LITERAL, "s")
+        writer = _StageWriter(f"{title}_", of_update if is_narrow else str)
+        self._definitions += map(writer.text_of, formula.helpers)
+        known = {name: _Values(f"{letter}{place}", "") for name, place in self._place.items()}
+        for name, count in zip(SIZES, (self._rows, self._columns), strict=False):
+            known[name] = _Values(str(count), "")
+        known = {LOCAL_PREFIX + name: each for name, each in known.items()}
+        for name, (placeholder, _) in formula.given.items():
+            known[placeholder] = self._made.get(name, self._seen[name])
+        lines: list[str] = []
+        for each in formula.statements:
+            target = known[each.name] = _Values(f"{title}_{each.name}", each.of)
+            for line in range(self._count_of(each.of)):
+                if each.over:
+                    value = self._mean_of(each, known, literal)
+                else:
+                    texts = {name: f"{literal}({x.at(line)})" for name, x in known.items()}
+                    value = writer.text_of(_Named(texts).visit(copy.deepcopy(each.value)))
+                lines.append(f"{target.at(line)} = {value}")
+        slots = {slot.name for slot in self._rule.shaped_slots}
+        for name, result in zip(stage.makes, formula.results, strict=True):
+            (self._made if name in slots else self._seen)[name] = known[result]
+        self._do(lines)
+
+    def _mean_of(self, each: Statement, known: Mapping[str, _Values], literal: str) -> str:
+        """The mean over all lines of a matrix, as `formula.mean_over_rows` has it."""
+        (name,) = (node.id for node in ast.walk(each.value) if isinstance(node, ast.Name))
+        count = self._count_of(each.over)
+        values = [f"{literal}({known[name].at(line)})" for line in range(count)]
+        while len(values) > 1:
+            rest = values[len(values) - len(values) % 2 :]
+            pairs = zip(values[::2], values[1::2], strict=False)
+            values = [*(f"({a} + {b})" for a, b in pairs), *rest]
+        return f"({values[0]} + {literal}(0.0)) / {literal}({count})"
+
+    def _update_elements(self, update: Update) -> None:
+        """Update the elements."""
+        element = Element(update, self._compute)
+        update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}
+        self._definitions.append(of_update(element.define_functions()))
+        lines: list[str] = []
+        for k, row, column in self._each_element():
+            seen = self._of_element(update.vectors, row, column)
+            own = map(of_update, element.update_element(seen))
+            lines += [f"i = lane + {k * LANES}", *own]
+        self._do(lines, flush=True)
+
+
+class _Named(ast.NodeTransformer):
+    """An expression in which names stand for texts."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._texts.get(node.id, node.id), ast.Load())
+
+
+class _StageWriter(FormulaWriter):
+    """Writes a stage, whose helpers have names of their own.
+
+    Args:
+        prefix: What these begin with.
+        in_type: Has a text be in the type of the stage.
+    """
+
+    def __init__(self, prefix: str, in_type: Callable[[str], str]) -> None:
+        self._prefix, self._in_type = FUNCTION_PREFIX + prefix + HELPER_PREFIX, in_type
+
+    def text_of(self, node: ast.AST) -> str:
+        text = super().text_of(node).replace(FUNCTION_PREFIX + HELPER_PREFIX, self._prefix)
+        return self._in_type(text)
+
+
+def _lanes_from(
+    source: str, target: str, count: int, lanes: int, load: str, length: str
+) -> list[str]:
+    return [
+        f"for i in range({length}):",
+        *(
+            f"    {target}[i + {k * lanes}] = {load.format(f'{source}[i * {count} + {k}]')}"
+            for k in range(count)
+        ),
+    ]
+
+
+def _lanes_to(source: str, target: str, count: int, lanes: int, save: str, length: str) -> list[str]:
+    return [
+        f"for i in range({length}):",
+        *(
+            f"    {target}[i * {count} + {k}] = {save.format(f'{source}[i + {k * lanes}]')}"
+            for k in range(count)
+        ),
+    ]
+
+
+def _zero(each: Measure) -> str:
+    return "0.0" if each.reduce == "sum" else "-1e999"
+
+
+def _join(each: Measure, one: str, other: str) -> str:
+    if each.reduce == "sum":
+        return f"({one} + {other})"
+    return f"{FUNCTION_PREFIX}maximum({one}, {other})"
+
+
+def _fold(each: Measure, values: list[str]) -> str:
+    """Values in the least power of two of places, folded to one."""
+    values = values + [_zero(each)] * ((1 << (len(values) - 1).bit_length()) - len(values))
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [
+            _join(each, one, other)
+            for one, other in zip(values[:half], values[half:], strict=True)
+        ]
+    return values[0]

@@ -1,0 +1,277 @@
+"""Variables whose matrices have few rows and columns, in kernels that take many side by side."""
+
+# torch's _increment_version and from_numpy have no types.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.engines import layout
+from thalweg.engines.arrays import Float64
+from thalweg.engines.batches import COUNT, asked_by, check_asked, check_found
+from thalweg.engines.cpu import launch
+from thalweg.engines.cpu.codegen_short import LANES, SIDE, SIZE, stream_of_pass
+from thalweg.engines.cpu.group import Group
+from thalweg.engines.cpu.launch import Compiled
+from thalweg.engines.cpu.measure import scalar_rows
+from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
+from thalweg.engines.engine import Call, Columns, Request, Stages
+from thalweg.engines.fused_stage import SIZES, read_stage
+from thalweg.engines.lines import view_of
+from thalweg.engines.measuring import Tree
+from thalweg.engines.transcribe import place_of
+from thalweg.formula import Formula, Rule
+from thalweg.ground.passes import FusedStage, Measure, Stage
+
+
+class Work(NamedTuple):
+    """What is done before an update, in order.
+
+    Attributes:
+        sweeps: For each sweep what it does of the passes, and the stages over numbers of variables
+            that come after it.
+        last: What the sweep of the update does of them.
+    """
+
+    sweeps: tuple[tuple[tuple[Measure | FusedStage, ...], tuple[Stage, ...]], ...]
+    last: tuple[Measure | FusedStage, ...]
+
+
+@cache
+def work_of(rule: Rule) -> Work | None:
+    """The work of a rule; None if one of its passes is not for these kernels.
+
+    Each sweep makes anew what is of rows and columns, and measures of variables once.
+    """
+    if rule.before or rule.measures or rule.levels or rule.per_variable or rule.per_optimizer:
+        return None
+    if rule.codecs or not rule.is_of_lines or any(slot.per is None for slot in rule.shaped_slots):
+        return None
+    sweeps: list[tuple[tuple[Measure | FusedStage, ...], list[Stage]]] = []
+    own: list[Measure | FusedStage] = []
+    for each in rule.passes:
+        if isinstance(each, Measure):
+            if each.over == "variable" and each.reduce != "sum":
+                return None
+            own.append(each)
+        elif isinstance(each, FusedStage):
+            if "element_count" in read_stage(rule, each).scalars:
+                return None
+            own.append(each)
+        elif isinstance(each, Stage) and _is_of_variables(rule, each):
+            if len(of_lines := list(filter(_is_of_lines, own))) < len(own):
+                sweeps.append((tuple(own), []))
+                own = of_lines
+            if not sweeps:
+                return None
+            sweeps[-1][1].append(each)
+        else:
+            return None
+    if len(of_lines := list(filter(_is_of_lines, own))) < len(own):
+        sweeps.append((tuple(own), []))
+    return Work(tuple((each, tuple(stages)) for each, stages in sweeps), tuple(of_lines))
+
+
+def _is_of_lines(each: Measure | FusedStage) -> bool:
+    """Whether it is no measure of variables."""
+    return isinstance(each, FusedStage) or each.over != "variable"
+
+
+def _is_of_variables(rule: Rule, stage: Stage) -> bool:
+    """Whether a stage sees numbers of variables alone, and makes of them what it does once."""
+    asked = {name for several in asked_by(stage) for name in several}
+    slots = (slot.name for slot in rule.shaped_slots)
+    return stage.every == 1 and asked.isdisjoint({*rule.vectors, *rule.made, *slots, COUNT})
+
+
+def is_short(rule: Rule, var: Tensor) -> bool:
+    """Whether a variable's matrices are taken side by side in steps of a rule."""
+    view = view_of(var.shape)
+    is_short = max(view.rows, view.columns) <= SIDE and view.rows * view.columns <= SIZE
+    return is_short and var.numel() > 0 and work_of(rule) is not None
+
+
+class ShortGroup(Group):
+    """As `Group`, of variables that `is_short` takes; it runs passes, too.
+
+    Args:
+        rule: The rule, with its passes.
+        asked: The step of its update.
+        members: Positions of these variables in it.
+    """
+
+    def __init__(self, rule: Rule, asked: Request, members: list[int]) -> None:
+        own = self._begin(asked, members)
+        work = work_of(rule)
+        if work is None:
+            raise TypeError(f"rule {rule.name!r} is not for these kernels")
+        self._rule, self._work, self._stages = rule, work, asked.stages
+        self._update, self._types = asked.rule.update, own.names
+        self._views = [view_of(asked.variables[index].shape) for index in members]
+        width = stream_of_pass(rule, own.names, len(rule.passes))
+        base = np.zeros((len(members), width), np.int64)
+        base[:, : len(own.names)] = own.base
+        chunk = chunk_of(sum(own.sizes))
+        chunks = dense_chunks(own.sizes, chunk)
+        self._row = np.zeros(len(members), np.int64)
+        self.table = make_table(base, chunks, cut_slices(chunks, chunk), self._row)
+        self._numbers: dict[str, Float64] = {}
+        self._blocks: Float64 = np.empty((0, 0))
+        self._tree = Tree(np.zeros(0, np.int64))
+        self._sweeps: list[list[_Launch]] = []
+        self._last: list[_Launch] = []
+        self._staged: list[tuple[Tensor, Tensor]] = []  # slots that do not lie line after line
+
+    def bind_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Have kernels read and write these slots of rows and columns, of each member."""
+        first = len(self._types)
+        self._staged, kinds = [], dict[Any, list[int]]()
+        for member, own in enumerate(slots):
+            view = self._views[member]
+            for place, slot in enumerate(own):
+                if not (slot.is_contiguous() and layout.is_aligned(slot)):
+                    self._staged.append((slot.detach(), slot.detach().contiguous().clone()))
+                    slot = self._staged[-1][1]
+                self.table.base[member, first + place] = slot.data_ptr()
+            names = tuple(layout.STORAGE_NAMES[slot.dtype] for slot in own)
+            kinds.setdefault((view.rows, view.columns, names), []).append(member)
+        counts = np.array([-(-view.matrices // LANES) for view in self._views], np.int64)
+        self._tree, self._blocks = Tree(counts), np.empty((len(self._rule.passes), counts.sum()))
+        starts = (np.cumsum(counts) - counts) * self._blocks.itemsize
+        for place in range(len(self._rule.passes)):
+            column = stream_of_pass(self._rule, self._types, place)
+            self.table.base[:, column] = self._blocks[place].ctypes.data + starts
+        self._sweeps = [
+            [self._launch(key, members, own, None) for key, members in kinds.items()]
+            for own, _ in self._work.sweeps
+        ]
+        self._last = [
+            self._launch(key, members, self._work.last, self._update)
+            for key, members in kinds.items()
+        ]
+
+    def _launch(
+        self,
+        key: tuple[int, int, tuple[str, ...]],
+        members: Sequence[int],
+        passes: tuple[Measure | FusedStage, ...],
+        update: Formula | None,
+    ) -> _Launch:
+        rows, columns, lines = key
+        kernel = launch.short_kernel(
+            self._rule, passes, update, self._stages, self._types, lines, self.dtype,
+            (rows, columns), self.flush,
+        )  # fmt: skip
+        size = rows * columns
+        counts = [self._views[member].matrices for member in members]
+        chunk = max(1, chunk_of(sum(counts) * size) // (size * LANES)) * LANES
+        chunks = dense_chunks(counts, chunk)
+        chunks[:, 0] = np.array(members)[chunks[:, 0]]
+        table = make_table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
+        table.elements *= size
+        return _Launch(kernel, table)
+
+    def run_passes(self, columns: Columns) -> None:
+        """Measure variables, and run stages over what was measured."""
+        self._numbers = {}
+        for slot, copy in self._staged:
+            copy.copy_(slot)
+        measured: dict[str, Float64] = {}
+        for (own, stages), launches in zip(self._work.sweeps, self._sweeps, strict=True):
+            for each in launches:
+                each.kernel.run_on_threads(*each.aim(self._scalars_for(each, columns), self.flush))
+            for each in own:
+                if not _is_of_lines(each):
+                    place = self._rule.passes.index(each)
+                    measured[each.makes] = self._tree.combine(self._blocks[place]) + 0.0
+            for stage in stages:
+                measured |= self._run_stage(stage, measured, columns)
+            # As formulas have them.
+            with np.errstate(over="ignore"):
+                self._numbers = {k: x.astype(self.dtype).astype(float) for k, x in measured.items()}
+
+    def _scalars_for(self, each: _Launch, columns: Columns) -> Float64:
+        """The scalars of a kernel: one row, or one for each member."""
+        rows = scalar_rows(each.kernel.scalars, self._scalars_of(each.kernel.scalars, columns))
+        self._row[:] = self._rows if len(rows) > 1 else 0
+        return np.ascontiguousarray(rows)
+
+    def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
+        others = [name for name in names if name not in self._numbers]
+        own = {name: self._numbers[name] for name in names if name in self._numbers}
+        return {**super()._scalars_of(others, columns), **own}
+
+    def _run_stage(
+        self, stage: Stage, measured: dict[str, Float64], columns: Columns
+    ) -> dict[str, Float64]:
+        """What a stage makes of numbers of variables."""
+        asked, given = asked_by(stage), dict[str, Any]()
+        views = np.array(self._views, np.float64)
+        sizes = dict(zip(SIZES, (views[:, 1], views[:, 2], views.prod(1)), strict=True))
+        shared, separate = columns.shared[self.dtype], columns.separate
+        for name in (*asked.needed, *asked.optional):
+            if name in measured:
+                given[name] = _beside(measured[name])
+            elif name in separate:
+                given[name] = _beside(np.asarray(separate[name][self.members], np.float64))
+            elif name in shared:
+                given[name] = float(shared[name])
+            elif name in sizes:
+                given[name] = _beside(sizes[name])
+            elif name in asked.needed:
+                known = {**shared, **separate}
+                check_asked(f"Stage {place_of(stage.function)}", name, measured, known, self._rule)
+        title = f"Stage {place_of(stage.function)} of rule {self._rule.name!r}"
+        try:
+            with torch.autocast("cpu", enabled=False):
+                found = stage.call(given)
+        except Exception as error:
+            error.add_note(f"This is {title}.")
+            raise
+        check_found(self._rule, title, found, given, measured)
+        return {name: value.double().reshape(-1).numpy() for name, value in found.items()}
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """Nothing: it keeps its measures."""
+        return [[] for _ in self.members]
+
+    def make_calls(self, columns: Columns) -> list[Call]:
+        """See `Group`."""
+        calls: list[Call] = []
+        for each in self._last:
+            each.scalars = self._scalars_for(each, columns)
+            calls.append(each.kernel.bind_argument(*each.aim(each.scalars, self.flush)))
+        return [*calls, *(partial(slot.copy_, copy) for slot, copy in self._staged)]
+
+
+class _Launch:
+    """A kernel, and its work.
+
+    Attributes:
+        kernel: The kernel.
+        scalars: Those that it was last aimed at.
+    """
+
+    def __init__(self, kernel: Compiled, table: Table) -> None:
+        self.kernel, self._table = kernel, table
+        self.scalars: Float64 = np.empty((0, 0))
+
+    def aim(self, scalars: Float64, flush: bool) -> tuple[int, int]:
+        """The argument of the kernel, and the number of threads."""
+        self.scalars = scalars
+        slices = len(self._table.bounds) - 1
+        argument = self._table.fill_argument(scalars, flush)
+        return argument, launch.threads_for(slices, self._table.elements)
+
+
+def _beside(values: Any) -> Tensor:
+    """A number of each variable, as stages see it."""
+    return torch.from_numpy(np.ascontiguousarray(values)).view(-1, 1, 1, 1)

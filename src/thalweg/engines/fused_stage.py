@@ -1,0 +1,168 @@
+"""The formula of a fused stage: statements, each of what rows, columns or whole matrices have."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+from thalweg.engines.transcribe import (
+    FUNCTION_PREFIX,
+    LOCAL_PREFIX,
+    MEANS,
+    place_of,
+    transcribe_stage,
+)
+from thalweg.errors import RuleError
+from thalweg.formula import Rule
+from thalweg.ground.passes import FusedStage
+
+# What any stage over rows and columns is given of their sizes.
+SIZES = ("row_count", "column_count", "element_count")
+
+_OTHERS = {FUNCTION_PREFIX + name for name in ("exp", "log", "power")}
+_MEANS = {FUNCTION_PREFIX + name: over for name, over in MEANS.items()}
+
+
+class Statement(NamedTuple):
+    """A name, and what it is given.
+
+    Attributes:
+        name: Given to nothing else.
+        of: What it is a number of: a "row", a "column", a "matrix", or "" for a scalar.
+        value: An expression of scalars, `LOCAL_PREFIX` before their names, and of names before it.
+        over: What `value`, a name, is averaged over: "row" or "column"; "" if it is not.
+    """
+
+    name: str
+    of: str
+    value: ast.expr
+    over: str = ""
+
+
+class LineFormula(NamedTuple):
+    """What a fused stage does.
+
+    Attributes:
+        statements: In order.
+        given: For each name that it asks for, but scalars, the name in statements, and what it is
+            of.
+        scalars: The scalars that it asks for.
+        results: The names in statements of what it makes.
+        helpers: The helper functions that statements call.
+    """
+
+    statements: tuple[Statement, ...]
+    given: Mapping[str, tuple[str, str]]
+    scalars: tuple[str, ...]
+    results: tuple[str, ...]
+    helpers: tuple[ast.FunctionDef, ...]
+
+
+@lru_cache(256)
+def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
+    """The formula of a fused stage of a rule.
+
+    Raises:
+        RuleError: It is none, or asks for what has no place in it.
+    """
+    return _Reader(rule, stage).formula
+
+
+class _Reader(ast.NodeTransformer):
+    """Splits a formula in statements of one kind each.
+
+    Attributes:
+        formula: What has been read.
+    """
+
+    def __init__(self, rule: Rule, stage: FusedStage) -> None:
+        self._stage = stage
+        own = transcribe_stage(stage.function)
+        if own.positional:
+            raise self._refuse(f"takes {own.positional[0]} by position: write it after *")
+        self._names: dict[str, tuple[str, str]] = {}  # of the formula: the statement's, and of what
+        self._statements: list[Statement] = []
+        scalars: list[str] = []
+        for name in own.scalars:
+            if name in rule.vectors:
+                self._names[LOCAL_PREFIX + name] = f"given_{name}", rule.vectors[name]
+            elif name in rule.seen or name in rule.made:
+                raise self._refuse(f"asks for {name}, which is of no row and no column")
+            else:
+                self._names[LOCAL_PREFIX + name] = LOCAL_PREFIX + name, ""
+                scalars.append(name)
+        given = {
+            name: self._names[LOCAL_PREFIX + name] for name in own.scalars if name not in scalars
+        }
+        for helper in own.helpers:
+            self._check_functions(helper)
+        for each in own.body:
+            target = cast("ast.Name", each.targets[0]).id
+            self._names[target] = self._state(each.value)
+        if len(own.results) != len(stage.makes):
+            raise self._refuse(f"returns {len(own.results)} values, and makes {stage.makes}")
+        results: list[str] = []
+        for name, value in zip(stage.makes, own.results, strict=True):
+            made, of = self._state(value)
+            wanted = rule.vectors.get(name)
+            if wanted is None or name not in given:
+                raise self._refuse(f"makes {name}, which it must be given, of rows or columns")
+            if of != wanted:
+                raise self._refuse(f"makes {name} of a {of or 'scalar'}, not of a {wanted}")
+            results.append(made)
+        self.formula = LineFormula(
+            tuple(self._statements), given, tuple(scalars), tuple(results), own.helpers
+        )
+
+    def _refuse(self, why: str) -> RuleError:
+        return RuleError(f"FusedStage {place_of(self._stage.function)} {why}.")
+
+    def _check_functions(self, tree: ast.AST) -> None:
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        for name in sorted(names & _OTHERS):
+            plain = name.removeprefix(FUNCTION_PREFIX)
+            raise self._refuse(f"calls {plain}, whose last bits are other ones in torch")
+
+    def _state(self, value: ast.expr, over: str = "") -> tuple[str, str]:
+        """Add a statement; returns its name, and what that is of."""
+        self._check_functions(value)
+        value = value if over else cast("ast.expr", self.visit(copy.deepcopy(value)))
+        kinds = dict(self._names.values())
+        if isinstance(value, ast.Name) and not over:
+            return value.id, kinds.get(value.id, "")
+        names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
+        found = {kinds.get(name, "") for name in names}
+        if {"row", "column"} <= found:
+            raise self._refuse(
+                f"mixes rows and columns in `{self._plain(value)}`: what elements have is for"
+                " formulas of elements"
+            )
+        of = next((each for each in ("row", "column", "matrix") if each in found), "")
+        if over:
+            if of != over:
+                raise self._refuse(f"averages a {of or 'scalar'} over {over}s")
+            of = "matrix"
+        name = f"line{len(self._statements)}"
+        self._statements.append(Statement(name, of, ast.fix_missing_locations(value), over))
+        self._names[f"_ {name}"] = name, of  # no name of a formula has a blank
+        return name, of
+
+    @staticmethod
+    def _plain(value: ast.expr) -> str:
+        text = ast.unparse(value)
+        return text.replace("given_", "").replace(LOCAL_PREFIX, "").replace(FUNCTION_PREFIX, "")
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        name, _ = self._names.get(node.id, (node.id, ""))
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        over = _MEANS.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        if over is None:
+            return self.generic_visit(node)
+        inner, _ = self._state(node.args[0])
+        name, _ = self._state(ast.Name(inner, ast.Load()), over)
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
