@@ -58,8 +58,9 @@ if TYPE_CHECKING:
     from thalweg import checkpoint, diagnostics, distribute, keras, openseq2seq, optim, v1
     from thalweg.autodiff import GradientTape
     from thalweg.engines import check_rule, engine
+    from thalweg.ground.fused_stage import FusedStage
     from thalweg.ground.lending import lend_names, take_back_names
-    from thalweg.ground.passes import FusedStage, Measure, Pass, Stage
+    from thalweg.ground.passes import Measure, Pass, Stage
     from thalweg.tf.installing import install_as_tensorflow
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
@@ -67,7 +68,8 @@ _MODULES = ("autodiff", "checkpoint", "diagnostics", "distribute", "keras", "ope
             "tf", "v1")  # fmt: skip
 _HOMES = {
     "GradientTape": "autodiff",
-    **dict.fromkeys(("FusedStage", "Measure", "Pass", "Stage"), "ground.passes"),
+    "FusedStage": "ground.fused_stage",
+    **dict.fromkeys(("Measure", "Pass", "Stage"), "ground.passes"),
     "check_rule": "engines",
     "engine": "engines",
     "install_as_tensorflow": "tf.installing",

@@ -26,7 +26,10 @@ from thalweg.ground.running import is_ours
 if TYPE_CHECKING:
     from thalweg.ground.around import Around as Around
     from thalweg.ground.around import StepMeasure as StepMeasure
-    from thalweg.ground.passes import FusedStage, Level, Measure, Pass, Stage
+    from thalweg.ground.fused_stage import FusedStage as FusedStage
+    from thalweg.ground.fused_stage import mean_over_columns as mean_over_columns
+    from thalweg.ground.fused_stage import mean_over_rows as mean_over_rows
+    from thalweg.ground.passes import Level, Measure, Pass, Stage
 
 Formula = Callable[..., Any]
 
@@ -35,7 +38,9 @@ FORMULAS = ("before", "update", "update_sparse", "update_single", "update_untouc
 _SCALARS = (np.float32, np.float64)
 SHIFT = 600  # by how many powers of two measures move the largest and smallest numbers
 _OFFERED = {
-    "FusedStage": "passes",
+    "FusedStage": "fused_stage",
+    "mean_over_columns": "fused_stage",
+    "mean_over_rows": "fused_stage",
     "Level": "passes",
     "Measure": "passes",
     "Pass": "passes",
@@ -455,10 +460,11 @@ def _namespace(*values: Any) -> Any:
 
 def sqrt(x: Any) -> Any:
     """Square root, correctly rounded."""
-    if isinstance(x, torch.Tensor) and x.device.type == "cpu" and not x.requires_grad:
-        # Torch's own is not, there.
-        if x.dtype in (torch.float32, torch.float64):
+    # Torch's own is not, on the CPU.
+    if isinstance(x, torch.Tensor) and x.dtype in (torch.float32, torch.float64):
+        if x.device.type == "cpu" and not x.requires_grad:
             return torch.as_tensor(np.sqrt(x.resolve_neg().numpy()))
+        return x.double().sqrt().to(x.dtype)
     return _namespace(x).sqrt(x)
 
 
@@ -531,29 +537,6 @@ def moved(base: Any, step: Any) -> Any:
     A formula says so once, of its first result, and `thalweg.rules.wrappers` finds the step.
     """
     return base + step
-
-
-def mean_over_rows(values: torch.Tensor) -> torch.Tensor:
-    """The mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
-
-    Sums are of pairs of neighbours, and of these; for a `FusedStage`.
-    """
-    return _mean_over(values, -2)
-
-
-def mean_over_columns(values: torch.Tensor) -> torch.Tensor:
-    """As `mean_over_rows`, of what its columns have, (..., 1, columns)."""
-    return _mean_over(values, -1)
-
-
-def _mean_over(values: torch.Tensor, dim: int) -> torch.Tensor:
-    count = values.shape[dim]
-    while values.shape[dim] > 1:
-        pairs, rest = values.shape[dim] // 2, values.shape[dim] % 2
-        first, second = values.narrow(dim, 0, 2 * pairs).unflatten(dim, (pairs, 2)).unbind(dim)
-        last = values.narrow(dim, 2 * pairs, rest)
-        values = torch.cat([first + second, last], dim) if rest else first + second
-    return (values + 0.0) / count
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,8 @@ from thalweg.engines.matrices import matrix_shape
 from thalweg.engines.transcribe import place_of
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule, is_like_update
-from thalweg.ground.passes import FusedStage, Stage
+from thalweg.ground.fused_stage import FusedStage
+from thalweg.ground.passes import Stage
 
 COUNT = "t"  # the scalar that is the number of a step
 _PIECE = 1 << 14  # rows or columns that a fused stage is called with

@@ -8,14 +8,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from thalweg.engines.batches import asked_by, check_asked, check_found, sizes_beside, cut_into
+from thalweg.engines.batches import asked_by, check_asked, check_found, cut_into, sizes_beside
 from thalweg.engines.check_formula import check_numbers, check_order, check_sides, check_taken
 from thalweg.engines.fused_stage import SIZES, read_stage
 from thalweg.engines.matrices import shape_beside
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
-from thalweg.ground.passes import FusedStage, Measure, Pass
+from thalweg.ground.fused_stage import FusedStage
+from thalweg.ground.passes import Measure, Pass, Stage
 
 
 def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:

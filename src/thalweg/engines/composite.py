@@ -156,6 +156,7 @@ def share_of(asked: Request, members: Sequence[int]) -> Request:
         copies=None if asked.copies is None else pick_members(asked.copies),
         vectors=pick_members(asked.vectors) if asked.vectors else (),
         places=pick_members(asked.places) if asked.places else (),
+        short=pick_members(asked.short) if asked.short else (),
     )
 
 

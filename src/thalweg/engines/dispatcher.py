@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -79,15 +78,9 @@ def engine_of(device: torch.device, name: EngineName) -> Home:
 
 
 class Dispatcher:
-    """Makes steps ready, and keeps of their plans what the next one can use again.
+    """Makes steps ready, and keeps of their plans what the next one can use again."""
 
-    Args:
-        short: Optional. The rule whose passes come before its steps, in which short matrices are
-            taken side by side.
-    """
-
-    def __init__(self, short: Rule | None = None) -> None:
-        self._short = short
+    def __init__(self) -> None:
         # The last ones, for steps with other gradients, too.
         self._dense: dict[tuple[Home, int], DensePlan] = {}  # by engine and run
         self._sparse: dict[tuple[Home, int, int], RowsPlan] = {}  # by engine, variable and round
@@ -132,30 +125,12 @@ class Dispatcher:
         """A step of a rule with passes, each of which has plans of its own."""
         with importing:
             from thalweg.engines.staged import StagedStep
-        rule = asked.rule
-        count = 1 + sum(bool(getattr(each, "of_elements", ())) for each in rule.passes)
-        own = self._passes.get(rule)
-        if own is None:
-            own = [Dispatcher(rule if k == count - 1 else None) for k in range(count)]
-            self._passes[rule] = own
-        return StagedStep(asked, [each.plan_step for each in own], self._find_short(asked))
-
-    def _find_short(self, asked: Request) -> list[int]:
-        """Positions of variables whose matrices the CPU takes side by side."""
-        apart = asked.matrices or asked.places or any(x is not None for x in asked.copies or ())
-        if apart or not asked.rule.is_of_lines or asked.rule.made:
-            return []
-        return [
-            index
-            for index, (var, grad) in enumerate(zip(asked.variables, asked.gradients, strict=True))
-            if engine_of(var.device, asked.selection.name) == "cpu"
-            and isinstance(grad, Tensor)
-            and var.dim() > 1
-            and var.is_contiguous()
-            and layout.is_aligned(var)
-            and all(layout.same_strides(slot, var) for slot in asked.slots[index])
-            and cpu.is_short(asked.rule, var)
-        ]
+        count = 1 + len(asked.rule.passes)
+        own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in range(count)])
+        if asked.rule.is_of_lines:
+            homes = [engine_of(var.device, asked.selection.name) for var in asked.variables]
+            asked = asked._replace(short=cpu.find_short(asked, homes))
+        return StagedStep(asked, [each.plan_step for each in own])
 
     def _plan_transfers(self, asked: Request) -> OffloadTransfers | Staying:
         """What crosses between devices, if anything does."""
@@ -253,9 +228,8 @@ class Dispatcher:
         if plan is not None and not plan.is_aimed and plan.serves(asked):
             plan.point_at(asked.gradients)
         else:
-            short = self._short and partial(cpu.ShortGroup, self._short)
-            group = (cuda if key[0] == "cuda" else cpu).Group
-            plan = self._dense[key] = DensePlan(asked, group, short)
+            group = cuda.Group if key[0] == "cuda" else cpu.make_group
+            plan = self._dense[key] = DensePlan(asked, group)
         return plan
 
 

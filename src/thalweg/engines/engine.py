@@ -53,6 +53,8 @@ class Request(NamedTuple):
             last but one; contiguous, in the type of the arithmetic, and elsewhere than all else.
         places: Where numbers of 16 bits are rounded by random bits, for each variable its number,
             and the position of its first element in the whole of which it is a part; see `draws`.
+        short: For each variable whether an engine runs passes within its own sweeps, over matrices
+            side by side; it is given no vectors then.
     """
 
     rule: Rule
@@ -67,6 +69,7 @@ class Request(NamedTuple):
     matrices: Callable[[Request], Any] | None = None
     vectors: Sequence[Mapping[str, Tensor]] = ()
     places: Sequence[tuple[int, int]] = ()
+    short: Sequence[bool] = ()
 
 
 class Columns(NamedTuple):

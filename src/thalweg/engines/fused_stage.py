@@ -11,19 +11,21 @@ from typing import NamedTuple, cast
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
     LOCAL_PREFIX,
-    MEANS,
     place_of,
-    transcribe_stage,
+    transcribe_once,
 )
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
-from thalweg.ground.passes import FusedStage
+from thalweg.ground.fused_stage import FusedStage
 
 # What any stage over rows and columns is given of their sizes.
 SIZES = ("row_count", "column_count", "element_count")
 
 _OTHERS = {FUNCTION_PREFIX + name for name in ("exp", "log", "power")}
-_MEANS = {FUNCTION_PREFIX + name: over for name, over in MEANS.items()}
+_MEANS = {
+    f"{FUNCTION_PREFIX}mean_over_rows": "row",
+    f"{FUNCTION_PREFIX}mean_over_columns": "column",
+}
 
 
 class Statement(NamedTuple):
@@ -80,7 +82,7 @@ class _Reader(ast.NodeTransformer):
 
     def __init__(self, rule: Rule, stage: FusedStage) -> None:
         self._stage = stage
-        own = transcribe_stage(stage.function)
+        own = transcribe_once(stage.function, of_lines=True)
         if own.positional:
             raise self._refuse(f"takes {own.positional[0]} by position: write it after *")
         self._names: dict[str, tuple[str, str]] = {}  # of the formula: the statement's, and of what

@@ -104,7 +104,6 @@ class DensePlan:
     Args:
         asked: The step. Its variables are distinct; its gradients have their strides.
         group: Makes an engine's group of a step and the positions of its members in it.
-        group_of_short: The same of variables that are given no vectors, and see rows and columns.
 
     Attributes:
         written: What it writes.
@@ -113,12 +112,7 @@ class DensePlan:
 
     is_single = True
 
-    def __init__(
-        self,
-        asked: Request,
-        group: Callable[[Request, list[int]], Group],
-        group_of_short: Callable[[Request, list[int]], Group] | None = None,
-    ) -> None:
+    def __init__(self, asked: Request, group: Callable[[Request, list[int]], Group]) -> None:
         self.rule = asked.rule
         self.stages = asked.stages
         self._selection = asked.selection
@@ -136,12 +130,9 @@ class DensePlan:
                 key = (gradients[index], None if copy is None else copy.dtype, var.dtype)
                 key += (self._devices[index],)
                 key += tuple(slot.dtype for slot in slots[index])
-                key += (bool(asked.vectors) and not asked.vectors[index],)
+                key += tuple(asked.short[index : index + 1])
                 signatures.setdefault(key, []).append(index)
-        self.groups = [
-            (group_of_short if group_of_short and key[-1] else group)(asked, members)
-            for key, members in signatures.items()
-        ]
+        self.groups = [group(asked, members) for members in signatures.values()]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         # Slots of one block share storage and version counter: one tensor stands for them all. It
         # is one with elements, if there are any, for torch tells no address of others.

@@ -25,6 +25,7 @@ class Among(Composed):
         total: How many values all passes make.
         slots: How many slots there are, some of which options may have added to those it takes.
         vectors: What it may ask for of a "row" or a "column", by name.
+        rule: The rule.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Among(Composed):
         total: int,
         slots: int,
         vectors: Mapping[str, str],
+        rule: Rule,
     ) -> None:
         self.formula, self.known, self.makes, self.total = formula, known, makes, total
-        self.slots, self.vectors = slots, vectors
+        self.slots, self.vectors, self.rule = slots, vectors, rule
         self.is_pass = makes > 0
         self.__qualname__ = formula.__qualname__
 
@@ -168,7 +170,7 @@ def updates_of(rule: Rule) -> tuple[Rule, ...]:
     """The passes and the update of a rule, each as an update, with slots for what is made."""
     names, found = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
-    known, beside = 0, (len(names), len(rule.element_slots), rule.vectors)
+    known, beside = 0, (len(names), len(rule.element_slots), rule.vectors, rule)
     for each in rule.passes:
         if isinstance(each, Pass):
             count = len(each.makes)

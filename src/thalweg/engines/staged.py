@@ -100,20 +100,16 @@ class Matrices(Protocol):
 
 
 class WholeMatrices:
-    """Those of variables that lie here as a whole; see `Matrices`.
+    """Those of variables that lie here as a whole, but of `short` ones; see `Matrices`."""
 
-    Args:
-        asked: The step.
-        short: Positions of variables that are left out, as an engine runs their passes.
-    """
-
-    def __init__(self, asked: Request, short: Sequence[int] = ()) -> None:
+    def __init__(self, asked: Request) -> None:
         self._rule = rule = asked.rule
         kinds = enumerate(rule.shaped_slots)
         self._of_lines = [(place, each) for place, each in kinds if each.per]
         every = alike(rule, asked.variables)
-        left_out = {*short}
-        every = [own for each in every if (own := [k for k in each if k not in left_out])]
+        if asked.short:
+            every = [[k for k in own if not asked.short[k]] for own in every]
+            every = list(filter(None, every))
         self._batches = [Batch(rule, asked.variables, own) for own in every]
         self.made: list[dict[str, Tensor]] = [{} for _ in asked.variables]
         self.slot_shapes = [
@@ -238,7 +234,9 @@ def _groups_of(ready: Any) -> list[tuple[Sequence[int], Any]]:
         found = [(own, part) for own, part in ready.parts if isinstance(part, DensePlan)]
     else:
         found = [(range(len(ready.variables)), ready)]
-    return [(own, each) for own, plan in found for each in plan.groups if hasattr(each, "run_passes")]
+    return [
+        (own, each) for own, plan in found for each in plan.groups if hasattr(each, "run_passes")
+    ]
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -259,19 +257,17 @@ class StagedStep:
     Args:
         asked: The step.
         plans: For each pass, and for the update, what plans it.
-        short: Positions of variables that groups of the update's plan run the passes of.
     """
 
     is_single = True
 
-    def __init__(self, asked: Request, plans: Sequence[Plan], short: Sequence[int] = ()) -> None:
+    def __init__(self, asked: Request, plans: Sequence[Plan]) -> None:
         self._rule = rule = asked.rule
         self._variables, self._titles = list(asked.variables), asked.titles
         self._stages = asked.stages
         self._seen: list[Any] | None = None
-        make = asked.matrices or partial(WholeMatrices, short=short)
-        self._matrices: Matrices = make(asked)
-        self._is_short = len(short) == len(self._variables)  # all are
+        self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
+        self._are_short = bool(asked.short) and all(asked.short)
         made = self._matrices.made
         self._numbers: dict[str, Any] | None = None  # once it is known after the last pass
         self._vectors = self._matrices.vectors if rule.is_of_lines else ()
@@ -283,7 +279,8 @@ class StagedStep:
         *passes, last = zip(plans, self._updates, strict=False)
         self._passes = [plan(self._asked_of(asked, each)) for plan, each in passes]
         self._last = last[0](self._asked_of(asked, last[1]))
-        self._short = _groups_of(self._last) if short else []
+        self._mark_slots: Call = tuple  # of short matrices, once they are known
+        self._short = _groups_of(self._last) if asked.short else []
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -326,7 +323,7 @@ class StagedStep:
                 group.run_passes(columns.of_members(own))
             if self._rule.is_of_lines:
                 self._matrices.read_slots(slots)
-            for each in self._rule.passes if not self._is_short else ():
+            for each in self._rule.passes if not self._are_short else ():
                 if isinstance(each, Pass):
                     self._run_pass(each, next(passes), self._with_numbers(columns))
                 elif isinstance(each, Stage):
@@ -336,8 +333,7 @@ class StagedStep:
                 self._numbers = None
             if self._rule.is_of_lines:
                 self._matrices.write_slots(slots, moved)
-        short = [slot for own, group in self._short for k in group.members for slot in slots[own[k]]]
-        calls: list[Call] = [partial(torch._C._increment_version, short)] if short else []  # pyright: ignore[reportPrivateUsage]
+        calls = [self._mark_slots] if self._short else list[Call]()
         if not moved:
             return calls
         olds, news = zip(*moved.values(), strict=True)
@@ -377,9 +373,12 @@ class StagedStep:
             own = [each[len(self._rule.made) :] for each in self._slots]
             shapes = self._matrices.slot_shapes
             check_shaped_slots(self._rule, self._variables, own, slots, shapes, self._titles)
-            self._seen = None
+            self._seen, written = None, list[Tensor]()
             for members, group in self._short:
-                group.bind_slots([slots[members[k]] for k in group.members])
+                theirs: list[Sequence[Tensor]] = [slots[members[k]] for k in group.members]
+                group.bind_slots(theirs)
+                written += [slot for each in theirs for slot in each]
+            self._mark_slots = partial(torch._C._increment_version, written)  # pyright: ignore[reportPrivateUsage]
             self._seen = seen
 
     def _run_pass(self, each: Pass, ready: Ready, columns: Columns) -> None:

@@ -38,9 +38,7 @@ FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "
 _EVERY = (*FUNCTIONS, "wide", "narrow")
 _BY_FUNCTION = {id(getattr(formula, name)): name for name in _EVERY}
 _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in _EVERY}
-# Formulas of a `FusedStage` alone have these; see `transcribe_stage`.
-MEANS = {"mean_over_rows": "row", "mean_over_columns": "column"}
-_MEANS = {id(getattr(formula, name)): name for name in MEANS}
+_HOME_OF_MEANS = "thalweg.ground.fused_stage"  # by its name: few need it loaded
 # What other libraries call them, where the name is another.
 _ALIASES = {"abs": "absolute", "fabs": "absolute", "max": "maximum", "min": "minimum",
             "fmax": "maximum", "fmin": "minimum", "pow": "power"}  # fmt: skip
@@ -187,9 +185,7 @@ def _fingerprint_of(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class _Writer(ast.NodeTransformer):
-    def __init__(
-        self, function: types.FunctionType, helpers: _Helpers, of_lines: bool = False
-    ) -> None:
+    def __init__(self, function: types.FunctionType, helpers: _Helpers, of_lines: bool = False):
         self.function, self.of_lines = function, of_lines
         self.helpers = helpers
         self.locals: set[str] = set()
@@ -280,15 +276,13 @@ class _Writer(ast.NodeTransformer):
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
-        if id(function) in _MEANS:
+        if isinstance(function, types.FunctionType) and function.__module__ == _HOME_OF_MEANS:
             if not self.of_lines:
                 raise self.refuse(
-                    node,
-                    f"`{node.func.id}` is for the formula of a FusedStage itself: others, and"
-                    " helper functions, are for one element.",
+                    node, f"`{node.func.id}` is for a FusedStage: other formulas are for elements."
                 )
             self.check_count(node, 1)
-            return self.write_call(node, _MEANS[id(function)], [self.as_number(node.args[0])])
+            return self.write_call(node, function.__name__, [self.as_number(node.args[0])])
         if name is None:
             if not isinstance(function, types.FunctionType):
                 raise self.refuse(
@@ -545,16 +539,8 @@ class _Helpers:
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
 
-def transcribe_stage(function: Any) -> Transcript:
-    """That of a `FusedStage`, which may call `mean_over_rows` and `mean_over_columns`, too.
-
-    Raises:
-        RuleError: As `transcribe`.
-    """
-    return _transcribe_once(function, of_lines=True)
-
-
-def _transcribe_once(function: Any, of_lines: bool = False) -> Transcript:
+def transcribe_once(function: Any, of_lines: bool = False) -> Transcript:
+    """As `transcribe`, anew; `of_lines` is for the formulas of a `FusedStage`."""
     node = _parse_definition(function)
     helpers = _Helpers()
     writer = _Writer(function, helpers, of_lines)
@@ -618,7 +604,7 @@ def transcribe(function: Any) -> Transcript:
         elif isinstance(function, Composed):
             transcript = function.compose()
         else:
-            transcript = _transcribe_once(function)
+            transcript = transcribe_once(function)
         _transcripts[function] = transcript
     return transcript
 

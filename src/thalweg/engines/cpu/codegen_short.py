@@ -22,10 +22,10 @@ from thalweg.engines.cpu.codegen_measure import STAGE_LITERAL, Elements, of_upda
 from thalweg.engines.fused_stage import SIZES, Statement, read_stage
 from thalweg.engines.transcribe import FUNCTION_PREFIX, HELPER_PREFIX, LITERAL, LOCAL_PREFIX
 from thalweg.formula import Formula, Rule, is_like_update
-from thalweg.ground.passes import FusedStage, Measure
+from thalweg.ground.fused_stage import FusedStage
+from thalweg.ground.passes import Measure
 
 SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
-SIZE = 25  # elements of a matrix at most: what is done to each has its own text
 LANES = 32  # matrices side by side
 
 _NAMES, _ASSIGNED = re.compile(r"\w+"), re.compile(r"(\w+(?:, \w+)*) = ")
@@ -266,7 +266,9 @@ class Short:
                 plain = self._plain
                 kinds = self._rule.vectors
                 names |= dict.fromkeys(
-                    Elements((each.function,), self._stages, plain, len(plain), False, kinds).scalars
+                    Elements(
+                        (each.function,), self._stages, plain, len(plain), False, kinds
+                    ).scalars
                 )
         return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
 
@@ -322,9 +324,7 @@ class Short:
         at = f"base[place + {stream}] + first * {count * stored.size}"
         return f"x{stream} = {stored.pointer}({at})"
 
-    def _take_apart(
-        self, source: str, target: str, sides: tuple[int, int], load: str
-    ) -> list[str]:
+    def _take_apart(self, source: str, target: str, sides: tuple[int, int], load: str) -> list[str]:
         """Have lanes hold what lies matrix by matrix, in two steps where matrices are too large."""
         (rows, columns), lanes = sides, LANES
         if rows * columns <= SIDE:
@@ -504,7 +504,9 @@ def _lanes_from(
     ]
 
 
-def _lanes_to(source: str, target: str, count: int, lanes: int, save: str, length: str) -> list[str]:
+def _lanes_to(
+    source: str, target: str, count: int, lanes: int, save: str, length: str
+) -> list[str]:
     return [
         f"for i in range({length}):",
         *(
@@ -530,7 +532,6 @@ def _fold(each: Measure, values: list[str]) -> str:
     while len(values) > 1:
         half = len(values) // 2
         values = [
-            _join(each, one, other)
-            for one, other in zip(values[:half], values[half:], strict=True)
+            _join(each, one, other) for one, other in zip(values[:half], values[half:], strict=True)
         ]
     return values[0]

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from thalweg.ground.passes import Measure
 
 
+def make_group(asked: Request, members: list[int]) -> Group:
+    """The group of some variables of a step."""
+    if asked.short and asked.short[members[0]]:
+        with importing:
+            from thalweg.engines.cpu.short import ShortGroup
+        return ShortGroup(asked, members)
+    return Group(asked, members)
+
+
 class Group:
     """See `thalweg.engines.plan.Group`.
 
@@ -45,10 +54,8 @@ class Group:
             vectors=_kinds_of(asked.rule),
             draws=own.draws,
         )
-        self._kinds, self._shapes = (
-            _kinds_of(asked.rule),
-            [asked.variables[i].shape for i in members],
-        )
+        self._kinds = _kinds_of(asked.rule)
+        self._shapes = [asked.variables[i].shape for i in members]
         self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
         chunk = chunk_of(sum(own.sizes))
         chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)

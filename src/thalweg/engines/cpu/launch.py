@@ -14,12 +14,12 @@ from thalweg.engines.cpu import store, team
 from thalweg.engines.cpu.codegen import STORAGE, generate_update
 from thalweg.engines.cpu.machine_code import tuning
 from thalweg.engines.cpu.work import Table
-from thalweg.formula import Formula, Rule
+from thalweg.formula import Formula
 from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.engines.cpu.loops import Loop
-    from thalweg.ground.passes import FusedStage, Measure
+    from thalweg.ground.passes import Measure
 
 
 class Compiled:
@@ -146,26 +146,6 @@ def lines_kernel(
     name = np.dtype(compute).name
     kernel, read = generate_lines(measures, stages, storage, name, dict(vectors), from_copy)
     return Compiled(kernel, np.float64, read)
-
-
-@cache
-def short_kernel(
-    rule: Rule,
-    passes: tuple[Measure | FusedStage, ...],
-    update: Formula | None,
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    lines: tuple[str, ...],
-    compute: type[np.floating],
-    sides: tuple[int, int],
-    flush: bool,
-) -> Compiled:
-    """The compiled kernel over matrices of few rows and columns, many of them side by side."""
-    with importing:
-        from thalweg.engines.cpu.codegen_short import Short
-    name = np.dtype(compute).name
-    kernel = Short(rule, passes, update, stages, storage, lines, name, sides, flush).write()
-    return Compiled(kernel, np.float64)
 
 
 @cache

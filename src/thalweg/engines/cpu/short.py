@@ -16,7 +16,7 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import COUNT, asked_by, check_asked, check_found
 from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.codegen_short import LANES, SIDE, SIZE, stream_of_pass
+from thalweg.engines.cpu.codegen_short import LANES, SIDE, Short, stream_of_pass
 from thalweg.engines.cpu.group import Group
 from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.measure import scalar_rows
@@ -27,7 +27,8 @@ from thalweg.engines.lines import view_of
 from thalweg.engines.measuring import Tree
 from thalweg.engines.transcribe import place_of
 from thalweg.formula import Formula, Rule
-from thalweg.ground.passes import FusedStage, Measure, Stage
+from thalweg.ground.fused_stage import FusedStage
+from thalweg.ground.passes import Measure, Stage
 
 
 class Work(NamedTuple):
@@ -90,24 +91,57 @@ def _is_of_variables(rule: Rule, stage: Stage) -> bool:
     return stage.every == 1 and asked.isdisjoint({*rule.vectors, *rule.made, *slots, COUNT})
 
 
-def is_short(rule: Rule, var: Tensor) -> bool:
-    """Whether a variable's matrices are taken side by side in steps of a rule."""
-    view = view_of(var.shape)
-    is_short = max(view.rows, view.columns) <= SIDE and view.rows * view.columns <= SIZE
-    return is_short and var.numel() > 0 and work_of(rule) is not None
+def find_short(asked: Request, homes: Sequence[str]) -> list[bool]:
+    """For each variable of a step whether its matrices are taken side by side; nothing if none is.
+
+    Args:
+        asked: A step of a rule with passes.
+        homes: The engines of variables whose memory is fit for them.
+    """
+    copied = any(copy is not None for copy in asked.copies or ())
+    if copied or asked.matrices or asked.places or work_of(asked.rule) is None:
+        return []
+    triples = zip(asked.variables, asked.gradients, asked.slots, strict=True)
+    found = [home == "cpu" and _is_short(*each) for home, each in zip(homes, triples, strict=True)]
+    return found if any(found) else []
+
+
+def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
+    return (
+        isinstance(grad, Tensor)
+        and max(var.shape[-2:]) <= SIDE
+        and var.numel() > 0
+        and var.is_contiguous()
+        and layout.is_aligned(var)
+        and all(layout.same_strides(slot, var) for slot in slots)
+    )
+
+
+@cache
+def _kernel_of(
+    rule: Rule,
+    passes: tuple[Measure | FusedStage, ...],
+    update: Formula | None,
+    stages: Stages,
+    storage: tuple[str, ...],
+    lines: tuple[str, ...],
+    compute: type[np.floating],
+    sides: tuple[int, int],
+    flush: bool,
+) -> Compiled:
+    """The compiled kernel; arguments as those of `Short`."""
+    name = np.dtype(compute).name
+    kernel = Short(rule, passes, update, stages, storage, lines, name, sides, flush).write()
+    return Compiled(kernel, np.float64)
 
 
 class ShortGroup(Group):
-    """As `Group`, of variables that `is_short` takes; it runs passes, too.
+    """As `Group`, of variables that are `short`; it runs passes, too."""
 
-    Args:
-        rule: The rule, with its passes.
-        asked: The step of its update.
-        members: Positions of these variables in it.
-    """
-
-    def __init__(self, rule: Rule, asked: Request, members: list[int]) -> None:
+    def __init__(self, asked: Request, members: list[int]) -> None:
         own = self._begin(asked, members)
+        update: Any = asked.rule.update
+        rule: Rule = update.rule
         work = work_of(rule)
         if work is None:
             raise TypeError(f"rule {rule.name!r} is not for these kernels")
@@ -131,7 +165,8 @@ class ShortGroup(Group):
     def bind_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Have kernels read and write these slots of rows and columns, of each member."""
         first = len(self._types)
-        self._staged, kinds = [], dict[Any, list[int]]()
+        self._staged = []
+        kinds: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
         for member, own in enumerate(slots):
             view = self._views[member]
             for place, slot in enumerate(own):
@@ -139,8 +174,9 @@ class ShortGroup(Group):
                     self._staged.append((slot.detach(), slot.detach().contiguous().clone()))
                     slot = self._staged[-1][1]
                 self.table.base[member, first + place] = slot.data_ptr()
-            names = tuple(layout.STORAGE_NAMES[slot.dtype] for slot in own)
-            kinds.setdefault((view.rows, view.columns, names), []).append(member)
+            names = tuple(str(layout.STORAGE_NAMES[slot.dtype]) for slot in own)
+            key = view.rows, view.columns, names
+            kinds.setdefault(key, []).append(member)
         counts = np.array([-(-view.matrices // LANES) for view in self._views], np.int64)
         self._tree, self._blocks = Tree(counts), np.empty((len(self._rule.passes), counts.sum()))
         starts = (np.cumsum(counts) - counts) * self._blocks.itemsize
@@ -164,7 +200,7 @@ class ShortGroup(Group):
         update: Formula | None,
     ) -> _Launch:
         rows, columns, lines = key
-        kernel = launch.short_kernel(
+        kernel = _kernel_of(
             self._rule, passes, update, self._stages, self._types, lines, self.dtype,
             (rows, columns), self.flush,
         )  # fmt: skip
@@ -187,7 +223,7 @@ class ShortGroup(Group):
             for each in launches:
                 each.kernel.run_on_threads(*each.aim(self._scalars_for(each, columns), self.flush))
             for each in own:
-                if not _is_of_lines(each):
+                if isinstance(each, Measure) and each.over == "variable":
                     place = self._rule.passes.index(each)
                     measured[each.makes] = self._tree.combine(self._blocks[place]) + 0.0
             for stage in stages:

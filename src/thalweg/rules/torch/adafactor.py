@@ -116,24 +116,24 @@ def update_vector(var, grad, variance, *, step, weight, shrink, direction, least
     return moved(var * shrink, -(step * divided(grad, variance, direction, least))), variance
 
 
-def square_of_one(row_var, col_var, grad, weight, eps1):
+def square_of_one(row_var, col_var, grad, weight, most):
     """The mean square of a matrix of one element, and those of its row and column."""
     row_var = lerp(row_var, grad * grad, weight)
     col_var = lerp(col_var, grad * grad, weight)
-    return row_var / maximum(row_var, eps1) * col_var, row_var, col_var
+    return minimum(row_var * most, 1.0) * col_var, row_var, col_var
 
 
 @like_update
-def one_squares(var, grad, row_var, col_var, *, weight, direction, least, eps1):
+def one_squares(var, grad, row_var, col_var, *, weight, direction, least, most):
     """The step's length, of matrices of one element."""
-    square, _, _ = square_of_one(row_var, col_var, grad, weight, eps1)
+    square, _, _ = square_of_one(row_var, col_var, grad, weight, most)
     step = wide(divided(grad, square, direction, least))
     return step * step
 
 
-def update_one(var, grad, row_var, col_var, *, step, weight, shrink, direction, least, eps1):
+def update_one(var, grad, row_var, col_var, *, step, weight, shrink, direction, least, most):
     """Once per element of matrices that have one, such as those of 1 x 1 convolutions."""
-    square, row_var, col_var = square_of_one(row_var, col_var, grad, weight, eps1)
+    square, row_var, col_var = square_of_one(row_var, col_var, grad, weight, most)
     moves = moved(var * shrink, -(step * divided(grad, square, direction, least)))
     return moves, row_var, col_var
 

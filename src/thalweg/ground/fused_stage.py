@@ -1,0 +1,74 @@
+"""A stage that is a formula, and what such formulas may call beside all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import RuleError
+from thalweg.ground.passes import Stage
+
+
+@dataclass(frozen=True, eq=False)
+class FusedStage(Stage):
+    """A stage over rows and columns that is a formula, and needs no torch.
+
+    Kernels compute it, with all measures before it, within the sweep, where matrices have few rows
+    and columns, such as those of convolutions: they keep as many numbers of rows and columns as
+    elements. Of large matrices the formula is run as the Python that it is. The bits are the same.
+
+    Args:
+        function: A formula of what a matrix has of rows and columns, `(*, names...) -> values`, in
+            float64, or `like_update`: of measures of "row" and "column", slots per="row" and
+            "column", and scalars;
+            `mean_over_rows` and `mean_over_columns` make one number of those of a matrix. It has
+            neither `exp`, `log` nor `power`, whose last bits are other ones in torch.
+        makes: What each value becomes, of the names that it is given.
+
+    Raises:
+        RuleError: The function cannot be called, or a name is no text.
+    """
+
+    makes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise RuleError(f"makes of a FusedStage must be names, not {self.makes!r}.")
+        if self.every != 1 or self.heads != 1 or self.of_matrices:
+            raise RuleError("A FusedStage has neither every=, heads= nor of_matrices=.")
+        object.__setattr__(self, "makes", names)
+
+    def call(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Stage`."""
+        found = self.function(**given)
+        values = found if isinstance(found, tuple) else (found,)
+        return dict(zip(self.makes, cast("tuple[Any, ...]", values), strict=True))
+
+
+def mean_over_rows(values: Tensor) -> Tensor:
+    """The mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
+
+    Sums are of pairs of neighbours, and of these; for a `FusedStage`.
+    """
+    return _mean_over(values, -2)
+
+
+def mean_over_columns(values: Tensor) -> Tensor:
+    """As `mean_over_rows`, of what its columns have, (..., 1, columns)."""
+    return _mean_over(values, -1)
+
+
+def _mean_over(values: Tensor, dim: int) -> Tensor:
+    count = values.shape[dim]
+    while values.shape[dim] > 1:
+        pairs, rest = values.shape[dim] // 2, values.shape[dim] % 2
+        first, second = values.narrow(dim, 0, 2 * pairs).unflatten(dim, (pairs, 2)).unbind(dim)
+        last = values.narrow(dim, 2 * pairs, rest)
+        values = torch.cat([first + second, last], dim) if rest else first + second
+    return (values + 0.0) / count
