@@ -16,7 +16,6 @@ import thalweg
 from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.errors import InvalidArgumentError, LayoutError
-from thalweg.rules.torch.adafactor import mean_of_rows
 
 SHAPES = ((), (7,), (1, 1), (24, 16), (1, 40), (40, 1), (6, 8, 3, 3), (5, 4, 1, 1), (2, 3, 4),
           (70, 1030))  # fmt: skip
@@ -378,13 +377,3 @@ def test_an_empty_parameter_stands_still() -> None:
     assert_same([params[3].detach()], [alone[0].detach()])
     with pytest.raises(ZeroDivisionError):
         steps(torch.optim.Adafactor(params_of(torch.float32, ((3, 0),))), 1)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_means_of_few_rows_are_torchs(count: int, dtype: torch.dtype) -> None:
-    dice = torch.Generator().manual_seed(count)
-    for shape in ((1, 1, count, 1), (3, 50, count, 1), (2, 5000, count, 1)):
-        values = torch.rand(shape, dtype=dtype, generator=dice) * 1e3
-        for own in (values, values[:, 1:]):
-            assert_same([mean_of_rows(own)], [own.mean(dim=-2, keepdim=True)])

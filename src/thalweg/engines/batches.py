@@ -286,8 +286,9 @@ def call_stage(
     whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
     if stage.heads > 1:
         given = {name: cut_into(value, stage.heads) for name, value in given.items()}
-    if isinstance(stage, FusedStage) and is_like_update(stage.function):
-        given = {name: _narrowed(value, batch.kind) for name, value in given.items()}
+    if isinstance(stage, FusedStage):
+        kind = batch.kind if is_like_update(stage.function) else torch.float64
+        given = {name: _as_kind(value, kind) for name, value in given.items()}
     try:
         with torch.autocast(batch.device.type, enabled=False):
             found = _call_in_pieces(stage, given, batch.shape)
@@ -304,8 +305,8 @@ def call_stage(
     }
 
 
-def _narrowed(value: Tensor | float, kind: torch.dtype) -> Tensor:
-    """A tensor, or a number, in the type of the arithmetic."""
+def _as_kind(value: Tensor | float, kind: torch.dtype) -> Tensor:
+    """A tensor, or a number, in the type of a formula."""
     return value.to(kind) if isinstance(value, Tensor) else torch.tensor(value, dtype=kind)
 
 

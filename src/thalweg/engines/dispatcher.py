@@ -228,9 +228,14 @@ class Dispatcher:
         if plan is not None and not plan.is_aimed and plan.serves(asked):
             plan.point_at(asked.gradients)
         else:
-            group = cuda.Group if key[0] == "cuda" else cpu.make_group
+            group = cuda.Group if key[0] == "cuda" else _group_on_cpu
             plan = self._dense[key] = DensePlan(asked, group)
         return plan
+
+
+def _group_on_cpu(asked: Request, members: list[int]) -> cpu.Group:
+    is_short = bool(asked.short) and asked.short[members[0]]
+    return (cpu.ShortGroup if is_short else cpu.Group)(asked, members)
 
 
 def _check_memory(

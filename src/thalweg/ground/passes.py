@@ -136,7 +136,7 @@ class Stage:
         RuleError: The function cannot be called, or `every` or `heads` is no positive integer.
     """
 
-    function: Callable[..., dict[str, Any]]
+    function: Callable[..., Any]
     every: int = 1
     heads: int = 1
     of_matrices: bool = False

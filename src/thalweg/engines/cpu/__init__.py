@@ -8,18 +8,13 @@ from thalweg.engines.cpu import team as team  # which sees to torch's threads at
 from thalweg.ground.lazily import offered
 
 if TYPE_CHECKING:
-    from thalweg.engines.cpu.group import Group, make_group
-    from thalweg.engines.cpu.short import find_short
+    from thalweg.engines.cpu.group import Group
+    from thalweg.engines.cpu.short import ShortGroup, find_short
     from thalweg.engines.cpu.sparse import SparsePlan
 
-__all__ = ["Group", "SparsePlan", "find_short", "make_group"]
+__all__ = ["Group", "ShortGroup", "SparsePlan", "find_short"]
 
-_HOMES = {
-    "Group": "group",
-    "SparsePlan": "sparse",
-    "find_short": "short",
-    "make_group": "group",
-}
+_HOMES = {"Group": "group", "ShortGroup": "short", "SparsePlan": "sparse", "find_short": "short"}
 
 
 def __getattr__(name: str) -> Any:

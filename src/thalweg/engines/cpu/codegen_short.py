@@ -13,14 +13,19 @@ import ast
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import HEADER, STORAGE, Element, name_kernel
 from thalweg.engines.cpu.codegen_measure import STAGE_LITERAL, Elements, of_update
 from thalweg.engines.fused_stage import SIZES, Statement, read_stage
-from thalweg.engines.transcribe import FUNCTION_PREFIX, HELPER_PREFIX, LITERAL, LOCAL_PREFIX
+from thalweg.engines.transcribe import (
+    FUNCTION_PREFIX,
+    HELPER_PREFIX,
+    LITERAL,
+    LOCAL_PREFIX,
+    transcribe,
+)
 from thalweg.formula import Formula, Rule, is_like_update
 from thalweg.ground.fused_stage import FusedStage
 from thalweg.ground.passes import Measure
@@ -52,6 +57,8 @@ def KERNEL_NAME(argument):
 {block}
         ticket = take_ticket(work)
 """
+
+_ROUNDED = {kind: STORAGE[kind].load.format(STORAGE[kind].save) for kind in ("float16", "bfloat16")}
 
 # The tree of `lines.combine_tiles`, as far as a block of a power of two goes.
 _COMBINE = """
@@ -185,14 +192,11 @@ class Short:
     def write(self) -> Kernel:
         """The kernel."""
         slots, totals = self._read_slots(), list[str]()
-        groups = groupby(self._passes, lambda each: isinstance(each, Measure))
-        for number, (is_measured, own) in enumerate(groups):
-            if is_measured:
-                totals += self._measure(number, [x for x in own if isinstance(x, Measure)])
+        for number, own in enumerate(_grouped(self._passes)):
+            if isinstance(own, FusedStage):
+                self._run_stage(own)
             else:
-                for each in own:
-                    if isinstance(each, FusedStage):
-                        self._run_stage(each)
+                totals += self._measure(number, own)
         written = list[str]()
         if self._update is not None:
             self._update_elements(self._update)
@@ -229,27 +233,19 @@ class Short:
 
     def _each_matrix(self) -> list[str]:
         """One loop over matrices for each part; what a later one reads goes through the stack."""
-        found: list[str] = []
-        made: dict[str, None] = {}
+        names, found = [_names_of(lines) for _, lines in self._parts], list[str]()
         for number, (flush, lines) in enumerate(self._parts):
-            later = " ".join(line for _, own in self._parts[number + 1 :] for line in own)
-            read = {*_NAMES.findall(" ".join(lines))}
-            own = dict.fromkeys(
-                name
-                for line in lines
-                if (names := _ASSIGNED.match(line))
-                for name in names[1].split(", ")
-            )
-            kept = [name for name in own if name in {*_NAMES.findall(later)}]
+            given, made = names[number]
+            before = {name for _, own in names[:number] for name in own}
+            kept = [name for name in made if any(name in read for read, _ in names[number + 1 :])]
             for name in kept:
                 self._reserve(f"kept_{name}", 1)
             loop = [
                 "for lane in range(count):",
-                *(f"    {name} = kept_{name}[lane]" for name in made if name in read),
+                *(f"    {name} = kept_{name}[lane]" for name in given if name in before),
                 *(f"    {line}" for line in lines),
                 *(f"    kept_{name}[lane] = {name}" for name in kept),
             ]
-            made |= dict.fromkeys(kept)
             if flush:
                 loop = ["found = begin_denormals(flush)", *loop, "end_denormals(found)"]
             found += loop
@@ -437,9 +433,19 @@ class Short:
                     texts = {name: f"{literal}({x.at(line)})" for name, x in known.items()}
                     value = writer.text_of(_Named(texts).visit(copy.deepcopy(each.value)))
                 lines.append(f"{target.at(line)} = {value}")
-        slots = {slot.name for slot in self._rule.shaped_slots}
+        kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
         for name, result in zip(stage.makes, formula.results, strict=True):
-            (self._made if name in slots else self._seen)[name] = known[result]
+            made = known[result]
+            if name not in kinds:
+                self._seen[name] = made
+                continue
+            # Later stages see it as it is stored.
+            self._made[name] = stored = _Values(f"{title}_{name}", made.of)
+            rounded = _ROUNDED.get(kinds[name], f"{kinds[name]}({{}})")
+            lines += [
+                f"{stored.at(k)} = {rounded.format(made.at(k))}"
+                for k in range(self._count_of(made.of))
+            ]
         self._do(lines)
 
     def _mean_of(self, each: Statement, known: Mapping[str, _Values], literal: str) -> str:
@@ -466,6 +472,22 @@ class Short:
         self._do(lines, flush=True)
 
 
+def _grouped(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:
+    """The passes, with measures that follow one another together unless one reads another."""
+    found: list[FusedStage | list[Measure]] = []
+    for each in passes:
+        last = found[-1] if found else None
+        if isinstance(each, FusedStage):
+            found.append(each)
+        elif isinstance(last, list) and not any(
+            other.makes in transcribe(each.function).scalars for other in last
+        ):
+            last.append(each)
+        else:
+            found.append([each])
+    return found
+
+
 class _Named(ast.NodeTransformer):
     """An expression in which names stand for texts."""
 
@@ -490,6 +512,17 @@ class _StageWriter(FormulaWriter):
     def text_of(self, node: ast.AST) -> str:
         text = super().text_of(node).replace(FUNCTION_PREFIX + HELPER_PREFIX, self._prefix)
         return self._in_type(text)
+
+
+def _names_of(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:
+    """The names that lines read before they give them to something, and those that they give."""
+    given, made = dict[str, None](), dict[str, None]()
+    for line in lines:
+        target = _ASSIGNED.match(line)
+        read = _NAMES.findall(line[target.end() :] if target else line)
+        given |= dict.fromkeys(name for name in read if name not in made)
+        made |= dict.fromkeys(target[1].split(", ") if target else ())
+    return given, made
 
 
 def _lanes_from(

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from thalweg.ground.passes import Measure
 
 
-def make_group(asked: Request, members: list[int]) -> Group:
-    """The group of some variables of a step."""
-    if asked.short and asked.short[members[0]]:
-        with importing:
-            from thalweg.engines.cpu.short import ShortGroup
-        return ShortGroup(asked, members)
-    return Group(asked, members)
-
-
 class Group:
     """See `thalweg.engines.plan.Group`.
 

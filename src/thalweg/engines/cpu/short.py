@@ -25,7 +25,7 @@ from thalweg.engines.engine import Call, Columns, Request, Stages
 from thalweg.engines.fused_stage import SIZES, read_stage
 from thalweg.engines.lines import view_of
 from thalweg.engines.measuring import Tree
-from thalweg.engines.transcribe import place_of
+from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.formula import Formula, Rule
 from thalweg.ground.fused_stage import FusedStage
 from thalweg.ground.passes import Measure, Stage
@@ -57,26 +57,32 @@ def work_of(rule: Rule) -> Work | None:
     sweeps: list[tuple[tuple[Measure | FusedStage, ...], list[Stage]]] = []
     own: list[Measure | FusedStage] = []
     for each in rule.passes:
-        if isinstance(each, Measure):
-            if each.over == "variable" and each.reduce != "sum":
+        if isinstance(each, Stage) and not isinstance(each, FusedStage):
+            own = _end_sweep(sweeps, own)
+            if not sweeps or not _is_of_variables(rule, each):
                 return None
-            own.append(each)
+            sweeps[-1][1].append(each)
         elif isinstance(each, FusedStage):
             if "element_count" in read_stage(rule, each).scalars:
                 return None
             own.append(each)
-        elif isinstance(each, Stage) and _is_of_variables(rule, each):
-            if len(of_lines := list(filter(_is_of_lines, own))) < len(own):
-                sweeps.append((tuple(own), []))
-                own = of_lines
-            if not sweeps:
-                return None
-            sweeps[-1][1].append(each)
+        elif isinstance(each, Measure) and (each.over != "variable" or each.reduce == "sum"):
+            asked = transcribe(each.function).scalars
+            if any(one.makes in asked for one in own if not _is_of_lines(one)):
+                own = _end_sweep(sweeps, own)
+            own.append(each)
         else:
             return None
-    if len(of_lines := list(filter(_is_of_lines, own))) < len(own):
+    last = _end_sweep(sweeps, own)
+    return Work(tuple((each, tuple(stages)) for each, stages in sweeps), tuple(last))
+
+
+def _end_sweep(sweeps: list[Any], own: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
+    """Have what measures variables be a sweep; returns what the next one begins with."""
+    of_lines = list(filter(_is_of_lines, own))
+    if len(of_lines) < len(own):
         sweeps.append((tuple(own), []))
-    return Work(tuple((each, tuple(stages)) for each, stages in sweeps), tuple(of_lines))
+    return of_lines
 
 
 def _is_of_lines(each: Measure | FusedStage) -> bool:

@@ -3,11 +3,11 @@
 from functools import lru_cache
 
 from thalweg.formula import (
+    FusedStage,
     Hyper,
     Measure,
     Rule,
     Slot,
-    Stage,
     like_update,
     maximum,
     minimum,
@@ -49,10 +49,7 @@ def cover(var, grad, *, accumulator_0, accumulator_1, kept, square_weight):
 
 def keep(*, rows, columns, accumulator_0, accumulator_1, floor):
     """The sums of rows and columns."""
-    return {
-        "accumulator_0": rows.maximum(accumulator_0 * floor),
-        "accumulator_1": columns.maximum(accumulator_1 * floor),
-    }
+    return maximum(rows, accumulator_0 * floor), maximum(columns, accumulator_1 * floor)
 
 
 def divided(grad, total, epsilon):
@@ -100,7 +97,7 @@ _LINES = Slot("accumulator_0", per="row"), Slot("accumulator_1", per="column")
 _PASSES = (
     Measure(cover, makes="rows", over="row", reduce="largest"),
     Measure(cover, makes="columns", over="column", reduce="largest"),
-    Stage(keep),
+    FusedStage(keep, makes=("accumulator_0", "accumulator_1")),
 )
 
 

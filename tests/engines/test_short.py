@@ -1,0 +1,363 @@
+"""Matrices of few rows and columns, many side by side: the bits are those of all other engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import thalweg
+from rulebook import assert_same
+from shared_examples import check_examples
+from thalweg import FusedStage, Hyper, Measure, Rule, RuleError, Slot, Stage, check_rule, optim
+from thalweg.engines.cpu import find_short
+from thalweg.engines.cpu.codegen_short import LANES
+from thalweg.formula import (
+    exp,
+    gradient_squares,
+    like_update,
+    maximum,
+    mean_over_columns,
+    mean_over_rows,
+    sqrt,
+    where,
+)
+from thalweg.keras.optimizers import RuleOptimizer
+from thalweg.rules.modern.sm3 import sm3
+from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR
+
+# Around a block of matrices, and two; of up to eight rows and columns.
+SHAPES = (
+    (1, 1), (1, 8), (8, 1), (3, 3), (2, 8, 8), (LANES - 1, 3, 3), (LANES, 3, 3), (LANES + 1, 3, 3),
+    (2, LANES, 2, 4), (5, 7, 5, 3), (3, 1, 7), (70, 2, 1), (2, 1, 1), (0, 3, 3), (9, 3), (3, 9),
+)  # fmt: skip
+
+
+def doubled(value, weight):
+    return value + value * weight
+
+
+def wide_stage(*, rows, columns, tops, sides, beta, row_count, column_count):
+    """Everything that a formula of lines may be: scalars, means of both, helpers, choices."""
+    share = beta / (row_count * column_count)
+    tops = tops * beta + doubled(rows, share)
+    sides = where(columns > 1, sides * beta + columns, columns - share)
+    low = mean_over_columns(sides - mean_over_rows(tops))
+    return tops, sides, sqrt(maximum(tops - low, 0.0)), columns / maximum(sides, share)
+
+
+@like_update
+def narrow_stage(*, rows, columns, tops, sides, beta):
+    return tops + rows, sides * mean_over_columns(columns), rows * beta, columns + beta
+
+
+@like_update
+def seen_squares(var, grad, memory, *, rows, columns, tops):
+    return grad * rows + columns * memory - tops
+
+
+def clip(*, length, element_count, row_count):
+    return {"length": length / element_count + row_count}
+
+
+def update(var, grad, memory, *, rows, columns, tops, sides, length, learning_rate):
+    return var - grad * rows * columns / (tops + length + 1), memory + sides * grad
+
+
+def rule_of(*stages: Any, reduce: Any = "sum", before: bool = True) -> Rule:
+    measures = (
+        Measure(gradient_squares, makes="rows", over="row", reduce=reduce),
+        Measure(gradient_squares, makes="columns", over="column"),
+    )
+    own = tuple(FusedStage(each, makes=("tops", "sides", "rows", "columns")) for each in stages)
+    length = Measure(seen_squares, makes="length")
+    first = Measure(gradient_squares, makes="length")
+    return Rule(
+        name="Short",
+        passes=(*measures, *own, length, Stage(clip)) if before else (first, *measures, *own),
+        update=update,
+        hypers=(Hyper("learning_rate", 0.1), Hyper("beta", 0.7)),
+        slots=(Slot("memory"), Slot("tops", per="row"), Slot("sides", 0.5, per="column")),
+    )
+
+
+RULES = {
+    "wide": rule_of(wide_stage),
+    "narrow": rule_of(narrow_stage, reduce="largest"),
+    "both": rule_of(narrow_stage, wide_stage),
+    "no host": rule_of(wide_stage, before=False),
+    "no stage": rule_of(),
+    "Adafactor": TORCH_ADAFACTOR,
+    "SM3": sm3(),
+    "SM3 with a mean": sm3(True),
+}
+BESIDE = [{}, {"clip_grad_norm": 0.5}, {"clip_grad_value": 0.25}, {"masters": True}]
+
+
+def numbers(shape: Any, seed: int, dtype: Any = torch.float32) -> Tensor:
+    dice = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=dice) * 10.0 ** torch.randint(-3, 3, shape, generator=dice)
+            ).to(dtype)  # fmt: skip
+
+
+def kept(made: Any, params: Any) -> list[Tensor]:
+    names = [slot.name for slot in made.rule.slots]
+    own = [[param, *(made.state[param][name] for name in names)] for param in params]
+    return [
+        torch.where(each.isnan(), torch.nan, each.detach()) for several in own for each in several
+    ]
+
+
+def after(rule: Rule, engine: Any, params: Any, grads: Any, **options: Any) -> list[Tensor]:
+    """What steps make of copies of parameters."""
+    params = [param.clone().requires_grad_() for param in params]
+    with thalweg.engine(engine):
+        made = optim.RuleOptimizer(params, rule, **options)
+        for own in grads:
+            for param, grad in zip(params, own, strict=True):
+                param.grad = grad.clone()
+            made.step()
+    return kept(made, params)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
+    """What `find_short` has answered."""
+    answers: list[list[bool]] = []
+
+    def asked(*given: Any) -> list[bool]:
+        answers.append(find_short(*given))
+        return answers[-1]
+
+    monkeypatch.setattr("thalweg.engines.cpu.find_short", asked, raising=False)
+    return answers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", RULES)
+def test_the_bits_are_those_of_the_reference(name: str, dtype: Any, found: Any) -> None:
+    rule = RULES[name]
+    check_rule(rule)
+    params = [numbers(shape, 1, dtype) for shape in SHAPES]
+    grads = [[numbers(shape, 2 + step, dtype) for shape in SHAPES] for step in range(3)]
+    here = after(rule, "cpu", params, grads)
+    is_short = [0 < max(shape[-2:]) <= 8 and 0 not in shape for shape in SHAPES]
+    assert found[0] == is_short
+    assert_same(here, after(rule, "reference", params, grads))
+
+
+@pytest.mark.parametrize("options", BESIDE, ids=str)
+def test_options_go_with_it(options: Any) -> None:
+    shapes = ((40, 3, 3), (4, 5))
+    dtype = torch.bfloat16 if "masters" in options else torch.float32
+    params = [numbers(shape, 1, dtype) for shape in shapes]
+    grads = [[numbers(shape, 2 + step, dtype) for shape in shapes] for step in range(2)]
+    for rule in (RULES["both"], TORCH_ADAFACTOR):
+        assert_same(*(after(rule, each, params, grads, **options) for each in ("cpu", "reference")))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -0.0, 1e-42, 3e38])
+@pytest.mark.parametrize("denormals", ["flush", "keep"])
+def test_odd_numbers_spread_alike(odd: float, denormals: Any) -> None:
+    shapes = ((40, 3, 3), (3, 4))
+    both = []
+    for engine in ("cpu", "reference"):
+        with thalweg.engine(engine, denormals=denormals):
+            params = [thalweg.Variable(numbers(shape, 1)) for shape in shapes]
+            made = RuleOptimizer(RULES["both"], clipvalue=2.0)
+            for step in range(2):
+                grads = [numbers(shape, 2 + step) for shape in shapes]
+                for grad in grads:
+                    grad[..., 1, 1:] = odd
+                    grad[0] = odd
+                    grad[1] = 0.0
+                made.apply_gradients(zip(grads, params, strict=True))
+        own = [[param, *map(made.get_slot, [param] * 3, ("memory", "tops", "sides"))]
+               for param in params]  # fmt: skip
+        both.append([torch.where(x.isnan(), torch.nan, x) for several in own for x in several])
+    assert_same(*both)
+
+
+def _check_drawn(rows: int, columns: int, count: int, dtype: Any, rate: Any, seed: int) -> None:
+    """Parameters that have rates of their own, and slots that do not lie line after line."""
+    shapes = ((count, rows, columns), (rows, columns))
+    grads = [[numbers(shape, seed + step, dtype) for shape in shapes] for step in range(2)]
+    both = []
+    for engine in ("cpu", "reference"):
+        params = [numbers(shape, 1, dtype).requires_grad_() for shape in shapes]
+        own = [{"params": [param], "lr": rate * (k + 1)} for k, param in enumerate(params)]
+        with thalweg.engine(engine):
+            made = optim.RuleOptimizer(own, RULES["wide"])
+            for step, several in enumerate(grads):
+                for param, grad in zip(params, several, strict=True):
+                    param.grad = grad.clone()
+                made.step()
+                if step == 0:
+                    tops = made.state[params[0]]["tops"]
+                    made.state[params[0]]["tops"] = tops.repeat(1, 1, 2)[..., 1:]
+        both.append(kept(made, params))
+    assert_same(*both)
+
+
+def test_any_sides_have_the_bits_of_the_reference() -> None:
+    sides, kinds = st.integers(1, 8), st.sampled_from([torch.float32, torch.float64])
+    counts, rates = st.integers(1, 3 * LANES), st.sampled_from([0.0, 0.1, 1e-3])
+    check_examples(_check_drawn, 12, st.tuples(sides, sides, counts, kinds, rates, st.just(3)))
+
+
+def test_threads_and_neighbours_change_no_bit(threads: Any) -> None:
+    params = [numbers((300, 64, 3, 3), 1), numbers((5, 3, 3), 1)]
+    grads = [[numbers(param.shape, 2) for param in params]]
+    several = []
+    for count in (1, 2):
+        threads(count)
+        several.append(after(TORCH_ADAFACTOR, "cpu", params, grads))
+    assert_same(*several)
+    alone = after(TORCH_ADAFACTOR, "cpu", params[1:], [grads[0][1:]])
+    assert_same(alone, several[0][len(alone) :])
+
+
+def test_a_step_that_fails_between_sweeps_has_changed_nothing() -> None:
+    armed: list[None] = []
+
+    def stop(*, length):
+        if armed:
+            raise KeyboardInterrupt
+        return {}
+
+    rule = RULES["wide"]
+    stopped = Rule(
+        name="Stopped",
+        passes=(*rule.passes[:-1], Stage(stop)),
+        update=update,
+        hypers=rule.hypers,
+        slots=rule.slots,
+    )
+    param = numbers((9, 3, 3), 1).requires_grad_()
+    made = optim.RuleOptimizer([param], stopped)
+    param.grad = numbers((9, 3, 3), 2)
+    before = param.detach().clone()
+    armed.append(None)
+    with pytest.raises(KeyboardInterrupt):
+        made.step()
+    assert_same([param.detach()], [before])
+    assert not any(each.any() for each in kept(made, [param])[1:3])
+
+
+def asks_for_one(row_count, *, rows, columns):
+    return rows, columns
+
+
+def mixes(*, rows, columns):
+    return rows * columns, columns
+
+
+def turns(*, rows, columns):
+    return columns, rows
+
+
+def averages(*, rows, columns):
+    return mean_over_rows(columns) * rows, columns
+
+
+def keeps_one(*, rows, columns):
+    return mean_over_rows(rows), columns
+
+
+def returns_one(*, rows, columns):
+    return rows
+
+
+def grows(*, rows, columns):
+    return exp(rows), columns
+
+
+def helper(value):
+    return mean_over_rows(value)
+
+
+def hides(*, rows, columns):
+    return rows * helper(rows), columns
+
+
+def sees(*, rows, length, columns):
+    return rows * length, columns
+
+
+REFUSED = {
+    "takes row_count by position": asks_for_one,
+    "mixes rows and columns in `rows \\* columns`": mixes,
+    "makes rows of a column, not of a row": turns,
+    "averages a column over rows": averages,
+    "makes rows of a matrix, not of a row": keeps_one,
+    "returns 1 values, and makes": returns_one,
+    "calls exp, whose last bits are other ones in torch": grows,
+    "`mean_over_rows` is for a FusedStage": hides,
+    "asks for length, which is of no row and no column": sees,
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_a_stage_that_is_no_formula_of_lines_is_refused(said: str) -> None:
+    rule = Rule(
+        name="Refused",
+        passes=(
+            *rule_of().passes[:2],
+            Measure(gradient_squares, makes="length"),
+            FusedStage(REFUSED[said], makes=("rows", "columns")),
+        ),
+        update=lambda var, grad: var,
+    )
+    with pytest.raises(RuleError, match=said):
+        check_rule(rule)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"makes": ()}, "makes of a FusedStage must be names"),
+        ({"makes": ("rows", 3)}, "makes of a FusedStage must be names"),
+        ({"makes": ("rows",), "every": 2}, "has neither every="),
+        ({"makes": ("rows",), "heads": 2}, "has neither every="),
+    ],
+)
+def test_a_fused_stage_says_what_it_makes(given: Any, said: str) -> None:
+    with pytest.raises(RuleError, match=said):
+        FusedStage(narrow_stage, **given)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_means_add_pairs_of_neighbours(count: int) -> None:
+    values = [float(each) for each in numbers((count,), 1)]
+    tree = list(values)
+    while len(tree) > 1:
+        rest = tree[len(tree) - len(tree) % 2 :]
+        tree = [a + b for a, b in zip(tree[::2], tree[1::2], strict=False)] + rest
+    wanted = torch.tensor(tree, dtype=torch.float64) / count
+    tensor = torch.tensor(values, dtype=torch.float64)
+    assert_same([mean_over_rows(tensor.view(1, 1, -1, 1)).view(1)], [wanted])
+    assert_same([mean_over_columns(tensor.view(1, 1, 1, -1)).view(1)], [wanted])
+
+
+def gradient_share(var, grad, *, length):
+    return grad / length
+
+
+def test_a_row_may_see_the_length_of_its_variable() -> None:
+    rule = Rule(
+        name="Seeing",
+        passes=(
+            Measure(gradient_squares, makes="length"),
+            Measure(gradient_share, makes="rows", over="row"),
+            Measure(gradient_squares, makes="columns", over="column"),
+            *rule_of(wide_stage).passes[2:3],
+        ),
+        update=update,
+        hypers=RULES["wide"].hypers,
+        slots=RULES["wide"].slots,
+    )
+    params, grads = [numbers((50, 3, 3), 1)], [[numbers((50, 3, 3), 2)]]
+    assert_same(*(after(rule, each, params, grads) for each in ("cpu", "reference")))
