@@ -280,7 +280,7 @@ def test_a_repeated_variable_is_looked_at_once() -> None:
 def raw(problem: Problem, selection: Any = KEEP) -> list[bool]:
     """Whether each part of a step is the CPU engine's."""
     made = ready(problem, selection)
-    parts = [part for _, part in made._parts] if isinstance(made, CompositeStep) else [made]
+    parts = [part for _, part in made.parts] if isinstance(made, CompositeStep) else [made]
     return [not isinstance(part, ReferencePart) for part in parts]
 
 
