@@ -19,6 +19,8 @@ from thalweg.ground.passes import Measure
 # are then read and written once for all of them. What pays is to read memory in its order: a cache
 # fetches ahead in a row, but not from one to the next, nor where short ones take turns.
 _SEVERAL, WIDE = 4, 4
+_PAGE = 4096  # bytes: shorter rows take turns in one
+_MOST = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
 
 # Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
 # tiles lie below one another and side by side, and where what tiles have of each measure goes.
@@ -84,7 +86,7 @@ def KERNEL_NAME(argument):
             line = matrix * rows + first
             last = matrix * rows + min(first + {tile_rows}, rows)
             while line < last:
-                if columns > {tile_columns} and line + {several} <= last:
+                if columns > {long} and line + {several} <= last:
                     for side in range(wide):
 {several_lines}
                     line += {several}
@@ -112,6 +114,11 @@ class _Kept(NamedTuple):
     value: int
     reduce: str
     targets: dict[str, list[int]]
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether columns are added up."""
+        return not self.targets.keys().isdisjoint(("column", "variable"))
 
     @property
     def zero(self) -> str:
@@ -154,11 +161,10 @@ class _Short:
 
     def __init__(self, kept: _Kept, name: int) -> None:
         self._kept, self.lanes, self._name = kept, f"short_lanes{name}", name
-        self._has_columns = not kept.targets.keys().isdisjoint(("column", "variable"))
 
     def begin(self, columns: int) -> list[str]:
         """Before the rows of a tile."""
-        zeros = range(columns if self._has_columns else 0)
+        zeros = range(columns if self._kept.has_columns else 0)
         return [f"sum{self._name}_{j} = {self._kept.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
@@ -167,7 +173,7 @@ class _Short:
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
         whole = self._kept.fold(values)
         lines += [f"target{k}[line] = {whole}" for k in self._kept.targets.get("row", ())]
-        if self._has_columns:
+        if self._kept.has_columns:
             sums = [f"sum{self._name}_{j}" for j in range(columns)]
             lines += [
                 f"{one} = {self._kept.join(one, value)}"
@@ -210,29 +216,29 @@ class _Tile:
     Args:
         kept: What is kept.
         name: Names its lanes.
+        wide: How many tiles of a row there are lanes for.
     """
 
-    def __init__(self, kept: _Kept, name: int) -> None:
-        self._kept, self._column = kept, f"column_lanes{name}"
+    def __init__(self, kept: _Kept, name: int, wide: int) -> None:
+        self._kept, self._wide, self._column = kept, wide, f"column_lanes{name}"
         self.has_row = "row" in kept.targets
-        self._has_columns = not kept.targets.keys().isdisjoint(("column", "variable"))
         self._rows = [f"row_lanes{name}_{k}" for k in range(_SEVERAL if self.has_row else 0)]
 
     @property
     def lanes(self) -> list[str]:
         return [
             *(f"{each} = lanes({LANES // 2})" for each in self._rows),
-            *([f"{self._column} = lanes({WIDE * LANES})"] if self._has_columns else []),
+            *([f"{self._column} = lanes({self._wide * LANES})"] if self._kept.has_columns else []),
         ]
 
     @property
     def zero(self) -> list[str]:
-        return [f"{self._column}[lane] = {self._kept.zero}"] if self._has_columns else []
+        return [f"{self._column}[lane] = {self._kept.zero}"] if self._kept.has_columns else []
 
     def add(self, rows: int, upper: bool) -> list[str]:
         """What becomes of an element of each of some rows, in the lower or upper half of a tile."""
         values, lines = [f"v{self._kept.value}_{k}" for k in range(rows)], list[str]()
-        if self._has_columns:
+        if self._kept.has_columns:
             total = place = f"{self._column}[shift + i]"
             for value in values:
                 total = self._kept.join(total, value)
@@ -366,7 +372,8 @@ def generate_lines(
     formulas, kept = _share_formulas(measures)
     readable = len(storage) - from_copy
     sweep = Elements(formulas, stages, storage, readable, from_copy, vectors)
-    tiles = [_Tile(each, name) for name, each in enumerate(kept)]
+    wide = min(WIDE, _MOST // LANES // max(1, sum(each.has_columns for each in kept)) or 1)
+    tiles = [_Tile(each, name, wide) for name, each in enumerate(kept)]
     sides = len(storage) + len(sweep.vectors)
     kind = STORAGE[compute]
     of_rows = [
@@ -427,7 +434,8 @@ def generate_lines(
         lane_count=LANES,
         zero=indent_by([line for each in tiles for line in each.zero] or ["pass"], 4),
         several=_SEVERAL,
-        wide=WIDE,
+        wide=wide,
+        long=_PAGE // min((STORAGE[storage[k]].size for k in sweep.read), default=1),
         several_lines=indent_by(several.add(_SEVERAL), 6),
         one_line=indent_by(several.add(1), 6),
         keep=indent_by([line for each in tiles for line in each.keep], 3),
