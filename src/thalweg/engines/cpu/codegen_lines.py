@@ -17,9 +17,10 @@ from thalweg.ground.passes import Measure
 
 # How many rows are added up at once, where they are long, and over how many tiles of a row: columns
 # are then read and written once for all of them. What pays is to read memory in its order: a cache
-# fetches ahead in a row, but not from one to the next, nor where short ones take turns.
+# fetches ahead in a row, but not from one to the next, nor where short ones take turns. Rows are
+# long where the nearest cache does not hold what there is of all columns.
 _SEVERAL, WIDE = 4, 4
-_PAGE = 4096  # bytes: shorter rows take turns in one
+_CACHE = 28 << 10  # bytes of it
 _MOST = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
 
 # Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
@@ -396,6 +397,13 @@ def generate_lines(
     given = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
              for x in sweep.arguments]  # fmt: skip
     results = ", ".join(f"v{index}" for index in range(len(formulas)))
+    bytes_of_column = sum(
+        [
+            *(8 * each.has_columns + 4 * ("row" in each.targets) for each in kept),
+            *(STORAGE[storage[stream]].size for stream in sweep.read),
+            kind.size * len(of_columns),
+        ]
+    )
     several = _Lines(sweep, tiles, of_rows, of_columns)
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
@@ -435,7 +443,7 @@ def generate_lines(
         zero=indent_by([line for each in tiles for line in each.zero] or ["pass"], 4),
         several=_SEVERAL,
         wide=wide,
-        long=_PAGE // min((STORAGE[storage[k]].size for k in sweep.read), default=1),
+        long=_CACHE // bytes_of_column,
         several_lines=indent_by(several.add(_SEVERAL), 6),
         one_line=indent_by(several.add(1), 6),
         keep=indent_by([line for each in tiles for line in each.keep], 3),
