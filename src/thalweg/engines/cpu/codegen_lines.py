@@ -21,6 +21,7 @@ from thalweg.ground.passes import Measure
 # long where the nearest cache does not hold what there is of all columns.
 _SEVERAL, WIDE = 4, 4
 _CACHE = 28 << 10  # bytes of it
+_HALF = LANES // 2
 _MOST = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
 
 # Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
@@ -87,14 +88,23 @@ def KERNEL_NAME(argument):
             line = matrix * rows + first
             last = matrix * rows + min(first + {tile_rows}, rows)
             while line < last:
-                if columns > {long} and line + {several} <= last:
-                    for side in range(wide):
+                several = {several} if columns > {long} and line + {several} <= last else 1
+                for side in range(wide):
+                    shift = side * {tile_columns}
+                    start = left + shift
+                    count, half = {tile_columns}, {tile_columns} // 2
+                    if own + side + 1 == across:
+                        count, half = tail, tail_half
+                    column = matrix * columns + start
+{columns}
+                    if several > 1:
 {several_lines}
-                    line += {several}
-                else:
-                    for side in range(wide):
+                    else:
 {one_line}
-                    line += 1
+                    for below in range(several):
+                        place = (line + below) * across + own + side
+{keep_row}
+                line += several
 {keep}
             tile += wide
         ticket = take_ticket(work)
@@ -223,12 +233,12 @@ class _Tile:
     def __init__(self, kept: _Kept, name: int, wide: int) -> None:
         self._kept, self._wide, self._column = kept, wide, f"column_lanes{name}"
         self.has_row = "row" in kept.targets
-        self._rows = [f"row_lanes{name}_{k}" for k in range(_SEVERAL if self.has_row else 0)]
+        self._row = f"row_lanes{name}"
 
     @property
     def lanes(self) -> list[str]:
         return [
-            *(f"{each} = lanes({LANES // 2})" for each in self._rows),
+            *([f"{self._row} = lanes({_SEVERAL * _HALF})"] if self.has_row else []),
             *([f"{self._column} = lanes({self._wide * LANES})"] if self._kept.has_columns else []),
         ]
 
@@ -244,27 +254,28 @@ class _Tile:
             for value in values:
                 total = self._kept.join(total, value)
             lines.append(f"{place} = {total}")
-        for lanes, value in zip(self._rows, values, strict=False):
-            place = f"{lanes}[i - half]"
-            lower = f"{lanes}[i] = {value}"
-            lines.append(f"{place} = {self._kept.join(place, value)}" if upper else lower)
+        for row, value in enumerate(values if self.has_row else ()):
+            place = f"{self._row}[i + {row * _HALF}{' - half' if upper else ''}]"
+            lines.append(f"{place} = {self._kept.join(place, value) if upper else value}")
         return lines
 
-    def keep_rows(self, rows: int) -> list[str]:
-        """Fold what there is of some rows, and leave it."""
+    @property
+    def keep_row(self) -> list[str]:
+        """Fold what there is of a row, and leave it."""
         if not self.has_row:
             return []
-        lines = ["span = half", "while span > 2:", "    span >>= 2", "    for lane in range(span):"]
-        for lanes in self._rows[:rows]:
-            places = [f"{lanes}[lane + {k} * span]" for k in range(4)]
-            lines.append(f"        {lanes}[lane] = {self._kept.fold(places)}")
-        lines.append("if span > 1:")
-        for lanes in self._rows[:rows]:
-            lines.append(f"    {lanes}[0] = {self._kept.join(f'{lanes}[0]', f'{lanes}[1]')}")
-        return lines + [
-            f"target{k}[(line + {row}) * across + own + side] = {lanes}[0]"
-            for row, lanes in enumerate(self._rows[:rows])
-            for k in self._kept.targets["row"]
+        first, *others = (f"{self._row}[lane + {k} * span]" for k in range(4))
+        return [
+            "span = half",
+            "while span > 2:",
+            "    span >>= 2",
+            f"    for lane in range(below * {_HALF}, below * {_HALF} + span):",
+            f"        {first} = {self._kept.fold([first, *others])}",
+            f"lane = below * {_HALF}",
+            "if span > 1:",
+            f"    {self._row}[lane] = "
+            + self._kept.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
+            *(f"target{k}[place] = {self._row}[lane]" for k in self._kept.targets["row"]),
         ]
 
     @property
@@ -295,18 +306,16 @@ class _Tile:
 
 
 class _Lines:
-    """The text that adds up a tile of some rows, of which each reads by names of its own.
+    """The text that adds up some rows of a tile, of which each reads by names of its own.
 
     Args:
         sweep: What is read and computed of an element.
         tiles: The parts of what is kept.
-        of_rows, of_columns: Lines that read what a row sees of vectors, and point at columns'.
+        of_rows: Lines that read what a row sees of vectors.
     """
 
-    def __init__(
-        self, sweep: Elements, tiles: list[_Tile], of_rows: list[str], of_columns: list[str]
-    ) -> None:
-        self._sweep, self._tiles, self._of_columns = sweep, tiles, of_columns
+    def __init__(self, sweep: Elements, tiles: list[_Tile], of_rows: list[str]) -> None:
+        self._sweep, self._tiles = sweep, tiles
         self._of_row = [*of_rows, *sweep.point_at_leaf()]
         self._own = {each.split(" ")[0] for each in self._of_row}
 
@@ -314,16 +323,8 @@ class _Lines:
         return f"{name}_{row}" if name in self._own else name
 
     def add(self, rows: int) -> list[str]:
-        """Add up the tile beside others at `side`, of so many rows from `line` on."""
-        lines = [
-            f"shift = side * {TILE_COLUMNS}",
-            "start = left + shift",
-            f"count, half = {TILE_COLUMNS}, {TILE_COLUMNS // 2}",
-            "if own + side + 1 == across:",
-            "    count, half = tail, tail_half",
-            "column = matrix * columns + start",
-            *self._of_columns,
-        ]
+        """Add up so many rows, from `line` on."""
+        lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")
             for each in self._of_row:
@@ -332,12 +333,8 @@ class _Lines:
                 lines.append(f"{self._name(name, row)} = {own}")
         if not any(each.has_row for each in self._tiles):
             return [*lines, *self._loop("count", rows, upper=False)]
-        return [
-            *lines,
-            *self._loop("half", rows, upper=False),
-            *self._loop("half, count", rows, upper=True),
-            *(line for each in self._tiles for line in each.keep_rows(rows)),
-        ]
+        halves = (("half", False), ("half, count", True))
+        return lines + [line for own, upper in halves for line in self._loop(own, rows, upper)]
 
     def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
         lines: list[str] = []
@@ -404,7 +401,7 @@ def generate_lines(
             kind.size * len(of_columns),
         ]
     )
-    several = _Lines(sweep, tiles, of_rows, of_columns)
+    several = _Lines(sweep, tiles, of_rows)
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
@@ -444,6 +441,8 @@ def generate_lines(
         several=_SEVERAL,
         wide=wide,
         long=_CACHE // bytes_of_column,
+        columns=indent_by(of_columns, 5),
+        keep_row=indent_by([line for each in tiles for line in each.keep_row] or ["pass"], 6),
         several_lines=indent_by(several.add(_SEVERAL), 6),
         one_line=indent_by(several.add(1), 6),
         keep=indent_by([line for each in tiles for line in each.keep], 3),
