@@ -13,7 +13,7 @@ from torch import Tensor
 
 import line_rules
 import thalweg
-from line_rules import FIRST, SECOND, beside, gradients, keep_first, rule_of
+from line_rules import FIRST, SECOND, below, beside, gradients, keep_first, products, rule_of
 from rulebook import assert_same
 from shared_examples import check_examples
 from thalweg import Hyper, Measure, Pass, Rule, RuleError, Slot, Stage, check_rule, optim
@@ -220,6 +220,33 @@ def test_the_kernel_has_the_bits_of_the_order(dtype: Any, count: int, threads: A
         ]
         for slot, value in zip(found[2 :: 1 + len(EVERY.slots)], wanted, strict=True):
             assert_same([slot.reshape(-1)], [value.reshape(-1)])
+
+
+# Rows that are added up several at once, and tiles side by side, with some left over.
+LONG = (
+    (1, 768), (63, 640), (64, 896), (65, 1023), (130, 1024), (1, 1025), (64, 1025), (130, 1025),
+    (63, 1026), (65, 2048), (6, 3072), (66, 4096), (9, 5121), (2, 7, 2049), (3, 9216),
+    (5, 1500), (70, 300), (12, 1100),
+)  # fmt: skip
+# The second measure reads what the first has made of each row or column.
+READING = [
+    rule_of(products, below, overs, ("sum", "sum"), None, False, False)
+    for overs in (("row", "column"), ("column", "row"))
+]
+
+
+@pytest.mark.parametrize("odd", [1.0, float("nan"), float("inf"), -0.0])
+@pytest.mark.parametrize("rule", [EVERY, *READING], ids=["every", "rows", "columns"])
+def test_long_rows_have_the_bits_of_the_order(rule: Rule, odd: float, threads: Any) -> None:
+    threads(2)
+    params = [numbers(shape, 1).float() for shape in LONG]
+    grads = [[numbers(shape, 2).float() for shape in LONG]]
+    for grad in grads[0]:
+        grad[(..., 0, slice(None, None, 2))] = odd
+        grad[..., -1] = -odd
+        grad[(..., -1, -3)] = odd
+    both = [after(rule, engine, params, grads) for engine in ("cpu", "reference")]
+    assert_same(*map(without_payload, both))
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-310, 1e30])

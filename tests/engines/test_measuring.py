@@ -28,6 +28,7 @@ from thalweg.engines.reference import numpy_formula
 from thalweg.formula import gradient_squares, maximum, minimum, variable_squares
 from thalweg.keras.optimizers import SGD
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
+from thalweg.rules.modern.arithmetic import ones
 
 NO_COLUMNS = Columns({}, {})
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -306,6 +307,24 @@ def test_a_formula_of_its_own_with_a_slot_and_a_scalar(dtype):
     found = measured((with_slot, gradient_squares), [streams], stages, scalars, leaves=True)
     assert_bits(found[:, 0], specified(with_slot, streams, stages, scalars))
     assert_bits(found[:, 1], specified(gradient_squares, streams, stages, scalars))
+
+
+def nearly_ones(var, grad):
+    return where(grad > 0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_counts_beside_other_measures(dtype):
+    formulas = (gradient_squares, ones, nearly_ones, ones, variable_squares)
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in SIZES]
+    tensors[4][0][7:9] = torch.nan
+    found = measured(formulas, tensors)
+    for own, streams, size in zip(found, tensors, SIZES, strict=True):
+        wanted = [combine_leaves(specified(each, streams), leaf_counts([size]))[0]
+                  for each in formulas]  # fmt: skip
+        assert_bits(own, wanted)
+        assert own[1] == size
+    assert_bits(measured((ones, gradient_squares), tensors), found[:, [1, 0]])
 
 
 def test_streams_of_several_types():

@@ -80,7 +80,7 @@ class TileMeasures:
         ]
         self.targets: Int64 = np.empty((len(views), len(measures)), np.int64)
         for own, members in zip(self._blocks, self._alike.values(), strict=True):
-            for number, block in enumerate(own):
+            for number, (block, _) in enumerate(own):
                 steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
                 self.targets[members, number] = block.data_ptr() + steps
 
@@ -88,24 +88,26 @@ class TileMeasures:
         """Of each variable its measures, once kernels have left what tiles have."""
         found: list[list[Tensor]] = [[] for _ in self.targets]
         for own, members in zip(self._blocks, self._alike.values(), strict=True):
-            for each, block in zip(self._measures, own, strict=True):
-                if block.shape[_TILED[each.over]] == 1:
-                    whole = block.add_(0.0)  # as below, without memory of its own
-                else:
-                    whole = combine_tiles(block, _TILED[each.over], each.reduce)
+            for each, (block, pairs) in zip(self._measures, own, strict=True):
+                join_pairs(pairs, each.reduce)
+                # Of one tile without memory of its own.
+                whole = block.narrow(_TILED[each.over], 0, 1) + 0.0 if pairs else block.add_(0.0)
                 for member, value in zip(members, whole.unbind(0), strict=True):
                     found[member].append(value)
         return found
 
 
-def _room_for(each: Measure, view: View, count: int, device: torch.device | None) -> Tensor:
-    """Memory for what tiles of so many variables have of a measure."""
+def _room_for(
+    each: Measure, view: View, count: int, device: torch.device | None
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Memory for what tiles of so many variables have of a measure, and its `pairs_of`."""
     shapes = {
         "row": (count, view.matrices, view.rows, view.across),
         "column": (count, view.matrices, view.down, view.columns),
         "variable": (count, view.matrices * view.down * view.across, 1, 1),
     }
-    return torch.empty(shapes[each.over], dtype=torch.float64, device=device)
+    made = torch.empty(shapes[each.over], dtype=torch.float64, device=device)
+    return made, pairs_of(made, _TILED[each.over])
 
 
 def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
@@ -136,15 +138,30 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
     return combine_tiles(tiles.reshape(-1), 0, reduce).view(1, 1, 1)
 
 
+def pairs_of(partial: Tensor, dim: int) -> list[tuple[Tensor, Tensor]]:
+    """Of what tiles have, neighbours along a dimension, at first, then those of their sums, ..."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    count, step, before = partial.shape[dim], 1, (slice(None),) * dim
+    while step < count:
+        left, right = slice(0, count - step, 2 * step), slice(step, count, 2 * step)
+        pairs.append((partial[*before, left], partial[*before, right]))
+        step *= 2
+    return pairs
+
+
+def join_pairs(pairs: Sequence[tuple[Tensor, Tensor]], reduce: str) -> None:
+    """Have the first of all tiles hold what all have; the others are lost."""
+    for left, right in pairs:
+        if reduce == "sum":
+            left.add_(right)
+        else:
+            torch.maximum(left, right, out=left)
+
+
 def combine_tiles(partial: Tensor, dim: int, reduce: str) -> Tensor:
-    """What tiles have, in pairs of neighbours along a dimension until one is left."""
-    while partial.shape[dim] > 1:
-        count = partial.shape[dim]
-        pairs = partial.unfold(dim, 2, 2)
-        both = _join(pairs[..., 0], pairs[..., 1], reduce)
-        rest = partial.narrow(dim, count - 1, count % 2)
-        partial = torch.cat([both, rest], dim) if count % 2 else both
-    return partial + 0.0
+    """What tiles have along a dimension, in one; see `join_pairs`."""
+    join_pairs(pairs_of(partial, dim), reduce)
+    return partial.narrow(dim, 0, 1) + 0.0
 
 
 def _reduce_columns(values: Tensor, view: View, reduce: str) -> Tensor:

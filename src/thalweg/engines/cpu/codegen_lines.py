@@ -15,6 +15,15 @@ from thalweg.engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import Formula
 from thalweg.ground.passes import Measure
 
+# How many rows are added up at once, where they are long, and over how many tiles of a row: columns
+# are then read and written once for all of them. What pays is to read memory in its order: a cache
+# fetches ahead in a row, but not from one to the next, nor where short ones take turns. Rows are
+# long where the nearest cache does not hold what there is of all columns.
+_SEVERAL, WIDE = 4, 4
+_CACHE = 28 << 10  # bytes of it
+_HALF = LANES // 2
+_MOST = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
+
 # Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
 # tiles lie below one another and side by side, and where what tiles have of each measure goes.
 _MEASURE = """
@@ -61,27 +70,43 @@ def KERNEL_NAME(argument):
                 if first >= rows:
                     first = 0
             tile = last
-        for tile in range(tile, end):
+        tail, tail_half = columns - (across - 1) * {tile_columns}, {lane_count} // 2
+        while tail_half >= tail and tail_half > 1:
+            tail_half >>= 1
+        while tile < end:
             band = tile // across
-            start = (tile - band * across) * {tile_columns}
+            own = tile - band * across
+            wide = min(min({wide}, across - own), end - tile)
+            left = own * {tile_columns}
             matrix = band // down
             first = (band - matrix * down) * {tile_rows}
-            count = min({tile_columns}, columns - start)
-            places = {lane_count}
-            while places >= 2 * count:
-                places >>= 1
-            column = matrix * columns + start
-            for lane in range(places):
+            room = wide * {tile_columns}
+            if own + wide == across:
+                room += 2 * tail_half - {tile_columns}
+            for lane in range(room):
 {zero}
-{columns}
+            line = matrix * rows + first
             last = matrix * rows + min(first + {tile_rows}, rows)
-            for line in range(matrix * rows + first, last):
-                offset = line * columns + start
-{pointers}
-                for i in range(count):
-{values}
+            while line < last:
+                several = {several} if columns > {long} and line + {several} <= last else 1
+                for side in range(wide):
+                    shift = side * {tile_columns}
+                    start = left + shift
+                    count, half = {tile_columns}, {tile_columns} // 2
+                    if own + side + 1 == across:
+                        count, half = tail, tail_half
+                    column = matrix * columns + start
+{columns}
+                    if several > 1:
+{several_lines}
+                    else:
+{one_line}
+                    for below in range(several):
+                        place = (line + below) * across + own + side
 {keep_row}
+                line += several
 {keep}
+            tile += wide
         ticket = take_ticket(work)
     end_denormals(found)
 """
@@ -102,25 +127,28 @@ class _Kept(NamedTuple):
     targets: dict[str, list[int]]
 
     @property
+    def has_columns(self) -> bool:
+        """Whether columns are added up."""
+        return not self.targets.keys().isdisjoint(("column", "variable"))
+
+    @property
     def zero(self) -> str:
         """What lanes begin with."""
         return "0.0" if self.reduce == "sum" else "-1e999"
 
-    def join(self, name: str, other: str) -> str:
-        """Have a lane hold both."""
+    def join(self, one: str, other: str) -> str:
+        """Both in one."""
         if self.reduce == "sum":
-            return f"{name} += {other}"
-        return f"{name} = {FUNCTION_PREFIX}maximum({name}, {other})"
+            return f"({one} + {other})"
+        return f"{FUNCTION_PREFIX}maximum({one}, {other})"
 
-    def fold(self, name: str) -> list[str]:
-        """Fold lanes until the first one holds all."""
-        return [
-            "span = places",
-            "while span > 1:",
-            "    span >>= 1",
-            "    for lane in range(span):",
-            f"        {self.join(f'{name}[lane]', f'{name}[lane + span]')}",
-        ]
+    def fold(self, values: list[str]) -> str:
+        """Values in the least power of two of places, folded to one."""
+        values = values + [self.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
+        while len(values) > 1:
+            half = len(values) // 2
+            values = list(map(self.join, values[:half], values[half:]))
+        return values[0]
 
 
 def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...], list[_Kept]]:
@@ -144,36 +172,23 @@ class _Short:
 
     def __init__(self, kept: _Kept, name: int) -> None:
         self._kept, self.lanes, self._name = kept, f"short_lanes{name}", name
-        self._has_columns = not kept.targets.keys().isdisjoint(("column", "variable"))
-
-    def _join(self, one: str, other: str) -> str:
-        if self._kept.reduce == "sum":
-            return f"({one} + {other})"
-        return f"{FUNCTION_PREFIX}maximum({one}, {other})"
-
-    def _fold(self, values: list[str]) -> str:
-        """Values in the least power of two of places, folded to one that is not -0."""
-        values = values + [self._kept.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
-        while len(values) > 1:
-            half = len(values) // 2
-            values = list(map(self._join, values[:half], values[half:]))
-        return values[0]
 
     def begin(self, columns: int) -> list[str]:
         """Before the rows of a tile."""
-        zeros = range(columns if self._has_columns else 0)
+        zeros = range(columns if self._kept.has_columns else 0)
         return [f"sum{self._name}_{j} = {self._kept.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
         """What becomes of a row."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
-        whole = self._fold(values)
+        whole = self._kept.fold(values)
         lines += [f"target{k}[line] = {whole}" for k in self._kept.targets.get("row", ())]
-        if self._has_columns:
+        if self._kept.has_columns:
             sums = [f"sum{self._name}_{j}" for j in range(columns)]
             lines += [
-                f"{one} = {self._join(one, value)}" for one, value in zip(sums, values, strict=True)
+                f"{one} = {self._kept.join(one, value)}"
+                for one, value in zip(sums, values, strict=True)
             ]
         return lines
 
@@ -184,7 +199,10 @@ class _Short:
             f"target{k}[column + {j}] = {each}"
             for k in self._kept.targets.get("column", ())
             for j, each in enumerate(sums)
-        ] + [f"target{k}[own] = {self._fold(sums)}" for k in self._kept.targets.get("variable", ())]
+        ] + [
+            f"target{k}[own] = {self._kept.fold(sums)}"
+            for k in self._kept.targets.get("variable", ())
+        ]
 
 
 def _short_cases(kept: list[_Short]) -> list[str]:
@@ -209,53 +227,123 @@ class _Tile:
     Args:
         kept: What is kept.
         name: Names its lanes.
+        wide: How many tiles of a row there are lanes for.
     """
 
-    def __init__(self, kept: _Kept, name: int) -> None:
-        self._kept, self._row, self._column = kept, f"row_lanes{name}", f"column_lanes{name}"
-        self._has_row = "row" in kept.targets
-        self._has_columns = not kept.targets.keys().isdisjoint(("column", "variable"))
+    def __init__(self, kept: _Kept, name: int, wide: int) -> None:
+        self._kept, self._wide, self._column = kept, wide, f"column_lanes{name}"
+        self.has_row = "row" in kept.targets
+        self._row = f"row_lanes{name}"
 
     @property
     def lanes(self) -> list[str]:
         return [
-            *([f"{self._row} = lanes({LANES})"] if self._has_row else []),
-            *([f"{self._column} = lanes({LANES})"] if self._has_columns else []),
+            *([f"{self._row} = lanes({_SEVERAL * _HALF})"] if self.has_row else []),
+            *([f"{self._column} = lanes({self._wide * LANES})"] if self._kept.has_columns else []),
         ]
 
     @property
     def zero(self) -> list[str]:
-        return [f"{each.split(' ')[0]}[lane] = {self._kept.zero}" for each in self.lanes]
+        return [f"{self._column}[lane] = {self._kept.zero}"] if self._kept.has_columns else []
 
-    @property
-    def values(self) -> list[str]:
-        value = f"v{self._kept.value}"
-        return [
-            *([f"{self._row}[i] = {value}"] if self._has_row else []),
-            *([self._kept.join(f"{self._column}[i]", value)] if self._has_columns else []),
-        ]
+    def add(self, rows: int, upper: bool) -> list[str]:
+        """What becomes of an element of each of some rows, in the lower or upper half of a tile."""
+        values, lines = [f"v{self._kept.value}_{k}" for k in range(rows)], list[str]()
+        if self._kept.has_columns:
+            total = place = f"{self._column}[shift + i]"
+            for value in values:
+                total = self._kept.join(total, value)
+            lines.append(f"{place} = {total}")
+        for row, value in enumerate(values if self.has_row else ()):
+            place = f"{self._row}[i + {row * _HALF}{' - half' if upper else ''}]"
+            lines.append(f"{place} = {self._kept.join(place, value) if upper else value}")
+        return lines
 
     @property
     def keep_row(self) -> list[str]:
-        if not self._has_row:
+        """Fold what there is of a row, and leave it."""
+        if not self.has_row:
             return []
-        place = "line * across + tile - band * across"
-        keep = [f"target{k}[{place}] = {self._row}[0]" for k in self._kept.targets["row"]]
-        return [*self._kept.fold(self._row), *keep]
+        first, *others = (f"{self._row}[lane + {k} * span]" for k in range(4))
+        return [
+            "span = half",
+            "while span > 2:",
+            "    span >>= 2",
+            f"    for lane in range(below * {_HALF}, below * {_HALF} + span):",
+            f"        {first} = {self._kept.fold([first, *others])}",
+            f"lane = below * {_HALF}",
+            "if span > 1:",
+            f"    {self._row}[lane] = "
+            + self._kept.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
+            *(f"target{k}[place] = {self._row}[lane]" for k in self._kept.targets["row"]),
+        ]
 
     @property
     def keep(self) -> list[str]:
         targets, lines = self._kept.targets, list[str]()
         if "column" in targets:
-            lines.append("for lane in range(count):")
+            lines.append("for lane in range(min(room, columns - left)):")
             lines += [
-                f"    target{k}[band * columns + start + lane] = {self._column}[lane]"
+                f"    target{k}[band * columns + left + lane] = {self._column}[lane]"
                 for k in targets["column"]
             ]
         if "variable" in targets:
-            lines += self._kept.fold(self._column)
-            lines += [f"target{k}[tile] = {self._column}[0]" for k in targets["variable"]]
+            place, other = (f"{self._column}[shift + lane{more}]" for more in ("", " + span"))
+            lines += [
+                "for side in range(wide):",
+                f"    shift = side * {LANES}",
+                f"    span = tail_half if own + side + 1 == across else {LANES // 2}",
+                "    while span > 0:",
+                "        for lane in range(span):",
+                f"            {place} = {self._kept.join(place, other)}",
+                "        span >>= 1",
+                *(
+                    f"    target{k}[tile + side] = {self._column}[shift]"
+                    for k in targets["variable"]
+                ),
+            ]
         return lines
+
+
+class _Lines:
+    """The text that adds up some rows of a tile, of which each reads by names of its own.
+
+    Args:
+        sweep: What is read and computed of an element.
+        tiles: The parts of what is kept.
+        of_rows: Lines that read what a row sees of vectors.
+    """
+
+    def __init__(self, sweep: Elements, tiles: list[_Tile], of_rows: list[str]) -> None:
+        self._sweep, self._tiles = sweep, tiles
+        self._of_row = [*of_rows, *sweep.point_at_leaf()]
+        self._own = {each.split(" ")[0] for each in self._of_row}
+
+    def _name(self, name: str, row: int) -> str:
+        return f"{name}_{row}" if name in self._own else name
+
+    def add(self, rows: int) -> list[str]:
+        """Add up so many rows, from `line` on."""
+        lines: list[str] = []
+        for row in range(rows):
+            lines.append(f"offset = (line + {row}) * columns + start")
+            for each in self._of_row:
+                name, value = each.split(" = ")
+                own = value.replace("[line]", f"[line + {row}]")
+                lines.append(f"{self._name(name, row)} = {own}")
+        if not any(each.has_row for each in self._tiles):
+            return [*lines, *self._loop("count", rows, upper=False)]
+        halves = (("half", False), ("half, count", True))
+        return lines + [line for own, upper in halves for line in self._loop(own, rows, upper)]
+
+    def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
+        lines: list[str] = []
+        for row in range(rows):
+            own = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
+            given = ", ".join(["i", *(self._name(each, row) for each in self._sweep.arguments)])
+            lines.append(f"{own} = measured({given})")
+        lines += [line for each in self._tiles for line in each.add(rows, upper)]
+        return [f"for i in range({limits}):", *(f"    {line}" for line in lines)]
 
 
 def generate_lines(
@@ -282,7 +370,8 @@ def generate_lines(
     formulas, kept = _share_formulas(measures)
     readable = len(storage) - from_copy
     sweep = Elements(formulas, stages, storage, readable, from_copy, vectors)
-    tiles = [_Tile(each, name) for name, each in enumerate(kept)]
+    wide = min(WIDE, _MOST // LANES // max(1, sum(each.has_columns for each in kept)) or 1)
+    tiles = [_Tile(each, name, wide) for name, each in enumerate(kept)]
     sides = len(storage) + len(sweep.vectors)
     kind = STORAGE[compute]
     of_rows = [
@@ -305,6 +394,14 @@ def generate_lines(
     given = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
              for x in sweep.arguments]  # fmt: skip
     results = ", ".join(f"v{index}" for index in range(len(formulas)))
+    bytes_of_column = sum(
+        [
+            *(8 * each.has_columns + 4 * ("row" in each.targets) for each in kept),
+            *(STORAGE[storage[stream]].size for stream in sweep.read),
+            kind.size * len(of_columns),
+        ]
+    )
+    several = _Lines(sweep, tiles, of_rows)
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
@@ -340,17 +437,14 @@ def generate_lines(
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
         lane_count=LANES,
-        zero=indent_by([line for each in tiles for line in each.zero], 4),
-        columns=indent_by(of_columns, 3),
-        pointers=indent_by([*of_rows, *sweep.point_at_leaf()], 4),
-        values=indent_by(
-            [
-                f"{results} = measured({', '.join(['i', *sweep.arguments])})",
-                *(line for each in tiles for line in each.values),
-            ],
-            5,
-        ),
-        keep_row=indent_by([line for each in tiles for line in each.keep_row], 4),
+        zero=indent_by([line for each in tiles for line in each.zero] or ["pass"], 4),
+        several=_SEVERAL,
+        wide=wide,
+        long=_CACHE // bytes_of_column,
+        columns=indent_by(of_columns, 5),
+        keep_row=indent_by([line for each in tiles for line in each.keep_row] or ["pass"], 6),
+        several_lines=indent_by(several.add(_SEVERAL), 6),
+        one_line=indent_by(several.add(1), 6),
         keep=indent_by([line for each in tiles for line in each.keep], 3),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))

@@ -185,6 +185,16 @@ def _parse_measure(measure: Transcript, index: int) -> ast.FunctionDef:
     return cast(ast.FunctionDef, ast.parse(text).body[0])
 
 
+def _counts(measure: Transcript) -> bool:
+    """Whether a measure adds up ones, `where(.., 1.0, 1.0)`, which in any order is exact."""
+    match measure.results[0]:
+        case ast.Call(func=ast.Name(id=name), args=[_, one, other]):
+            is_where = name == f"{FUNCTION_PREFIX}where"
+            return is_where and ast.unparse(one) == ast.unparse(other) == f"{LITERAL}(1.0)"
+        case _:
+            return False
+
+
 def generate_measure(
     formulas: tuple[Formula, ...],
     stages: tuple[Formula, ...],
@@ -201,8 +211,14 @@ def generate_measure(
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
     """
-    sweep = Elements(formulas, stages, storage, len(storage) - from_copy, from_copy)
-    count, rows = len(formulas), _ROWS if len(sweep.read) <= _STREAMS else 1
+    readable, count = len(storage) - from_copy, len(formulas)
+    whole = Sweep(formulas, stages, storage, readable, from_copy)
+    # For counts nothing is read, nor lanes kept; some measure is left to be taken.
+    leaves = {k: "float64(length)" for k in range(1, count) if _counts(whole.measures[k])}
+    kept = [k for k in range(count) if k not in leaves]
+    leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(kept)}
+    sweep = Elements(tuple(formulas[k] for k in kept), stages, storage, readable, from_copy)
+    rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
@@ -215,7 +231,7 @@ def generate_measure(
         add_rows=indent_by(sweep.add_rows(rows), 5),
         add_row=indent_by(sweep.add_rows(1), 5),
         fold=indent_by(sweep.per_measure(*_FOLD), 4),
-        keep=indent_by(sweep.per_measure(f"leaves[leaf * {count} + {{0}}] = lanes{{0}}[0]"), 3),
+        keep=indent_by([f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves], 3),
     )
     definitions = "\n\n".join(sweep.define_functions(compute))
     return name_kernel("m", definitions, text, sweep.scalars, count)

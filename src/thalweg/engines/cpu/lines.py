@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Int64
 from thalweg.engines.cpu import launch
+from thalweg.engines.cpu.codegen_lines import WIDE
 from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.measure import scalar_rows
 from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS, TileMeasures, View, view_of
@@ -94,9 +95,14 @@ class Lines:
 
 
 def _cut_tiles(index: int, view: View) -> Int64:
-    """The tiles of a variable, in slices: (slices, 3): variable, first tile, end."""
-    count = view.matrices * view.down * view.across
+    """The tiles of a variable, in slices: (slices, 3): variable, first tile, end.
+
+    Those side by side are in one slice, or in few, so that memory is read in its order.
+    """
+    bands, pieces = view.matrices * view.down, -(-view.across // WIDE)
     size = min(view.rows, TILE_ROWS) * min(view.columns, TILE_COLUMNS)
-    step = max(1, _SLICE // size)
-    first = np.arange(0, count, step, dtype=np.int64)
-    return np.stack([np.full_like(first, index), first, np.minimum(first + step, count)], axis=1)
+    step = 1 if pieces > 1 else max(1, _SLICE // (size * view.across))
+    side = np.arange(pieces, dtype=np.int64) * view.across // pieces
+    first = (np.arange(0, bands, step, dtype=np.int64)[:, None] * view.across + side).reshape(-1)
+    end = np.append(first[1:], bands * view.across)
+    return np.stack([np.full_like(first, index), first, end], axis=1)
