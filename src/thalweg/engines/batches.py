@@ -288,7 +288,11 @@ def call_stage(
         given = {name: cut_into(value, stage.heads) for name, value in given.items()}
     if isinstance(stage, FusedStage):
         kind = batch.kind if is_like_update(stage.function) else torch.float64
-        given = {name: _as_kind(value, kind) for name, value in given.items()}
+        how: dict[str, Any] = {"dtype": kind, "device": batch.device}
+        given = {
+            name: value.to(kind) if isinstance(value, Tensor) else torch.full((), value, **how)
+            for name, value in given.items()
+        }
     try:
         with torch.autocast(batch.device.type, enabled=False):
             found = _call_in_pieces(stage, given, batch.shape)
@@ -303,11 +307,6 @@ def call_stage(
         ).reshape(whole[name])
         for name, value in found.items()
     }
-
-
-def _as_kind(value: Tensor | float, kind: torch.dtype) -> Tensor:
-    """A tensor, or a number, in the type of a formula."""
-    return value.to(kind) if isinstance(value, Tensor) else torch.tensor(value, dtype=kind)
 
 
 def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
