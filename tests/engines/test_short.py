@@ -67,6 +67,27 @@ def update(var, grad, memory, *, rows, columns, tops, sides, length, learning_ra
     return var - grad * rows * columns / (tops + length + 1), memory + sides * grad
 
 
+def halves(*, rows, columns):
+    return rows * 0.5, columns
+
+
+def scale(var, grad, *, rows, columns, learning_rate):
+    return (var - learning_rate * grad * rows * columns,)
+
+
+def rule_without_slots(*stages: Any) -> Rule:
+    measures = (
+        Measure(gradient_squares, makes="rows", over="row"),
+        Measure(gradient_squares, makes="columns", over="column"),
+    )
+    return Rule(
+        name="Bare",
+        passes=(*measures, *stages),
+        update=scale,
+        hypers=(Hyper("learning_rate", 0.1),),
+    )
+
+
 def rule_of(*stages: Any, reduce: Any = "sum", before: bool = True) -> Rule:
     measures = (
         Measure(gradient_squares, makes="rows", over="row", reduce=reduce),
@@ -90,6 +111,8 @@ RULES = {
     "both": rule_of(narrow_stage, wide_stage),
     "no host": rule_of(wide_stage, before=False),
     "no stage": rule_of(),
+    "no slots": rule_without_slots(FusedStage(halves, makes=("rows", "columns"))),
+    "measures alone": rule_without_slots(),
     "Adafactor": TORCH_ADAFACTOR,
     "SM3": sm3(),
     "SM3 with a mean": sm3(True),
