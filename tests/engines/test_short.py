@@ -71,6 +71,16 @@ def halves(*, rows, columns):
     return rows * 0.5, columns
 
 
+@like_update
+def numbers_alone(*, rows, columns, row_count):
+    """Choices and quotients of numbers, which are of the type of the stage."""
+    return where(rows > 1, 0.1, 0.3) * rows, columns * (0.1 / 0.3) * where(row_count > 2, 0.7, 0.1)
+
+
+def wide_numbers_alone(*, rows, columns, row_count):
+    return where(rows > 1, 0.1, 0.3) * rows, columns * where(row_count > 2, 0.7, 0.1)
+
+
 def scale(var, grad, *, rows, columns, learning_rate):
     return (var - learning_rate * grad * rows * columns,)
 
@@ -112,6 +122,8 @@ RULES = {
     "no host": rule_of(wide_stage, before=False),
     "no stage": rule_of(),
     "no slots": rule_without_slots(FusedStage(halves, makes=("rows", "columns"))),
+    "numbers": rule_without_slots(FusedStage(numbers_alone, makes=("rows", "columns"))),
+    "wide numbers": rule_without_slots(FusedStage(wide_numbers_alone, makes=("rows", "columns"))),
     "measures alone": rule_without_slots(),
     "Adafactor": TORCH_ADAFACTOR,
     "SM3": sm3(),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines.engine import Columns, Dtype
-from thalweg.engines.fused_stage import SIZES
+from thalweg.engines.fused_stage import SIZES, bind_stage
 from thalweg.engines.layout import compute_dtype, is_dense
 from thalweg.engines.lines import view_of
 from thalweg.engines.matrices import matrix_shape
@@ -286,6 +286,7 @@ def call_stage(
     whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
     if stage.heads > 1:
         given = {name: cut_into(value, stage.heads) for name, value in given.items()}
+    call = stage.call
     if isinstance(stage, FusedStage):
         kind = batch.kind if is_like_update(stage.function) else torch.float64
         how: dict[str, Any] = {"dtype": kind, "device": batch.device}
@@ -293,9 +294,11 @@ def call_stage(
             name: value.to(kind) if isinstance(value, Tensor) else torch.full((), value, **how)
             for name, value in given.items()
         }
+        bound = bind_stage(stage.function, kind, batch.device)
+        call = partial(_call_fused, stage, bound, batch.shape)
     try:
         with torch.autocast(batch.device.type, enabled=False):
-            found = _call_in_pieces(stage, given, batch.shape)
+            found = call(given)
     except Exception as error:
         error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
         raise
@@ -315,20 +318,22 @@ def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
     return dict(zip(SIZES, map(float, (rows, columns, matrices * rows * columns)), strict=True))
 
 
-def _call_in_pieces(stage: Stage, given: Mapping[str, Any], shape: Sequence[int]) -> Any:
-    """What a stage returns; a fused one of so many matrices at once as a cache has room for."""
-    size = max(1, _PIECE // max(shape[1:])) if isinstance(stage, FusedStage) else shape[0]
+def _call_fused(
+    stage: FusedStage, bound: Any, shape: Sequence[int], given: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """What a fused stage returns, of as many matrices at once as a cache has room for."""
+    size = max(1, _PIECE // max(shape[1:]))
     if shape[0] <= size:
-        return stage.call(given)
+        return dict(zip(stage.makes, bound(**given), strict=True))
     found: dict[str, Tensor] = {}
     for first in range(0, shape[0], size):
         part = {
             name: value[:, first : first + size]
-            if isinstance(value, Tensor) and value.dim() and value.shape[1] == shape[0]
+            if value.dim() and value.shape[1] == shape[0]
             else value
             for name, value in given.items()
         }
-        for name, value in stage.call(part).items():
+        for name, value in zip(stage.makes, bound(**part), strict=True):
             if first == 0:
                 found[name] = value.new_empty(value.shape[0], shape[0], *value.shape[2:])
             found[name][:, first : first + size] = value

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import torch
+from torch import Tensor
+
+from thalweg import formula
+from thalweg.engines.numpy_functions import square
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
     LOCAL_PREFIX,
+    bind_formula,
     place_of,
     transcribe_once,
 )
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
-from thalweg.ground.fused_stage import FusedStage
+from thalweg.ground.fused_stage import FusedStage, mean_over_columns, mean_over_rows
 
 # What any stage over rows and columns is given of their sizes.
 SIZES = ("row_count", "column_count", "element_count")
@@ -26,6 +32,18 @@ _MEANS = {
     f"{FUNCTION_PREFIX}mean_over_rows": "row",
     f"{FUNCTION_PREFIX}mean_over_columns": "column",
 }
+
+
+_TORCH: dict[str, Callable[..., Any]] = {
+    "square": square,
+    **{
+        each.__name__: each
+        for each in (
+            formula.sqrt, formula.absolute, formula.sign, formula.where, formula.maximum,
+            formula.minimum, formula.wide, formula.narrow, mean_over_rows, mean_over_columns,
+        )
+    },
+}  # fmt: skip
 
 
 class Statement(NamedTuple):
@@ -61,6 +79,18 @@ class LineFormula(NamedTuple):
     scalars: tuple[str, ...]
     results: tuple[str, ...]
     helpers: tuple[ast.FunctionDef, ...]
+
+
+@lru_cache(256)
+def bind_stage(
+    function: Callable[..., Any], kind: torch.dtype, device: torch.device
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The formula over tensors; its own numbers are of their type, too, as in kernels."""
+
+    def literal(value: float) -> Tensor:
+        return torch.full((), value, dtype=kind, device=device)
+
+    return bind_formula(function, _TORCH, literal, of_lines=True)
 
 
 @lru_cache(256)

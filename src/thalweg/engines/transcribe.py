@@ -609,12 +609,18 @@ def transcribe(function: Any) -> Transcript:
     return transcript
 
 
-def bind_formula(formula: Any, namespace: Mapping[str, Callable[..., Any]], literal: Any) -> Any:
-    """The formula as a Python function over an engine's functions and number type.
+def bind_formula(
+    formula: Any,
+    namespace: Mapping[str, Callable[..., Any]],
+    literal: Any,
+    *,
+    of_lines: bool = False,
+) -> Any:
+    """The formula, or that of a fused stage, as a function over an engine's functions and type.
 
     The lines keep their file and numbers, so that a debugger steps through the user's own source.
     """
-    transcript = transcribe(formula)
+    transcript = transcribe_once(formula, of_lines=True) if of_lines else transcribe(formula)
     arguments = ast.arguments(
         [],
         [ast.arg(LOCAL_PREFIX + name) for name in transcript.positional],

@@ -19,7 +19,7 @@ class FusedStage(Stage):
 
     Kernels compute it, with all measures before it, within the sweep, where matrices have few rows
     and columns, such as those of convolutions: they keep as many numbers of rows and columns as
-    elements. Of large matrices the formula is run as the Python that it is. The bits are the same.
+    elements. Of large matrices torch's functions compute it. The bits are the same.
 
     Args:
         function: A formula of what a matrix has of rows and columns, `(*, names...) -> values`, in
