@@ -287,7 +287,7 @@ def asks_for_one(row_count, *, rows, columns):
 
 
 def mixes(*, rows, columns):
-    return rows * columns, columns
+    return where(columns > 0, rows, 1.0), columns
 
 
 def turns(*, rows, columns):
@@ -304,6 +304,26 @@ def keeps_one(*, rows, columns):
 
 def returns_one(*, rows, columns):
     return rows
+
+
+def returns_a_dict(*, rows, columns):
+    return {"rows": rows, "columns": columns}
+
+
+def asks_for_var(*, rows, columns, var):
+    return rows * var, columns
+
+
+def takes_one(*, rows):
+    return rows, rows
+
+
+def calls_torch(*, rows, columns):
+    return rows / rows.mean(), columns
+
+
+def cubes(*, rows, columns):
+    return rows**3, columns
 
 
 def grows(*, rows, columns):
@@ -324,14 +344,19 @@ def sees(*, rows, length, columns):
 
 REFUSED = {
     "takes row_count by position": asks_for_one,
-    "mixes rows and columns in `rows \\* columns`": mixes,
-    "makes rows of a column, not of a row": turns,
-    "averages a column over rows": averages,
-    "makes rows of a matrix, not of a row": keeps_one,
-    "returns 1 values, and makes": returns_one,
-    "calls exp, whose last bits are other ones in torch": grows,
-    "`mean_over_rows` is for a FusedStage": hides,
-    "asks for length, which is of no row and no column": sees,
+    "in `where\\(columns > 0.0, rows, 1.0\\)`, which makes a number of each element": mixes,
+    "returns for rows a number of each column, where it must return a number of each row": turns,
+    "gives mean_over_rows a number of each column, where it must be": averages,
+    "returns for rows one number of the matrix, where": keeps_one,
+    "returns 1 value, and makes rows, columns": returns_one,
+    "returns_a_dict .*cannot contain `{.*}`; return values in their order": returns_a_dict,
+    "calls exp, whose last bits differ between torch and kernels; have `prepare`": grows,
+    "raises to a power, .*; write products and sqrt, or": cubes,
+    "cannot call `rows.mean\\(\\)`; a FusedStage has mean_over_rows": calls_torch,
+    "`mean_over_rows` is for a FusedStage, and there for the formula itself": hides,
+    "asks for length, which is of no row and no column: a Stage may": sees,
+    "FusedStage asks_for_var .* asks for var, which is for formulas of elements": asks_for_var,
+    "makes columns, which it must take, too: columns after": takes_one,
 }
 
 
@@ -355,6 +380,7 @@ def test_a_stage_that_is_no_formula_of_lines_is_refused(said: str) -> None:
     [
         ({"makes": ()}, "makes of a FusedStage must be names"),
         ({"makes": ("rows", 3)}, "makes of a FusedStage must be names"),
+        ({"makes": ("rows", "rows")}, "has a name twice: rows, rows"),
         ({"makes": ("rows",), "every": 2}, "has neither every="),
         ({"makes": ("rows",), "heads": 2}, "has neither every="),
     ],

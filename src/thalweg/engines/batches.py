@@ -414,8 +414,10 @@ def check_asked(
         why = (
             "a slot of the variable's shape, which passes are given; a stage's has a shape= or per="
         )
+    elif name in ("var", "grad"):
+        why = "for formulas of elements; a Pass or a Measure makes of it what a stage sees"
     else:
-        why = "neither made by a pass before it, nor a slot with a shape of its own, nor a scalar"
+        why = "neither made by a pass before it, nor a slot with a shape= or per=, nor a scalar"
     near = did_you_mean(name, there) or f"There are {', '.join(there)}."
     raise RuleError(f"{title} asks for {name}, which is {why}. {near}")
 

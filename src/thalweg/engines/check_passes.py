@@ -43,7 +43,8 @@ def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
         else:
             own = {*known, *SIZES} if rule.is_of_lines and not each.of_matrices else known
             for name in asked_by(each).needed:
-                check_asked(f"Stage {place_of(each.function)}", name, [*made, *measured], own, rule)
+                title = f"{type(each).__name__} {place_of(each.function)}"
+                check_asked(title, name, [*made, *measured], own, rule)
             if isinstance(each, FusedStage):
                 read_stage(rule, each)
             _try_stage(rule, each, made, measured, known)

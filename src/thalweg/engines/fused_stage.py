@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -15,8 +16,10 @@ from thalweg import formula
 from thalweg.engines.numpy_functions import square
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
+    LITERAL,
     LOCAL_PREFIX,
     bind_formula,
+    count_of,
     place_of,
     transcribe_once,
 )
@@ -27,6 +30,17 @@ from thalweg.ground.fused_stage import FusedStage, mean_over_columns, mean_over_
 # What any stage over rows and columns is given of their sizes.
 SIZES = ("row_count", "column_count", "element_count")
 
+_WHAT = {
+    "row": "a number of each row",
+    "column": "a number of each column",
+    "matrix": "one number of the matrix",
+    "": "a scalar",
+}
+# What names and numbers of a formula have around them.
+_MARKS, _LITERALS = (
+    re.compile(rf"\b({LOCAL_PREFIX}|{FUNCTION_PREFIX})"),
+    re.compile(rf"{LITERAL}\((.*?)\)"),
+)
 _OTHERS = {FUNCTION_PREFIX + name for name in ("exp", "log", "power")}
 _MEANS = {
     f"{FUNCTION_PREFIX}mean_over_rows": "row",
@@ -122,7 +136,9 @@ class _Reader(ast.NodeTransformer):
             if name in rule.vectors:
                 self._names[LOCAL_PREFIX + name] = f"given_{name}", rule.vectors[name]
             elif name in rule.seen or name in rule.made:
-                raise self._refuse(f"asks for {name}, which is of no row and no column")
+                raise self._refuse(
+                    f"asks for {name}, which is of no row and no column: a Stage may ask for it"
+                )
             else:
                 self._names[LOCAL_PREFIX + name] = LOCAL_PREFIX + name, ""
                 scalars.append(name)
@@ -135,15 +151,23 @@ class _Reader(ast.NodeTransformer):
             target = cast("ast.Name", each.targets[0]).id
             self._names[target] = self._state(each.value)
         if len(own.results) != len(stage.makes):
-            raise self._refuse(f"returns {len(own.results)} values, and makes {stage.makes}")
+            names = ", ".join(stage.makes)
+            raise self._refuse(f"returns {count_of(len(own.results), 'value')}, and makes {names}")
         results: list[str] = []
         for name, value in zip(stage.makes, own.results, strict=True):
             made, of = self._state(value)
             wanted = rule.vectors.get(name)
-            if wanted is None or name not in given:
-                raise self._refuse(f"makes {name}, which it must be given, of rows or columns")
+            if wanted is None:
+                raise self._refuse(
+                    f"makes {name}, which is neither made by a Measure of rows or columns nor a"
+                    ' slot per="row" or per="column"; it changes these alone'
+                )
+            if name not in given:
+                raise self._refuse(f"makes {name}, which it must take, too: {name} after *")
             if of != wanted:
-                raise self._refuse(f"makes {name} of a {of or 'scalar'}, not of a {wanted}")
+                raise self._refuse(
+                    f"returns for {name} {_WHAT[of]}, where it must return {_WHAT[wanted]}"
+                )
             results.append(made)
         self.formula = LineFormula(
             tuple(self._statements), given, tuple(scalars), tuple(results), own.helpers
@@ -156,11 +180,18 @@ class _Reader(ast.NodeTransformer):
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         for name in sorted(names & _OTHERS):
             plain = name.removeprefix(FUNCTION_PREFIX)
-            raise self._refuse(f"calls {plain}, whose last bits are other ones in torch")
+            called, instead = f"calls {plain}", "have"
+            if plain == "power":
+                called, instead = "raises to a power", "write products and sqrt, or have"
+            raise self._refuse(
+                f"{called}, whose last bits differ between torch and kernels; {instead} `prepare`"
+                " compute it of scalars, or a Stage of rows and columns"
+            )
 
     def _state(self, value: ast.expr, over: str = "") -> tuple[str, str]:
         """Add a statement; returns its name, and what that is of."""
         self._check_functions(value)
+        written = value
         value = value if over else cast("ast.expr", self.visit(copy.deepcopy(value)))
         kinds = dict(self._names.values())
         if isinstance(value, ast.Name) and not over:
@@ -169,13 +200,15 @@ class _Reader(ast.NodeTransformer):
         found = {kinds.get(name, "") for name in names}
         if {"row", "column"} <= found:
             raise self._refuse(
-                f"mixes rows and columns in `{self._plain(value)}`: what elements have is for"
-                " formulas of elements"
+                f"mixes rows and columns in `{self._plain(written)}`, which makes a number of each"
+                " element: write that in `update` or in a measure, or take a mean of either first"
             )
         of = next((each for each in ("row", "column", "matrix") if each in found), "")
         if over:
             if of != over:
-                raise self._refuse(f"averages a {of or 'scalar'} over {over}s")
+                raise self._refuse(
+                    f"gives mean_over_{over}s {_WHAT[of]}, where it must be {_WHAT[over]}"
+                )
             of = "matrix"
         name = f"line{len(self._statements)}"
         self._statements.append(Statement(name, of, ast.fix_missing_locations(value), over))
@@ -185,7 +218,7 @@ class _Reader(ast.NodeTransformer):
     @staticmethod
     def _plain(value: ast.expr) -> str:
         text = ast.unparse(value)
-        return text.replace("given_", "").replace(LOCAL_PREFIX, "").replace(FUNCTION_PREFIX, "")
+        return _MARKS.sub("", _LITERALS.sub(r"\1", text))
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         name, _ = self._names.get(node.id, (node.id, ""))

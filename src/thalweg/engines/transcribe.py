@@ -91,6 +91,8 @@ def _advice_for(node: ast.AST) -> str:
         return "; assign without a type"
     if isinstance(node, ast.Tuple):
         return "; the return of a formula alone holds several values"
+    if isinstance(node, ast.Dict):
+        return "; return values in their order, as `return one, other`"
     if isinstance(node, ast.List):
         return "; return several results as `return var, slot`"
     is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
@@ -105,7 +107,13 @@ _OF_ONE = (
 )
 
 
-def _instead_of(call: ast.Call) -> str:
+_OF_LINES = (
+    "; a FusedStage has mean_over_rows and mean_over_columns, from thalweg.formula, and a Stage has"
+    " torch's functions"
+)
+
+
+def _instead_of(call: ast.Call, of_lines: bool) -> str:
     """The function of `thalweg.formula` that one of another library stands for."""
     last = ast.unparse(call.func).rpartition(".")[2]
     name = _ALIASES.get(last, last)
@@ -113,7 +121,7 @@ def _instead_of(call: ast.Call) -> str:
     if last.removeprefix("nan").removeprefix("reduce_") in _REDUCTIONS and (
         name not in FUNCTIONS or len(call.args) < 2
     ):
-        return _OF_ONE
+        return _OF_LINES if of_lines else _OF_ONE
     if call.keywords:
         return "; give the arguments by position"
     if name not in FUNCTIONS:
@@ -269,7 +277,9 @@ class _Writer(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
             text = ast.unparse(node)
-            raise self.refuse(node, f"a formula cannot call `{text}`{_instead_of(node)}.")
+            raise self.refuse(
+                node, f"a formula cannot call `{text}`{_instead_of(node, self.of_lines)}."
+            )
         function = self.outer.get(node.func.id)
         if function is formula.moved:
             return self.write_move(node)
@@ -279,14 +289,17 @@ class _Writer(ast.NodeTransformer):
         if isinstance(function, types.FunctionType) and function.__module__ == _HOME_OF_MEANS:
             if not self.of_lines:
                 raise self.refuse(
-                    node, f"`{node.func.id}` is for a FusedStage: other formulas are for elements."
+                    node,
+                    f"`{node.func.id}` is for a FusedStage, and there for the formula itself: its"
+                    " helpers and all other formulas are for one element.",
                 )
             self.check_count(node, 1)
             return self.write_call(node, function.__name__, [self.as_number(node.args[0])])
         if name is None:
             if not isinstance(function, types.FunctionType):
                 raise self.refuse(
-                    node, f"a formula cannot call `{node.func.id}`{_instead_of(node)}."
+                    node,
+                    f"a formula cannot call `{node.func.id}`{_instead_of(node, self.of_lines)}.",
                 )
             count = self.helpers.count_results(function)
             if count > 1:

@@ -40,6 +40,8 @@ class FusedStage(Stage):
         names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
         if not names or not all(isinstance(name, str) and name for name in names):
             raise RuleError(f"makes of a FusedStage must be names, not {self.makes!r}.")
+        if len(set(names)) < len(names):
+            raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
         if self.every != 1 or self.heads != 1 or self.of_matrices:
             raise RuleError("A FusedStage has neither every=, heads= nor of_matrices=.")
         object.__setattr__(self, "makes", names)

@@ -173,12 +173,12 @@ def check_passes(rule: Any) -> None:
         RuleError: Names the rule, and what is wrong.
     """
     passes, of_rule = rule.passes, f"of rule {rule.name!r}"
-    if not isinstance(passes, tuple) or not all(
-        isinstance(each, Pass | Measure | Stage) for each in passes
-    ):
-        raise RuleError(
-            f"passes {of_rule} must be a tuple of thalweg.Pass, Measure and Stage, not {passes!r}."
-        )
+    wanted = f"passes {of_rule} must be a tuple of thalweg.Pass, Measure, Stage and FusedStage"
+    if not isinstance(passes, tuple):
+        raise RuleError(f"{wanted}, not a {type(passes).__name__}.")
+    for each in passes:
+        if not isinstance(each, Pass | Measure | Stage):
+            raise RuleError(f"{wanted}; {each!r} is none.")
     measured = [each.makes for each in passes if isinstance(each, Measure)]
     names = [*rule.made, *measured, *(slot.name for slot in rule.slots)]
     twice = [name for name in names if names.count(name) > 1]
