@@ -17,7 +17,7 @@ import struct
 import textwrap
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from typing import Any, cast
@@ -91,9 +91,7 @@ def _advice_for(node: ast.AST) -> str:
         return "; assign without a type"
     if isinstance(node, ast.Tuple):
         return "; the return of a formula alone holds several values"
-    if isinstance(node, ast.Dict):
-        return "; return values in their order, as `return one, other`"
-    if isinstance(node, ast.List):
+    if isinstance(node, ast.List | ast.Dict):
         return "; return several results as `return var, slot`"
     is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
     return _OF_ONE if isinstance(node, ast.Subscript | ast.Attribute) or is_product else ""
@@ -105,12 +103,7 @@ _OF_ONE = (
     " (docs/rules.md#norms-and-numbers-per-variable), those of its rows and columns are made by a"
     " `Measure` (docs/rules.md#rows-and-columns)"
 )
-
-
-_OF_LINES = (
-    "; a FusedStage has mean_over_rows and mean_over_columns, from thalweg.formula, and a Stage has"
-    " torch's functions"
-)
+_OF_LINES = "; a FusedStage may call mean_over_rows and mean_over_columns, a Stage all of torch"
 
 
 def _instead_of(call: ast.Call, of_lines: bool) -> str:
@@ -274,12 +267,13 @@ class _Writer(ast.NodeTransformer):
         made = ast.Call(ast.Name(FUNCTION_PREFIX + name, ast.Load()), args, [])
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
+    def refuse_call(self, node: ast.Call, text: str) -> RuleError:
+        instead = _instead_of(node, self.of_lines)
+        return self.refuse(node, f"a formula cannot call `{text}`{instead}.")
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not isinstance(node.func, ast.Name) or node.keywords:
-            text = ast.unparse(node)
-            raise self.refuse(
-                node, f"a formula cannot call `{text}`{_instead_of(node, self.of_lines)}."
-            )
+            raise self.refuse_call(node, ast.unparse(node))
         function = self.outer.get(node.func.id)
         if function is formula.moved:
             return self.write_move(node)
@@ -297,10 +291,7 @@ class _Writer(ast.NodeTransformer):
             return self.write_call(node, function.__name__, [self.as_number(node.args[0])])
         if name is None:
             if not isinstance(function, types.FunctionType):
-                raise self.refuse(
-                    node,
-                    f"a formula cannot call `{node.func.id}`{_instead_of(node, self.of_lines)}.",
-                )
+                raise self.refuse_call(node, node.func.id)
             count = self.helpers.count_results(function)
             if count > 1:
                 names = ", ".join("abcdefgh"[:count])
@@ -623,11 +614,7 @@ def transcribe(function: Any) -> Transcript:
 
 
 def bind_formula(
-    formula: Any,
-    namespace: Mapping[str, Callable[..., Any]],
-    literal: Any,
-    *,
-    of_lines: bool = False,
+    formula: Any, namespace: Mapping[str, Any], literal: Any, of_lines: bool = False
 ) -> Any:
     """The formula, or that of a fused stage, as a function over an engine's functions and type.
 
