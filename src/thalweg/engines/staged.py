@@ -239,6 +239,10 @@ def _groups_of(ready: Any) -> list[tuple[Sequence[int], Any]]:
     ]
 
 
+def _kind_of(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype
+
+
 def _bytes_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
@@ -366,7 +370,7 @@ class StagedStep:
         try:
             seen: list[Any] | None = [
                 list(map(look, every))
-                for look in (id, Tensor.data_ptr, Tensor.size, Tensor.stride, _bytes_of)
+                for look in (id, Tensor.data_ptr, Tensor.size, Tensor.stride, _kind_of, _bytes_of)
             ]
         except RuntimeError:  # it has no memory
             seen = None
